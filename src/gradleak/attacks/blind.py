@@ -1,0 +1,22 @@
+"""What can be guessed without the update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.observation import Observation
+from gradleak.core.registry import register
+
+
+@register("attack", "blind")
+@dataclass(frozen=True)
+class Blind(Attack):
+    """The prior's likeliest sentence at the known length: no look at the gradient. Every other attack is judged against it."""
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        return [self._guess(observation, bench) for observation in observations]
+
+    def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
+        size = observation.knows.batch_size or 1
+        lengths = observation.knows.lengths or (bench.prior.likely_length(),) * size
+        return Reconstruction(sentences=tuple(tuple(bench.prior.likely(length)) for length in lengths))

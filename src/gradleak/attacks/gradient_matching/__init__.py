@@ -1,0 +1,1 @@
+"""The one gradient-matching loop and its parts."""

@@ -1,0 +1,75 @@
+"""How embeddings follow a gradient: the optimiser and its schedule."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Schedule(ABC):
+    """The learning rate at a step, as a multiple of the first."""
+
+    @abstractmethod
+    def factor(self, step: int) -> float:
+        """The multiple at that step (counted from 0)."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """No decay."""
+
+    def factor(self, step: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """Multiplied by `decay` every `every` steps (LAMP: 0.89 every 50)."""
+
+    decay: float = 0.89
+    every: int = 50
+
+    def factor(self, step: int) -> float:
+        return float(self.decay ** (step // self.every))
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba 2015) on every row by itself: all its operations are elementwise but the clipping, which is per row."""
+
+    learning_rate: float
+    schedule: Schedule = Constant()
+    clip_norm: float | None = None  # of each row's gradient
+    first_decay: float = 0.9
+    second_decay: float = 0.999
+    epsilon: float = 1e-8
+
+    def begin(self, embeddings: Float[Tensor, "rows *shape"]) -> "AdamState":
+        return AdamState(self, torch.zeros_like(embeddings), torch.zeros_like(embeddings))
+
+
+@dataclass
+class AdamState:
+    """Adam's moments of one search; a search that moves tokens about moves these with them."""
+
+    settings: Adam
+    first: Tensor
+    second: Tensor
+    taken: int = 0
+
+    @torch.no_grad()
+    def step(self, embeddings: Tensor, gradients: Tensor) -> None:
+        """Moves the embeddings in place."""
+        settings = self.settings
+        if settings.clip_norm is not None:
+            norms = gradients.flatten(1).norm(dim=1).view(-1, *[1] * (gradients.ndim - 1))
+            gradients = gradients * (settings.clip_norm / norms.clamp_min(1e-12)).clamp(max=1.0)
+        self.first.lerp_(gradients, 1 - settings.first_decay)
+        self.second.mul_(settings.second_decay).addcmul_(gradients, gradients, value=1 - settings.second_decay)
+        rate = settings.learning_rate * settings.schedule.factor(self.taken)
+        self.taken += 1
+        first_scale, second_scale = 1 - settings.first_decay**self.taken, 1 - settings.second_decay**self.taken
+        spread = (self.second / second_scale).sqrt_().add_(settings.epsilon)
+        embeddings.addcdiv_(self.first, spread, value=-rate / first_scale)

@@ -1,0 +1,151 @@
+"""The one search loop of gradient matching: move embeddings until their gradient looks like the observed one."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.descent import Adam
+from gradleak.attacks.gradient_matching.hypotheses import Assumptions
+from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens
+from gradleak.attacks.gradient_matching.starts import Start
+from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
+from gradleak.core.batch import Batch
+from gradleak.core.observation import Fact, Observation
+from gradleak.matching import Distance, Matcher, for_observations
+from gradleak.matching.chunking import Chunks
+
+LOSS_EVERY = 50  # steps between entries of the loss trace
+GUESS_EVERY = 500  # steps between kept guesses
+SHOW_EVERY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class MatchingLoop:
+    """Parts of a search; a recipe picks them."""
+
+    distance: Distance
+    start: Start
+    optimiser: Adam
+    steps: int
+    assumptions: Assumptions = Assumptions()
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return self.assumptions.requires
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        """All observations together; where several hypotheses were tried, the one that matches best."""
+        rows = lay_out(observations, self.assumptions)
+        search = Search(self, rows, bench)
+        began = time.monotonic()
+        search.run()
+        seconds = (time.monotonic() - began) / len(observations)
+        return [self._best(search, observation, seconds) for observation in observations]
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+        """The distance at given token ids."""
+        values = []
+        for observation, batch in zip(observations, batches, strict=True):
+            assert batch.ids is not None
+            one = Batch(ids=batch.ids[None, None], mask=batch.mask[None, None], labels=batch.labels[None, None])
+            values.append(for_observations([observation], self.distance).distances(one)[0, 0])
+        return torch.stack(values)
+
+    def _best(self, search: "Search", observation: Observation, seconds: float) -> Reconstruction:
+        mine = [row for row, problem in enumerate(search.rows.problems) if problem.observation is observation]
+        row = min(mine, key=lambda place: float(search.best_losses[place]))
+        return replace(search.reconstruction(row), cost=Cost(seconds, search.taken * len(mine)))
+
+
+class Search:
+    """The moving state of one run of the loop."""
+
+    def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
+        self.loop, self.rows, self.bench = loop, rows, bench
+        self.matcher: Matcher = for_observations([problem.observation for problem in rows.problems], loop.distance)
+        self.chunks = Chunks(rows_at_once(rows))
+        self.frame = rows.target.embed(rows.frame)
+        self.embeddings = self._framed(loop.start.embeddings(rows, bench))
+        self.best = self.embeddings.clone()
+        self.best_losses = torch.full((len(rows.problems),), torch.inf, device=rows.target.device, dtype=rows.target.dtype)
+        self.losses: list[tuple[int, Tensor]] = []
+        self.guesses: list[tuple[int, Tensor]] = []
+        self.taken = 0
+        self._shown = 0.0
+
+    def run(self) -> None:
+        """Takes the steps, keeping the embeddings of the lowest loss of each row."""
+        state = self.loop.optimiser.begin(self.embeddings)
+        for step in range(self.loop.steps):
+            losses, gradients = self.losses_and_gradients()
+            self._keep(step, losses)
+            state.step(self.embeddings, gradients)
+            self.embeddings = self._framed(self.embeddings)
+            self.taken = step + 1
+            if self.bench.out_of_time:
+                break
+        losses, _ = self.losses_and_gradients()
+        self._keep(self.taken, losses, last=True)
+
+    def losses_and_gradients(self) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
+        """The distance of every row and its slope, in pieces that fit the memory."""
+        gradients = torch.zeros_like(self.embeddings)
+
+        def piece(rows: slice) -> Tensor:
+            embeddings = self.embeddings[rows].detach().requires_grad_()
+            losses = self.matcher.distances(self.rows.batch(embeddings[:, None], rows), rows)[:, 0]
+            gradients[rows] = torch.autograd.grad(losses.sum(), embeddings)[0]
+            return losses.detach()
+
+        return self.chunks.run(piece, len(self.rows.problems)), gradients.nan_to_num_()
+
+    def reconstruction(self, row: int) -> Reconstruction:
+        """The best guess of one row and how it came about."""
+        hypothesis = self.rows.problems[row].hypothesis
+        return Reconstruction(
+            sentences=self.rows.sentences(nearest_tokens(self.rows, self.best)[row], row),
+            loss=float(self.best_losses[row]),
+            labels=hypothesis.labels,
+            trace=Trace(
+                losses=tuple((step, float(losses[row])) for step, losses in self.losses),
+                guesses=tuple((step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses),
+            ),
+        )
+
+    def _keep(self, step: int, losses: Float[Tensor, "rows"], last: bool = False) -> None:
+        better = losses < self.best_losses
+        self.best_losses = torch.where(better, losses, self.best_losses)
+        self.best = torch.where(better[:, None, None, None], self.embeddings, self.best)
+        if step % LOSS_EVERY == 0 or last:
+            self.losses.append((step, losses.cpu()))
+        if step % GUESS_EVERY == 0 or last:
+            self.guesses.append((step, nearest_tokens(self.rows, self.best)))
+        if last or time.monotonic() - self._shown > SHOW_EVERY_SECONDS:
+            self._show(step)
+
+    def _show(self, step: int) -> None:
+        """Writes the state on the blackboard: a few guesses, in the observations' own order."""
+        self._shown = time.monotonic()
+        ids = nearest_tokens(self.rows, self.best)
+        order = sorted(range(len(self.rows.problems)), key=lambda row: self.rows.problems[row].observation.index)
+        decode = self.rows.target.decode
+        texts = [decode(sentence) for row in order[:6] for sentence in self.rows.sentences(ids[row], row)]
+        self.bench.progress.report(step, self.loop.steps, float(self.best_losses.mean()), texts)
+
+    def _framed(self, embeddings: Tensor) -> Tensor:
+        return torch.where(self.rows.fixed[..., None], self.frame, embeddings)
+
+
+def rows_at_once(rows: Rows) -> int:
+    """How many rows a pass may hold: activations of a double backward pass, about 150 numbers a token, layer and hidden unit."""
+    target = rows.target
+    layers = max(2, len(target.parameters) // 16)
+    bytes_a_row = rows.mask[0].numel() * target.hidden_size * layers * 150 * target.vocabulary.embeddings.element_size()
+    if target.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(target.device)
+        return max(1, int(0.5 * free / bytes_a_row))
+    return max(1, int(2**29 / bytes_a_row))  # half a gigabyte: larger passes are no faster on a CPU

@@ -1,0 +1,82 @@
+"""Observations under hypotheses, laid out as one tensor: the rows a search works on together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Hypothesis
+from gradleak.core.attack import Sentences
+from gradleak.core.batch import Batch
+from gradleak.core.observation import Observation
+from gradleak.core.target import Target
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One observation under one hypothesis."""
+
+    observation: Observation
+    hypothesis: Hypothesis
+    number: int  # which hypothesis of its observation: names its random stream
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Problems side by side, padded to one shape."""
+
+    target: Target
+    problems: tuple[Problem, ...]
+    labels: Int[Tensor, "rows examples"]
+    mask: Bool[Tensor, "rows examples tokens"]
+    frame: Int[Tensor, "rows examples tokens"]  # special tokens in place, padding elsewhere
+    fixed: Bool[Tensor, "rows examples tokens"]  # places a search must not touch
+
+    def batch(self, embeddings: Float[Tensor, "rows candidates examples tokens hidden"], rows: slice = slice(None)) -> Batch:
+        """Candidates [rows, candidates, …] as a batch, cut to the longest sentence of these rows."""
+        tokens = int(max(max(problem.hypothesis.lengths) for problem in self.problems[rows]))
+        count, candidates = embeddings.shape[:2]
+        mask = self.mask[rows, None, :, :tokens].expand(count, candidates, -1, -1)
+        labels = self.labels[rows, None].expand(count, candidates, -1)
+        return Batch(embeddings=embeddings[..., :tokens, :], mask=mask, labels=labels)
+
+    def sentences(self, ids: Int[Tensor, "examples tokens"], row: int) -> Sentences:
+        """Token ids of one row without its padding."""
+        lengths = self.problems[row].hypothesis.lengths
+        return tuple(tuple(sentence[:length]) for sentence, length in zip(ids.tolist(), lengths, strict=True))
+
+
+def lay_out(observations: Sequence[Observation], assumptions: Assumptions) -> Rows:
+    """All problems of these observations, longest first, so that neighbours have little padding between them."""
+    problems = [
+        Problem(observation, hypothesis, number)
+        for observation in observations
+        for number, hypothesis in enumerate(assumptions.hypotheses(observation))
+    ]
+    problems.sort(key=lambda problem: -max(problem.hypothesis.lengths))
+    target = observations[0].target
+    width, examples = max(problems[0].hypothesis.lengths), len(problems[0].hypothesis.labels)
+    frame = torch.full((len(problems), examples, width), target.vocabulary.pad)
+    fixed, mask = torch.ones_like(frame).bool(), torch.zeros_like(frame).bool()
+    for row, problem in enumerate(problems):
+        attended = target.attention_mask(problem.hypothesis.lengths)
+        mask[row, :, : attended.shape[1]] = attended.cpu()
+        for place, length in enumerate(problem.hypothesis.lengths):
+            ids, special = target.vocabulary.frame(length)
+            frame[row, place, :length] = torch.tensor(ids)
+            fixed[row, place, :length] = torch.tensor(special)
+    labels = torch.tensor([problem.hypothesis.labels for problem in problems])
+    device = target.device
+    return Rows(target, tuple(problems), labels.to(device), mask.to(device), frame.to(device), fixed.to(device))
+
+
+def nearest_tokens(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Int[Tensor, "rows examples tokens"]:
+    """The allowed word whose embedding points most nearly the same way; special tokens stay where they are."""
+    vocabulary = rows.target.vocabulary
+    words = vocabulary.allowed.nonzero()[:, 0]
+    directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
+    flat = torch.nn.functional.normalize(embeddings.detach(), dim=-1).flatten(0, -2)
+    nearest = torch.cat([words[(part @ directions.T).argmax(-1)] for part in flat.split(4096)])
+    return torch.where(rows.fixed, rows.frame, nearest.view(embeddings.shape[:-1]))

@@ -1,0 +1,71 @@
+"""The client's side of an audit: private batches, and what the server gets to see of them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.defense import protect_in_turn
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Knowledge, Observation, Round
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+
+
+def private_batches(spec: AuditSpec, target: Target) -> list[PrivateBatch]:
+    """The secrets, tokenised; everything unfit is refused here, before any attack runs."""
+    examples = spec.data.load(spec.limit * spec.batch_size)
+    if len(examples) < spec.batch_size:
+        raise GradleakError(f"The data holds {len(examples)} examples, fewer than one batch of {spec.batch_size}.")
+    whole = len(examples) // spec.batch_size * spec.batch_size
+    return [target.private_batch(examples[start : start + spec.batch_size]) for start in range(0, whole, spec.batch_size)]
+
+
+def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Observation:
+    """Runs the client on one secret and keeps what leaves it: detached clones of the visible tensors, and the granted facts."""
+    stream = Streams.root("client", spec.seed).child("batch", index)
+    per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
+    update = spec.protocol.update(target, _alone(private.batch), per_example=per_example)
+    sent = protect_in_turn(spec.defenses, update, [stream])
+    seen = sent.select(spec.view.visible(target)).detached_clone()
+    _refuse_not_finite(seen, index)
+    knows = Knowledge(
+        labels=private.batch.labels.detach().clone(),
+        lengths=private.lengths,
+        batch_size=len(private.examples),
+        defenses=spec.defenses,
+    )
+    return Observation(index, (Round(target, seen),), knows.limited_to(spec.know), spec.protocol)
+
+
+def update_norm(observation: Observation) -> float:
+    """The norm of all that is seen."""
+    return float(torch.stack(list(observation.update.norms().values())).norm())
+
+
+def guessed_batch(target: Target, sentences: Sequence[Sequence[int]], labels: Sequence[int]) -> Batch:
+    """A guess as a batch of token ids, for the attack's own objective."""
+    lengths = [len(sentence) for sentence in sentences]
+    ids = torch.full((len(sentences), max(lengths)), target.vocabulary.pad)
+    for row, sentence in enumerate(sentences):
+        ids[row, : len(sentence)] = torch.tensor(sentence)
+    return Batch(
+        ids=ids.to(target.device), mask=target.attention_mask(lengths), labels=torch.tensor(list(labels)).to(target.device)
+    )
+
+
+def _alone(batch: Batch) -> Batch:
+    """One client's batch with a clients axis of size one."""
+    assert batch.ids is not None
+    return Batch(ids=batch.ids[None], mask=batch.mask[None], labels=batch.labels[None])
+
+
+def _refuse_not_finite(update: Update, index: int) -> None:
+    for name, tensor in update.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise GradleakError(
+                f"The update of batch {index} is not finite in {name}: the model or the protocol diverged. "
+                "Check the weights for NaN, or use --dtype float64."
+            )

@@ -1,0 +1,71 @@
+"""What attacking one group of observations gave, kept on disk as soon as it is known so that an interrupted audit goes on."""
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gradleak.core.attack import Cost, Reconstruction, Trace
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One attack on one client batch."""
+
+    reconstruction: Reconstruction
+    objective_at_guess: float | None
+    objective_at_truth: float | None
+    update_norm: float
+
+
+class Parts:
+    """A folder of finished parts of one audit, removed when its record is written. Holds guesses, never secrets."""
+
+    def __init__(self, folder: Path | None, audit: str) -> None:
+        self.folder = None if folder is None else folder / "parts" / audit
+
+    def load(self, name: str) -> list[Outcome] | None:
+        """A finished part, if there is one."""
+        path = None if self.folder is None else self.folder / f"{name}.json"
+        if path is None or not path.is_file():
+            return None
+        return [_read(plain) for plain in json.loads(path.read_text())]
+
+    def save(self, name: str, outcomes: Sequence[Outcome]) -> None:
+        """Writes a part whole or not at all."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".tmp", delete=False) as file:
+            json.dump([asdict(outcome) for outcome in outcomes], file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, self.folder / f"{name}.json")
+
+    def clear(self) -> None:
+        """Removes the parts of a finished audit."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+
+def _read(plain: dict[str, Any]) -> Outcome:
+    found = plain["reconstruction"]
+    trace = Trace(
+        losses=tuple((step, loss) for step, loss in found["trace"]["losses"]),
+        guesses=tuple((step, _sentences(guess)) for step, guess in found["trace"]["guesses"]),
+    )
+    labels = None if found["labels"] is None else tuple(found["labels"])
+    reconstruction = Reconstruction(
+        _sentences(found["sentences"]), found["certified"], found["loss"], labels, trace, Cost(**found["cost"])
+    )
+    return Outcome(reconstruction, plain["objective_at_guess"], plain["objective_at_truth"], plain["update_norm"])
+
+
+def _sentences(plain: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sentence) for sentence in plain)

@@ -1,0 +1,186 @@
+"""Runs one audit: client, attacks, objectives, scores, record."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradleak.attacks.blind import Blind
+from gradleak.audit.client import guessed_batch, observe, private_batches, update_norm
+from gradleak.audit.display import Display
+from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.audit.scoring import score_attack, worst_case
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
+from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.prior import Prior
+from gradleak.core.specs import to_string
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.records.schema import DataRecord, Record, SecretRecord, TargetRecord, now
+from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key, write_record
+
+UPDATES_IN_MEMORY = 4 * 2**30  # bytes of visible updates held at once on a CPU
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A record, where it lies, and the secrets it is about (which the record itself does not hold)."""
+
+    record: Record
+    path: Path | None
+    private: tuple[PrivateBatch, ...]
+
+
+def run_audit(
+    spec: AuditSpec,
+    *,
+    device: str = "cpu",
+    out: Path | None = None,
+    keep_secrets: bool = False,
+    display: Display | None = None,
+) -> Finished:
+    """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption."""
+    display = display or Display()
+    if out is not None:
+        check_writable(out)
+    display.say(f"Opening {to_string(spec.target)} on {device}")
+    target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
+    private = private_batches(spec, target)
+    runner = Runner(spec, target, private, Parts(out, f"{spec.id}-{device.split(':')[0]}"), display)
+    outcomes = runner.attack_all()
+    record = _record(runner, outcomes, SecretKey(bytes(32)) if out is None else open_key(out), device, keep_secrets)
+    path = None if out is None else write_record(out, record)
+    runner.parts.clear()
+    return Finished(record, path, tuple(private))
+
+
+class Runner:
+    """Attacks all batches, a group at a time."""
+
+    def __init__(self, spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], parts: Parts, display: Display) -> None:
+        self.spec, self.target, self.private, self.parts, self.display = spec, target, private, parts, display
+        self.prior: Prior = spec.prior.open(target)
+        self.visible = spec.view.visible(target)
+        self.peak_memory: int | None = None
+
+    def attack_all(self) -> dict[str, list[Outcome]]:
+        """Outcomes of every attack, and of the blind one that knows as much (under `blind of KEY`)."""
+        attacks = self.spec.attack_keys()
+        results: dict[str, list[Outcome]] = {name: [] for key in attacks for name in (key, f"blind of {key}")}
+        size = self._batches_at_once()
+        for start in range(0, len(self.private), size):
+            group = range(start, min(start + size, len(self.private)))
+            observations: list[Observation] = []
+            for place, (key, attack) in enumerate(attacks.items()):
+                part = f"{place}-{group.start}-{group.stop}"
+                outcomes = self.parts.load(part)
+                if outcomes is None:
+                    observations = observations or [
+                        observe(self.spec, self.target, self.private[index], index) for index in group
+                    ]
+                    outcomes = self._attack(key, attack, observations)
+                    self.parts.save(part, outcomes)
+                results[key] += outcomes[: len(group)]
+                results[f"blind of {key}"] += outcomes[len(group) :]
+        return results
+
+    def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
+        """The attack's outcomes, then the blind attack's with the same knowledge."""
+        limited = [observation.limited_to(attack.requires | {Fact.DEFENSE}) for observation in observations]
+        progress = Progress()
+        deadline = None if self.spec.time_limit is None else time.monotonic() + self.spec.time_limit
+        bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, deadline)
+        if self.target.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.target.device)
+        with self.display.watch(f"{key} on {len(observations)} batches", progress):
+            found = attack.reconstruct(limited, bench)
+        if self.target.device.type == "cuda":
+            self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self.target.device))
+        blind = Blind().reconstruct(limited, Bench(bench.streams, self.prior))
+        norms = [update_norm(observation) for observation in observations]
+        guesses, truths = self._objectives(attack, limited, found)
+        judged = [Outcome(*four) for four in zip(found, guesses, truths, norms, strict=True)]
+        return judged + [Outcome(guess, None, None, norm) for guess, norm in zip(blind, norms, strict=True)]
+
+    def _objectives(
+        self, attack: Attack, observations: Sequence[Observation], found: Sequence[Reconstruction]
+    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
+        """What the attack minimises, at its guesses and at the truth."""
+        secrets = [self.private[observation.index].batch for observation in observations]
+        at_truth = attack.objective(observations, secrets)
+        if at_truth is None:
+            nothing = [None] * len(found)
+            return nothing, nothing
+        guesses = [self._as_batch(guess, secret) for guess, secret in zip(found, secrets, strict=True)]
+        at_guess = attack.objective(observations, guesses)
+        assert at_guess is not None
+        return at_guess.tolist(), at_truth.tolist()
+
+    def _as_batch(self, guess: Reconstruction, secret: Batch) -> Batch:
+        labels = secret.labels.tolist() if guess.labels is None else guess.labels
+        return guessed_batch(self.target, guess.sentences, labels)
+
+    def _batches_at_once(self) -> int:
+        bytes_each = sum(self.target.parameters[name].numel() for name in self.visible) * 4
+        room = UPDATES_IN_MEMORY
+        if self.target.device.type == "cuda":
+            room = torch.cuda.mem_get_info(self.target.device)[0] // 4
+        return max(1, int(room // bytes_each))
+
+
+def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, device: str, keep_secrets: bool) -> Record:
+    spec, target = runner.spec, runner.target
+    attacks = {
+        name: score_attack(spec, target, attack, runner.private, outcomes[name], outcomes[f"blind of {name}"], runner.peak_memory)
+        for name, attack in spec.attack_keys().items()
+    }
+    texts = [example.text for private in runner.private for example in private.examples]
+    raised = [flag for attack in attacks.values() for flag in attack.flags if flag.name in ("few_examples", "dead_gradient")]
+    return Record(
+        created=now(),
+        spec=spec.to_dict(),
+        versions=_versions(),
+        machine=_machine(device),
+        data=DataRecord(keyed_hash(key, "\n".join(texts)), len(runner.private), len(texts)),
+        target=TargetRecord(
+            name=to_string(spec.target),
+            fingerprint=spec.target.fingerprint(),
+            parameters=sum(value.numel() for value in target.parameters.values()),
+            visible_parameters=sum(target.parameters[name].numel() for name in runner.visible),
+        ),
+        secrets=_secrets(runner.private, key, keep_secrets),
+        attacks=attacks,
+        worst_case=worst_case(spec, attacks),
+        flags=tuple({flag.name: flag for flag in raised}.values()),
+    )
+
+
+def _secrets(private: Sequence[PrivateBatch], key: SecretKey, keep: bool) -> tuple[SecretRecord, ...]:
+    return tuple(
+        SecretRecord(index, position, keyed_hash(key, example.text), tokens, example.text if keep else None)
+        for index, batch in enumerate(private)
+        for position, (example, tokens) in enumerate(zip(batch.examples, batch.lengths, strict=True))
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("gradleak", "torch", "transformers", "numpy", "rouge-score"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _machine(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
+    return {"device": device, "name": name, "cpu_count": os.cpu_count(), "threads": torch.get_num_threads()}

@@ -1,0 +1,148 @@
+"""Scores of an attack beside the blind one, with intervals, flags and the worst case over attacks."""
+
+from collections.abc import Mapping, Sequence
+
+from gradleak.audit.outcomes import Outcome
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Attack, Reconstruction
+from gradleak.core.batch import PrivateBatch
+from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.specs import to_dict
+from gradleak.core.target import Target
+from gradleak.metrics.alignment import align
+from gradleak.records import flags
+from gradleak.records.flags import RaisedFlag
+from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, Score
+from gradleak.records.statistics import interval, paired_difference
+
+Values = dict[str, list[float | None]]  # by metric, one an example
+
+
+def score_attack(
+    spec: AuditSpec,
+    target: Target,
+    attack: Attack,
+    private: Sequence[PrivateBatch],
+    outcomes: Sequence[Outcome],
+    blind: Sequence[Outcome],
+    peak_memory: int | None,
+) -> AttackRecord:
+    """Everything one attack did, scored."""
+    pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
+    values = _values(spec.metrics, pairs)
+    blind_values = _values(spec.metrics, pair_up(target, private, [outcome.reconstruction for outcome in blind]))
+    clusters = [index for index, batch in enumerate(private) for _ in batch.examples]
+    places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
+    examples = tuple(
+        ExampleRecord(
+            batch=index,
+            position=position,
+            guess=pair.guess.text,
+            guess_legacy=pair.guess.legacy,
+            certified=outcomes[index].reconstruction.certified,
+            values={name: column[place] for name, column in values.items()},
+            blind_values={name: column[place] for name, column in blind_values.items()},
+        )
+        for place, ((index, position), pair) in enumerate(zip(places, pairs, strict=True))
+    )
+    return AttackRecord(
+        spec=to_dict(attack),
+        scores={metric.name: _score(metric, values[metric.name], blind_values[metric.name], clusters) for metric in spec.metrics},
+        examples=examples,
+        batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
+        knowledge=tuple(sorted(attack.requires)),
+        flags=_flags(attack, outcomes, values, blind_values, clusters),
+        cost=CostRecord(
+            seconds=sum(outcome.reconstruction.cost.seconds for outcome in outcomes),
+            steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
+            peak_memory_bytes=peak_memory,
+        ),
+    )
+
+
+def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str, Score]:
+    """For every example the attack that got most out of it; that is what a defense has to withstand."""
+    records = list(attacks.values())
+    clusters = [example.batch for example in records[0].examples]
+    result = {}
+    for metric in spec.metrics:
+        best = max if metric.direction == "higher" else min
+        per_example = zip(*([example.values[metric.name] for example in record.examples] for record in records), strict=True)
+        values = [best((value for value in row if value is not None), default=None) for row in per_example]
+        blind = [
+            best((value for value in row if value is not None), default=None)
+            for row in zip(
+                *([example.blind_values[metric.name] for example in record.examples] for record in records), strict=True
+            )
+        ]
+        result[metric.name] = _score(metric, values, blind, clusters)
+    return result
+
+
+def pair_up(target: Target, private: Sequence[PrivateBatch], guesses: Sequence[Reconstruction]) -> list[Pair]:
+    """Secrets with the guesses aligned to them inside each batch."""
+    pairs = []
+    for batch, guess in zip(private, guesses, strict=True):
+        assert batch.batch.ids is not None
+        rows = [ids[:length] for ids, length in zip(batch.batch.ids.tolist(), batch.lengths, strict=True)]
+        secrets = [sentence(target, row) for row in rows]
+        guessed = [sentence(target, row) for row in guess.sentences]
+        for place, chosen in enumerate(align(secrets, guessed) if len(secrets) > 1 else [0]):
+            example = batch.examples[place]
+            marked = tuple(example.text[start:end] for start, end in example.secrets)
+            pairs.append(Pair(secrets[place], guessed[chosen] if chosen >= 0 else Sentence("", "", ()), marked))
+    return pairs
+
+
+def sentence(target: Target, ids: Sequence[int]) -> Sentence:
+    """Token ids as metrics see them."""
+    around = {*target.vocabulary.prefix, *target.vocabulary.suffix, target.vocabulary.pad}
+    inside = tuple(number for number in ids if number not in around)
+    return Sentence(text=target.decode(inside), legacy=target.decode(ids, keep_special=True), ids=inside)
+
+
+def _values(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
+    return {metric.name: metric.values(pairs) for metric in metrics}
+
+
+def _score(metric: Metric, values: Sequence[float | None], blind: Sequence[float | None], clusters: Sequence[int]) -> Score:
+    kept = [place for place, value in enumerate(values) if value is not None]
+    if not kept:
+        return Score(None, None, None, None, None, None, metric.unit, metric.direction, 0)
+    groups = [clusters[place] for place in kept]
+    ours = interval([values[place] or 0.0 for place in kept], groups)
+    theirs = interval([blind[place] or 0.0 for place in kept], groups)
+    return Score(ours.mean, ours.low, ours.high, theirs.mean, theirs.low, theirs.high, metric.unit, metric.direction, len(kept))
+
+
+def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:
+    found = outcome.reconstruction
+    return BatchRecord(
+        batch=index,
+        loss=found.loss,
+        objective_at_guess=outcome.objective_at_guess,
+        objective_at_truth=outcome.objective_at_truth,
+        update_norm=outcome.update_norm,
+        losses=found.trace.losses,
+        guesses=tuple((step, tuple(target.decode(ids) for ids in guess)) for step, guess in found.trace.guesses),
+        seconds=found.cost.seconds,
+        steps=found.cost.steps,
+    )
+
+
+def _flags(
+    attack: Attack, outcomes: Sequence[Outcome], values: Values, blind: Values, clusters: Sequence[int]
+) -> tuple[RaisedFlag, ...]:
+    at_guess = [outcome.objective_at_guess for outcome in outcomes]
+    at_truth = [outcome.objective_at_truth for outcome in outcomes]
+    raised = [
+        flags.search_failed(at_guess, at_truth),
+        flags.few_examples(len(clusters)),
+        flags.generous_knowledge(attack.requires),
+        flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
+        flags.no_objective(any(value is not None for value in at_truth)),
+    ]
+    if "rouge1" in values:
+        ours, theirs = ([value or 0.0 for value in column["rouge1"]] for column in (values, blind))
+        raised.append(flags.near_chance(paired_difference(ours, theirs, clusters).low))
+    return tuple(flag for flag in raised if flag is not None)

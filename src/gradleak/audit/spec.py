@@ -1,0 +1,160 @@
+"""What one audit is: every choice that can change its numbers, and nothing else."""
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gradleak.core.attack import Attack
+from gradleak.core.dataset import Dataset
+from gradleak.core.defense import Defense
+from gradleak.core.errors import GradleakError
+from gradleak.core.metric import Metric
+from gradleak.core.observation import Fact
+from gradleak.core.prior import PriorSpec
+from gradleak.core.protocol import Protocol
+from gradleak.core.registry import Component, did_you_mean
+from gradleak.core.specs import resolve, to_dict, to_string
+from gradleak.core.target import TargetSpec
+from gradleak.core.view import View
+from gradleak.datasets import resolve_dataset
+from gradleak.metrics import DEFAULT_METRICS
+from gradleak.records.schema import spec_id
+from gradleak.targets import resolve_target
+
+for _package in ("attacks", "defenses", "priors", "protocols", "views"):
+    importlib.import_module(f"gradleak.{_package}")  # registers their components
+
+EVERY_FACT = tuple(Fact)
+DTYPES = ("float32", "float64")
+Kind = TypeVar("Kind", bound=Component)
+
+
+@dataclass(frozen=True)
+class AuditSpec:
+    """One cell: who is attacked, with what, knowing what, and how it is scored."""
+
+    target: TargetSpec
+    data: Dataset
+    attacks: tuple[Attack, ...]
+    protocol: Protocol
+    view: View
+    prior: PriorSpec
+    limit: int = 4  # client batches
+    batch_size: int = 1
+    defenses: tuple[Defense, ...] = ()
+    know: tuple[Fact, ...] = EVERY_FACT
+    metrics: tuple[Metric, ...] = field(default_factory=lambda: tuple(read("metric", name, Metric) for name in DEFAULT_METRICS))
+    seed: int = 0
+    dtype: str = "float32"
+    time_limit: float | None = None  # seconds for each attack on each group of batches; the best guess so far then counts
+
+    def __post_init__(self) -> None:
+        if self.limit < 1 or self.batch_size < 1:
+            raise GradleakError(f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}.")
+        if not self.attacks:
+            raise GradleakError("An audit needs at least one attack: add --attack tag.")
+        if self.dtype not in DTYPES:
+            raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+        if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
+            raise GradleakError("The same attack is listed twice.")
+        self._refuse_missing_knowledge()
+
+    def _refuse_missing_knowledge(self) -> None:
+        granted = set(self.know)
+        for attack in self.attacks:
+            missing = sorted(attack.requires - granted)
+            if missing:
+                grants = ", ".join(sorted(granted)) or "nothing"
+                way_out = f", or use {attack.name}:{missing[0]}=enumerate" if missing[0] in ("labels", "lengths") else ""
+                raise GradleakError(
+                    f"{attack.name} requires {missing[0]}; this audit grants {grants}. Add --know {missing[0]}{way_out}."
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the record's spec, and what its id is the hash of."""
+        return {
+            "target": to_dict(self.target),
+            "data": to_dict(self.data),
+            "limit": self.limit,
+            "batch_size": self.batch_size,
+            "protocol": to_dict(self.protocol),
+            "defenses": [to_dict(defense) for defense in self.defenses],
+            "view": to_dict(self.view),
+            "attacks": [to_dict(attack) for attack in self.attacks],
+            "know": sorted(str(fact) for fact in self.know),
+            "prior": to_dict(self.prior),
+            "metrics": [to_dict(metric) for metric in self.metrics],
+            "seed": self.seed,
+            "dtype": self.dtype,
+            "time_limit": self.time_limit,
+        }
+
+    @property
+    def id(self) -> str:
+        return spec_id(self.to_dict())
+
+    def attack_keys(self) -> dict[str, Attack]:
+        """Attacks by the key they have in the record: the name alone where that is enough."""
+        names = [attack.name for attack in self.attacks]
+        return {attack.name if names.count(attack.name) == 1 else to_string(attack): attack for attack in self.attacks}
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any], allow_pickle: bool = False) -> "AuditSpec":
+        """From names, one-line strings or mappings, as the command line and YAML write them; what is left out has its default."""
+        unknown = [key for key in plain if key not in FIELDS]
+        if unknown:
+            raise GradleakError(
+                f"An audit has no field {unknown[0]!r}{did_you_mean(unknown[0], list(FIELDS))} Fields: {', '.join(FIELDS)}."
+            )
+        return AuditSpec(
+            target=_target(plain.get("target", "minilm"), allow_pickle),
+            data=_dataset(plain.get("data", "canaries")),
+            attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", ["tag"]))),
+            protocol=read("protocol", plain.get("protocol", "fedsgd"), Protocol),
+            view=read("view", plain.get("view", "everything"), View),
+            prior=read("prior", plain.get("prior", "frequent_words"), PriorSpec),
+            limit=_whole("limit", plain.get("limit", 4)),
+            batch_size=_whole("batch_size", plain.get("batch_size", 1)),
+            defenses=tuple(read("defense", one, Defense) for one in listed(plain.get("defenses", []))),
+            know=tuple(_fact(one) for one in listed(plain.get("know", list(EVERY_FACT)))),
+            metrics=tuple(read("metric", one, Metric) for one in listed(plain.get("metrics", list(DEFAULT_METRICS)))),
+            seed=_whole("seed", plain.get("seed", 0)),
+            dtype=str(plain.get("dtype", "float32")),
+            time_limit=None if plain.get("time_limit") is None else float(plain["time_limit"]),
+        )
+
+
+FIELDS = tuple(AuditSpec.__dataclass_fields__)
+
+
+def read(kind: str, described: Any, wanted: type[Kind]) -> Kind:
+    """A component of a kind, in whatever form it is written."""
+    component = resolve(kind, described)
+    assert isinstance(component, wanted)
+    return component
+
+
+def listed(value: Any) -> list[Any]:
+    """One or many, as many."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _target(described: Any, allow_pickle: bool) -> TargetSpec:
+    return resolve_target(described, allow_pickle) if isinstance(described, str) else read("target", described, TargetSpec)
+
+
+def _dataset(described: Any) -> Dataset:
+    return resolve_dataset(described) if isinstance(described, str) else read("dataset", described, Dataset)
+
+
+def _fact(word: Any) -> Fact:
+    known = [str(fact) for fact in Fact]
+    if str(word) not in known:
+        raise GradleakError(f"Unknown fact {str(word)!r}{did_you_mean(str(word), known)} An audit can grant: {', '.join(known)}.")
+    return Fact(str(word))
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise GradleakError(f"{name} must be a whole number, not {value!r}.")
+    return value

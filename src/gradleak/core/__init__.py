@@ -1,0 +1,1 @@
+"""The nouns: what crosses between client, attacker and auditor. Imports nothing else of ours."""

@@ -1,0 +1,95 @@
+"""An attack turns observations into reconstructions."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.core.batch import Batch
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.prior import Prior
+from gradleak.core.registry import Component
+from gradleak.core.streams import Streams
+
+Sentences = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How a search went: the objective and the guess at some steps."""
+
+    losses: tuple[tuple[int, float], ...] = ()
+    guesses: tuple[tuple[int, Sentences], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one reconstruction took. Observations attacked together share the wall clock: each carries its part."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """The guess for one observation: token ids of each sentence, special ones included."""
+
+    sentences: Sentences
+    certified: bool = False  # the update itself proves the guess
+    loss: float | None = None
+    labels: tuple[int, ...] | None = None  # the labels the guess was found with
+    trace: Trace = Trace()
+    cost: Cost = Cost()
+
+
+@dataclass
+class Progress:
+    """A blackboard the attack writes on and the display reads from. It calls nobody, so it can lead nowhere."""
+
+    done: int = 0
+    total: int = 0
+    loss: float | None = None
+    guesses: tuple[str, ...] = ()
+
+    def report(self, done: int, total: int, loss: float | None = None, guesses: Sequence[str] | None = None) -> None:
+        self.done, self.total, self.loss = done, total, loss
+        if guesses is not None:
+            self.guesses = tuple(guesses)
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What an attack works with: its own randomness, opened priors, a place to report progress, a deadline."""
+
+    streams: Streams
+    prior: Prior
+    progress: Progress = field(default_factory=Progress)
+    deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
+
+    def streams_of(self, observation: Observation) -> Streams:
+        """The stream of one observation: the same whoever shares the batch."""
+        return self.streams.child("observation", observation.index)
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+
+class Attack(Component, ABC):
+    """Guesses what clients had. No argument can carry the answer."""
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        """Facts without which it cannot run."""
+        return frozenset()
+
+    @abstractmethod
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        """One reconstruction for each observation."""
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
+        """What it minimises, at given batches of token ids; none where it has no such number."""
+        return None

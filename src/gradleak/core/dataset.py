@@ -1,0 +1,17 @@
+"""Where private batches come from."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from gradleak.core.batch import Example
+from gradleak.core.registry import Component
+
+
+class Dataset(Component, ABC):
+    """A source of private examples."""
+
+    made_up: ClassVar[bool] = False  # nobody's data: may be shown on a terminal without asking
+
+    @abstractmethod
+    def load(self, count: int | None = None) -> list[Example]:
+        """The first `count` examples of the selection, or all of them."""

@@ -1,0 +1,38 @@
+"""Comparing a secret with a guess."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gradleak.core.registry import Component
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text as metrics see it."""
+
+    text: str  # special tokens removed
+    legacy: str  # special tokens kept, as the LAMP code scores
+    ids: tuple[int, ...]  # special tokens removed
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One private sentence and the guess that was aligned to it."""
+
+    secret: Sentence
+    guess: Sentence
+    marked: tuple[str, ...] = ()  # the private spans of the secret, as text
+
+
+class Metric(Component, ABC):
+    """One number a pair. Higher leaks more unless `direction` is "lower"."""
+
+    unit: ClassVar[str] = "fraction"  # between 0 and 1
+    direction: ClassVar[str] = "higher"  # "higher" or "lower" leaks more
+    chance: ClassVar[str] = "blind"  # what a guess without the update scores: measured by the blind attack
+
+    @abstractmethod
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        """The value of each pair; none where it does not apply (no marked secret, say)."""

@@ -1,0 +1,18 @@
+"""How a private batch becomes what a client sends."""
+
+from abc import ABC, abstractmethod
+
+from gradleak.core.batch import Batch
+from gradleak.core.registry import Component
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+
+
+class Protocol(Component, ABC):
+    """The client's computation, written once; attackers run the same code through `observation.simulate`."""
+
+    one_gradient: bool  # the update is one gradient of the mean loss, so that the factored engine applies
+
+    @abstractmethod
+    def update(self, target: Target, batches: Batch, per_example: bool = False) -> Update:
+        """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients."""

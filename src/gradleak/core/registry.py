@@ -1,0 +1,58 @@
+"""Components by name: a decorator beside the class is all it takes to be found by the command line, YAML and the contract tests."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import ClassVar, TypeVar
+
+from gradleak.core.errors import GradleakError
+
+KINDS = ("target", "dataset", "protocol", "defense", "view", "attack", "prior", "metric")
+
+
+class Component:
+    """A frozen dataclass with a registered name; its fields are its whole configuration."""
+
+    kind: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    cites: ClassVar[str] = ""  # the paper it comes from, where there is one
+
+
+Registered = TypeVar("Registered", bound=type[Component])
+_registry: dict[str, dict[str, type[Component]]] = {kind: {} for kind in KINDS}
+
+
+def register(kind: str, name: str) -> Callable[[Registered], Registered]:
+    """Makes a frozen dataclass available as `name` among the components of `kind`."""
+
+    def add(cls: Registered) -> Registered:
+        if kind not in _registry:
+            raise TypeError(f"unknown kind of component {kind!r}; kinds are {', '.join(KINDS)}")
+        if not is_dataclass(cls) or not cls.__dataclass_params__.frozen:
+            raise TypeError(f"{cls.__name__} must be a frozen dataclass to be registered")
+        if name in _registry[kind]:
+            raise TypeError(f"{kind} {name!r} is registered twice")
+        cls.kind, cls.name = kind, name
+        _registry[kind][name] = cls
+        return cls
+
+    return add
+
+
+def registered(kind: str) -> dict[str, type[Component]]:
+    """All components of one kind, by name, in alphabetical order."""
+    return dict(sorted(_registry[kind].items()))
+
+
+def find(kind: str, name: str) -> type[Component]:
+    """The component class of that name, or an error that suggests the nearest one."""
+    known = _registry[kind]
+    if name not in known:
+        raise GradleakError(f"Unknown {kind} {name!r}{did_you_mean(name, known)} Available: {', '.join(sorted(known))}.")
+    return known[name]
+
+
+def did_you_mean(word: str, known: "dict[str, object] | dict[str, type[Component]] | list[str]") -> str:
+    """` (did you mean 'tag'?).` for a near miss, `.` otherwise."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)." if near else "."

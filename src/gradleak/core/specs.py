@@ -1,0 +1,172 @@
+"""Component ↔ dict ↔ one-line string such as `tag:steps=500,learning_rate=0.1`, without loss."""
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any
+
+import yaml
+
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import Component, did_you_mean, find
+
+
+def to_dict(component: Component) -> dict[str, Any]:
+    """`{"name": …}` and every field, as plain JSON values."""
+    fields = {field.name: _plain(getattr(component, field.name)) for field in dataclasses.fields(component)}  # type: ignore[arg-type]
+    return {"name": component.name, **fields}
+
+
+def from_dict(kind: str, described: dict[str, Any]) -> Component:
+    """The component a dict describes; unknown or ill-typed fields are refused by name."""
+    rest = dict(described)
+    if not isinstance(name := rest.pop("name", None), str):
+        raise GradleakError(f"A {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
+    cls = find(kind, name)
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in rest:
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise GradleakError(f"{kind} {name!r} has no field {key!r}{did_you_mean(key, list(fields))} Fields: {known}.")
+    values = {key: _coerce(f"{name}:{key}", value, fields[key]) for key, value in rest.items()}
+    return _build(cls, name, values)
+
+
+def to_string(component: Component) -> str:
+    """The shortest one-line form: fields at their defaults are left out."""
+    parts = []
+    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+        value = getattr(component, field.name)
+        if field.default is dataclasses.MISSING or value != field.default:
+            parts.append(f"{field.name}={_write(_plain(value))}")
+    return component.name + (":" + ",".join(parts) if parts else "")
+
+
+def from_string(kind: str, line: str) -> Component:
+    """The component a one-line string describes."""
+    name, _, rest = line.strip().partition(":")
+    described: dict[str, Any] = {"name": name}
+    for part in _split(rest):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise GradleakError(f"Cannot read {part!r} in {line!r}: write {name}:field=value,field=value.")
+        try:
+            described[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise GradleakError(f"Cannot read the value of {key.strip()!r} in {line!r}: {error}.") from error
+    return from_dict(kind, described)
+
+
+def resolve(kind: str, described: "str | dict[str, Any] | Component") -> Component:
+    """Whatever form a component is written in."""
+    if isinstance(described, Component):
+        return described
+    if isinstance(described, str):
+        return from_string(kind, described)
+    if isinstance(described, dict):
+        return from_dict(kind, described)
+    raise GradleakError(f"A {kind} is written as a name, a line such as name:field=value, or a mapping, not {described!r}.")
+
+
+def _build(cls: type[Component], name: str, values: dict[str, Any]) -> Component:
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise GradleakError(f"{cls.kind} {name!r} needs {', '.join(missing)}: write {name}:{missing[0]}=….")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise GradleakError(f"{cls.kind} {name!r}: {error}") from error
+
+
+def _split(text: str) -> list[str]:
+    """Cuts at commas that stand outside brackets and quotes."""
+    parts, depth, quote, start = [], 0, "", 0
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and text[:place].rstrip()[-1:] in ("=", "[", ",", "{", ":"):
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    parts.append(text[start:])
+    return [part for part in parts if part.strip()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Component):
+        return to_dict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _write(value: Any) -> str:
+    """JSON is YAML; bare words stay bare so that a line reads well."""
+    if isinstance(value, str) and value and yaml.safe_load(f"a: {value}" if ": " not in value else "1") == {"a": value}:
+        if not set(value) & set(",[]{}'\"="):
+            return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _coerce(where: str, value: Any, wanted: Any) -> Any:
+    """The value as the field's type wants it: YAML reads 1e-3 as text and lists as lists."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _coerce_first(where, value, [argument for argument in arguments if argument is not type(None)])
+    if origin is typing.Literal:
+        if value not in arguments:
+            options = "|".join(map(str, arguments))
+            raise GradleakError(f"{where} must be one of {options}, not {value!r}.")
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_coerce(where, item, arguments[0]) for item in items)
+    if isinstance(wanted, type) and issubclass(wanted, Component):
+        return resolve(wanted.kind, value)
+    return _coerce_scalar(where, value, wanted)
+
+
+def _coerce_first(where: str, value: Any, choices: list[Any]) -> Any:
+    problem: GradleakError | None = None
+    for choice in choices:
+        try:
+            return _coerce(where, value, choice)
+        except GradleakError as error:
+            problem = problem or error
+    raise problem or GradleakError(f"{where} cannot be {value!r}.")
+
+
+def _coerce_scalar(where: str, value: Any, wanted: Any) -> Any:
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if (
+        wanted is int
+        and not isinstance(value, bool)
+        and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+    ):
+        return int(value)
+    if wanted is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    if wanted is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise GradleakError(f"{where} must be {_article(wanted)}, not {value!r}.")
+
+
+def _article(wanted: Any) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(wanted, str(wanted))

@@ -1,0 +1,106 @@
+"""The model under audit."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.registry import Component
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """What a text attack has to know of the tokens: their embeddings, which may stand in a sentence, what frames one."""
+
+    embeddings: Float[Tensor, "words hidden"]
+    allowed: Bool[Tensor, "words"]  # may stand inside a sentence: neither special nor [unused]
+    prefix: tuple[int, ...]  # [CLS] or the like
+    suffix: tuple[int, ...]  # [SEP] or the like
+    pad: int
+
+    def frame(self, length: int) -> tuple[list[int], list[bool]]:
+        """Ids of a sentence of that many tokens with only its special ones filled in, and which places those are."""
+        inside = length - len(self.prefix) - len(self.suffix)
+        ids = [*self.prefix, *([self.pad] * inside), *self.suffix]
+        fixed = [True] * len(self.prefix) + [False] * inside + [True] * len(self.suffix)
+        return ids, fixed
+
+    @property
+    def mean_norm(self) -> float:
+        """Mean norm of the word embeddings (BERT-base: 1.4)."""
+        return float(self.embeddings.norm(dim=-1).mean())
+
+
+class Target(ABC):
+    """An opened model: weights on a device, its tokenizer and its per-example loss. Holds nothing of anyone's data."""
+
+    module: nn.Module
+    vocabulary: Vocabulary
+    classes: int
+    hidden_size: int
+    attend_padding: bool  # the client passes no attention mask (LAMP's released code)
+    padding_is_free: bool  # masked positions change nothing, so that sentences of different lengths may share a pass
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The parameters that train, hence are sent, by name."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> Mapping[str, tuple[str, ...]]:
+        """Parameter names by role: `word_embedding`, `position_embedding`, `head`, `head_bias`; empty where there is none."""
+
+    @abstractmethod
+    def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
+        """The loss of each example, differentiable in embeddings, soft labels and the given parameters."""
+
+    @abstractmethod
+    def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
+        """The model's class probabilities for each example."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, special ones included."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
+        """The text of token ids."""
+
+    @abstractmethod
+    def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
+        """One client's batch, tokenised and padded; refuses empty or over-long texts and labels the model lacks."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.vocabulary.embeddings.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.vocabulary.embeddings.dtype
+
+    def embed(self, ids: Int[Tensor, "*lead tokens"]) -> Float[Tensor, "*lead tokens hidden"]:
+        """Word embeddings of ids."""
+        return self.vocabulary.embeddings[ids]
+
+    def attention_mask(self, lengths: Sequence[int]) -> Bool[Tensor, "examples tokens"]:
+        """The mask a client passes for a batch of sentences of these lengths."""
+        width = max(lengths)
+        counted = torch.full((len(lengths),), width) if self.attend_padding else torch.tensor(list(lengths))
+        return (torch.arange(width) < counted[:, None]).to(self.device)
+
+
+class TargetSpec(Component, ABC):
+    """Says which model, without holding it; the runner opens it on a device and keeps it."""
+
+    @abstractmethod
+    def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
+        """Loads the model."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short hash or name of the weights for records."""

@@ -1,0 +1,36 @@
+"""What leaves clients."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """Named tensors, each with a leading clients axis (and an examples axis after it if `per_example`)."""
+
+    tensors: Mapping[str, Tensor]
+    per_example: bool = False
+
+    @property
+    def clients(self) -> int:
+        return int(next(iter(self.tensors.values())).shape[0])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Update":
+        """The same update with every tensor of every client changed on its own: `change` never sees two clients."""
+        changed = {name: torch.stack([change(row) for row in tensor]) for name, tensor in self.tensors.items()}
+        return Update(changed, self.per_example)
+
+    def select(self, names: Iterable[str]) -> "Update":
+        """Only the named tensors."""
+        return Update({name: self.tensors[name] for name in names}, self.per_example)
+
+    def detached_clone(self) -> "Update":
+        """Copies that share neither history nor storage with this update."""
+        return Update({name: tensor.detach().clone() for name, tensor in self.tensors.items()}, self.per_example)
+
+    def norms(self) -> Mapping[str, Tensor]:
+        """The norm of each tensor of each client."""
+        return {name: tensor.flatten(1).norm(dim=1) for name, tensor in self.tensors.items()}

@@ -1,0 +1,36 @@
+"""Where private batches come from: files, hub ids, the papers' datasets, built-in canaries."""
+
+import json
+from pathlib import Path
+
+from gradleak.core.dataset import Dataset
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import registered
+from gradleak.core.specs import resolve
+from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2
+from gradleak.datasets.canaries import Canaries
+from gradleak.datasets.file import File
+from gradleak.datasets.hub import Hub
+from gradleak.datasets.lamp_selection import Selection
+from gradleak.datasets.rows import known_format
+
+__all__ = ["Canaries", "Cola", "File", "Hub", "RottenTomatoes", "Selection", "Sst2", "resolve_dataset"]
+
+
+def resolve_dataset(described: str) -> Dataset:
+    """The dataset a line describes: `cola:split=dev`, or a file as in `notes.csv` and `notes.csv:text=note,label=null`."""
+    dataset = resolve("dataset", _as_file(described) or described)
+    if not isinstance(dataset, Dataset):
+        raise GradleakError(f"{described!r} does not describe a dataset.")
+    return dataset
+
+
+def _as_file(described: str) -> str | None:
+    """The line spelled out as a `file` dataset, if what it begins with is a path and not a registered name."""
+    whole = Path(described.strip()).expanduser()
+    path, _, fields = (described.strip(), "", "") if whole.is_file() else described.strip().partition(":")
+    if not path or path in registered("dataset"):
+        return None
+    if not Path(path).expanduser().exists() and known_format(Path(path)) is None:
+        return None
+    return f"file:path={json.dumps(path, ensure_ascii=False)}" + (f",{fields}" if fields else "")

@@ -1,0 +1,131 @@
+"""The factored engine: one forward and one backward pass give every candidate's sums for every tensor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradleak.core.batch import Batch
+from gradleak.core.target import Target
+from gradleak.matching.capture import Kind, Use, captured
+from gradleak.matching.factors import Thin, thin_factors
+from gradleak.matching.plan import Group, Member, Plan
+from gradleak.matching.terms import Sums, lookup_angles, outer_angles, outer_residuals, vector_sums
+
+Observed = Thin | Tensor
+Calls = Mapping[str, Sequence[tuple[Use, Tensor]]]  # by module: each use with its output gradient
+
+
+class FactoredSums:
+    """Sums of a distance over all tensors, for batches [observations, candidates, examples, tokens(, hidden)]."""
+
+    def __init__(self, target: Target, plan: Plan, observed: Mapping[str, Tensor], residuals: bool) -> None:
+        self.target = target
+        self.plan = plan
+        self.residuals = residuals
+        self.modules = {name: target.module.get_submodule(name) for name in plan.modules}
+        self.observed = [_arrange(group, observed) for group in plan.groups]
+        self.observed_by_autograd = {name: observed[name].flatten(1) for name in plan.by_autograd}
+
+    def __call__(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            batch, wanted = self._differentiable(batch)
+            copies = {name: self.target.parameters[name].detach().requires_grad_() for name in self.plan.by_autograd}
+            with captured(self.modules, batch.mask[..., 0].numel()) as uses:
+                losses = self.target.losses(batch, copies).mean(-1)
+            calls = _with_gradients(losses.sum(), uses.calls, wanted, bool(copies))
+            pairs = [
+                self._group_sums(group, observed, calls, losses.shape, rows)
+                for group, observed in zip(self.plan.groups, self.observed, strict=True)
+            ]
+            if copies:
+                pairs.append(self._autograd_sums(losses, copies, wanted, rows))
+            first, second = (torch.cat(parts).movedim(0, -1) for parts in zip(*pairs, strict=True))
+        return (first, second) if wanted else (first.detach(), second.detach())
+
+    def _differentiable(self, batch: Batch) -> tuple[Batch, bool]:
+        """A batch of embeddings that ask for gradients (the layers' gradients need a graph), and whether the caller asked too."""
+        embeddings = self.target.embed(batch.ids) if batch.ids is not None else batch.embeddings
+        assert embeddings is not None
+        wanted = embeddings.requires_grad or batch.labels.requires_grad
+        if not embeddings.requires_grad:
+            embeddings = embeddings.detach().requires_grad_()
+        return replace(batch, ids=None, embeddings=embeddings), wanted
+
+    def _group_sums(self, group: Group, observed: Observed, calls: Calls, shape: torch.Size, rows: slice) -> Sums:
+        kept = observed.rows(rows) if isinstance(observed, Thin) else observed[:, rows]
+        if group.form == "vector":
+            gradients = torch.stack([self._vector(member, calls[member.module], shape) for member in group.members])
+            return vector_sums(gradients, kept, self.residuals)  # type: ignore[arg-type]
+        inputs, deltas = (
+            torch.stack(parts) for parts in zip(*(_joined(calls[m.module], shape) for m in group.members), strict=True)
+        )
+        if group.form == "lookup":
+            return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
+        return (outer_residuals if self.residuals else outer_angles)(inputs, deltas, kept)
+
+    def _lookup_sums(self, group: Group, ids: Tensor, deltas: Tensor, observed: Tensor) -> Sums:
+        module = self.modules[group.members[0].module]
+        assert isinstance(module, nn.Embedding)
+        if module.padding_idx is not None:
+            deltas = deltas * (ids != module.padding_idx)[..., None]
+        if not self.residuals:
+            return lookup_angles(ids, deltas, observed)
+        m, o, c, uses, width = deltas.shape
+        table = deltas.new_zeros(m * o * c, module.num_embeddings, width)
+        index = ids.reshape(-1, uses, 1).expand(-1, -1, width)
+        table = table.scatter_add(1, index, deltas.reshape(-1, uses, width))
+        return vector_sums(table.view(m, o, c, -1), observed.flatten(2), residuals=True)
+
+    def _vector(self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> Tensor:
+        """The gradient of a bias (Σδ) or of a LayerNorm's weight (Σδ∘x̂), for every candidate."""
+        module = self.modules[member.module]
+        total: Tensor | int = 0
+        for use, delta in calls:
+            if isinstance(module, nn.LayerNorm) and member.parameter.endswith("weight"):
+                delta = delta * F.layer_norm(use.inputs, module.normalized_shape, eps=module.eps)
+            total = total + delta.reshape(*shape, -1, delta.shape[-1]).sum(-2)
+        assert isinstance(total, Tensor)
+        return total
+
+    def _autograd_sums(self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice) -> Sums:
+        """What has no closed form here: one backward pass a candidate."""
+        pairs = []
+        per_candidate = [
+            torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, retain_graph=True, materialize_grads=True)
+            for loss in losses.flatten()
+        ]
+        for place, name in enumerate(copies):
+            gradients = torch.stack([gradients[place].flatten() for gradients in per_candidate]).view(1, *losses.shape, -1)
+            pairs.append(vector_sums(gradients, self.observed_by_autograd[name][None, rows], self.residuals))
+        first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return first, second
+
+
+def _arrange(group: Group, observed: Mapping[str, Tensor]) -> Observed:
+    """The observed tensors of a group, stacked [members, observations, …], matrices as thin factors where that pays."""
+    stacked = torch.stack([observed[member.parameter] for member in group.members])
+    if group.form != "outer":
+        return stacked
+    matrices = stacked.mT if group.members[0].kind is Kind.CONV1D else stacked
+    thin = thin_factors(matrices)
+    return matrices.contiguous() if thin is None else thin
+
+
+def _with_gradients(total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: bool, again: bool) -> Calls:
+    """Adds to every use the gradient of the loss with respect to its output; zero where the loss does not depend on it."""
+    outputs = [use.output for uses in calls.values() for use in uses]
+    deltas = iter(torch.autograd.grad(total, outputs, create_graph=wanted, retain_graph=wanted or again, materialize_grads=True))
+    return {name: [(use, next(deltas)) for use in uses] for name, uses in calls.items()}
+
+
+def _joined(calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Inputs and output gradients of all uses of a module, [observations, candidates, uses, …]."""
+    inputs = [
+        use.inputs.reshape(*shape, -1, use.inputs.shape[-1]) if use.inputs.is_floating_point() else use.inputs.reshape(*shape, -1)
+        for use, _ in calls
+    ]
+    deltas = [delta.reshape(*shape, -1, delta.shape[-1]) for _, delta in calls]
+    return torch.cat(inputs, dim=2), torch.cat(deltas, dim=2)

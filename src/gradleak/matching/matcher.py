@@ -1,0 +1,111 @@
+"""Distances from observed updates to the gradients of candidate batches: the factored fast form, and the plain reference."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.matching.distances import Distance, Statistics
+from gradleak.matching.factored import FactoredSums
+from gradleak.matching.plan import SILENT, make_plan, matchable
+from gradleak.matching.terms import vector_sums
+
+
+class Matcher(ABC):
+    """Compares candidates with what was observed. Batches have axes [observations, candidates, examples, tokens(, hidden)]."""
+
+    def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
+        self.target: Target = observations[0].target
+        self.distance = distance
+        self.names = names
+        observed = {name: _stack(observations, name) for name in names}
+        self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
+        self.weights = _weights(observations, observed)
+
+    @abstractmethod
+    def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        """The distance's two sums [observations, candidates, tensors] for the observations of a slice."""
+
+    def distances(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
+        """The distance of every candidate, differentiable in embeddings and soft labels that ask for gradients."""
+        first, second = self.sums(batch, rows)
+        return self.distance.combine(Statistics(first, second, self.observed_squared[rows], self.weights[rows]))
+
+
+class FactoredMatcher(Matcher):
+    """For updates that are one gradient: nothing of a weight matrix's size is built unless the distance needs it."""
+
+    def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
+        plan = make_plan(observations[0].target, names)
+        super().__init__(observations, distance, plan.parameters)
+        observed = {name: _stack(observations, name) for name in plan.parameters}
+        self._sums = FactoredSums(self.target, plan, observed, distance.residuals)
+
+    def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        return self._sums(batch, rows)
+
+
+class SimulatedMatcher(Matcher):
+    """For any protocol: runs the client's own computation once a candidate and compares what comes out."""
+
+    def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
+        super().__init__(observations, distance, names)
+        self.observations = observations
+
+    def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        results = [self._sums_of(observation, batch[place]) for place, observation in enumerate(self.observations[rows])]
+        return torch.stack([first for first, _ in results]), torch.stack([second for _, second in results])
+
+    def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
+        rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
+        update = observation.simulate(batch, rngs).tensors
+        pairs = [
+            vector_sums(
+                update[name].flatten(1)[None, None], _seen(observation, name).flatten()[None, None], self.distance.residuals
+            )
+            for name in self.names
+        ]
+        return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack([second[0, 0] for _, second in pairs], -1)
+
+
+def for_observations(observations: Sequence[Observation], distance: Distance, plain: bool = False) -> Matcher:
+    """The fastest matcher that is right for these observations; `plain` asks for the reference instead."""
+    target = observations[0].target
+    if any(observation.target is not target for observation in observations):
+        raise GradleakError("Observations of different models cannot be attacked in one pass.")
+    seen = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+    names = matchable(target, seen)
+    if not names:
+        raise GradleakError(
+            "Nothing in the visible update can be matched: only word embeddings, or tensors without signal, are seen."
+        )
+    if plain or not all(observation.protocol.one_gradient for observation in observations):
+        return SimulatedMatcher(observations, distance, names)
+    return FactoredMatcher(observations, distance, names)
+
+
+def _seen(observation: Observation, name: str) -> Tensor:
+    """One tensor as observed; zeros where this observation does not show it (its weight is then zero too)."""
+    shown = observation.update.tensors.get(name)
+    return torch.zeros_like(observation.target.parameters[name]) if shown is None else shown[0]
+
+
+def _stack(observations: Sequence[Observation], name: str) -> Float[Tensor, "observations *shape"]:
+    return torch.stack([_seen(observation, name) for observation in observations])
+
+
+def _weights(observations: Sequence[Observation], observed: Mapping[str, Tensor]) -> Float[Tensor, "observations tensors"]:
+    """One where a tensor is seen and carries signal, zero elsewhere."""
+    sizes = torch.stack([tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1)
+    seen = torch.tensor([[name in observation.update.tensors for name in observed] for observation in observations]).to(
+        sizes.device
+    )
+    medians = torch.stack([row[shown].median() for row, shown in zip(sizes, seen, strict=True)])
+    return (seen & (sizes > SILENT * medians[:, None])).to(sizes.dtype)

@@ -1,0 +1,115 @@
+"""Which closed form gives the gradient of which parameter, decided once for a target."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gradleak.core.batch import Batch
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.matching.capture import Kind, call_shapes, kind_of
+
+SILENT = 1e-6  # a tensor whose root mean square is this far under the median carries rounding, not signal
+
+
+@dataclass(frozen=True)
+class Member:
+    """One parameter and the module that uses it."""
+
+    parameter: str
+    module: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one shape whose modules are called alike, so that one stacked operation serves them all."""
+
+    form: str  # "outer", "lookup" or "vector"
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups with a closed form, and the parameters left to autograd."""
+
+    groups: tuple[Group, ...]
+    by_autograd: tuple[str, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All parameters, in the order in which the engine stacks their sums."""
+        return (*(member.parameter for group in self.groups for member in group.members), *self.by_autograd)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(member.module for group in self.groups for member in group.members))
+
+
+def matchable(target: Target, names: Iterable[str]) -> tuple[str, ...]:
+    """The named parameters whose gradient can be computed from embeddings and is not zero by construction.
+
+    The word embeddings are out: a candidate made of embeddings does not look anything up in them.
+    """
+    unreachable = set(target.groups["word_embedding"]) | structurally_silent(target)
+    return tuple(name for name in names if name not in unreachable)
+
+
+def structurally_silent(target: Target) -> set[str]:
+    """Parameters whose gradient vanishes whatever the data: BERT's key bias, for softmax ignores shifts.
+
+    Their rounding noise would count as much as any other tensor in the cosine distance.
+    """
+    generator = Streams.root("silence", 0).generator()
+    shape = (2, 8, target.hidden_size)
+    embeddings = torch.randn(shape, generator=generator).to(target.device, target.dtype) * (
+        target.vocabulary.mean_norm / shape[-1] ** 0.5
+    )
+    copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
+    mask = torch.ones(shape[:2], dtype=torch.bool, device=target.device)
+    labels = torch.tensor([0, target.classes - 1], device=target.device)
+    losses = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels), copies)
+    # Weighted, so that two examples of opposite labels do not cancel in the head.
+    gradients = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), allow_unused=True)
+    sizes = {name: 0.0 if g is None else float(g.square().mean().sqrt()) for name, g in zip(copies, gradients, strict=True)}
+    median = sorted(sizes.values())[len(sizes) // 2]
+    return {name for name, size in sizes.items() if size <= SILENT * median}
+
+
+def make_plan(target: Target, names: Iterable[str]) -> Plan:
+    """Sorts parameters into groups by form, shape and calls."""
+    shapes = call_shapes(target)
+    owners = _owners(target.module)
+    groups: dict[tuple[object, ...], list[Member]] = defaultdict(list)
+    by_autograd = []
+    for name in names:
+        uses = owners[name]
+        module_name, attribute = uses[0]
+        module = target.module.get_submodule(module_name)
+        kind = kind_of(module)
+        if len(uses) > 1 or kind is None or module_name not in shapes:
+            by_autograd.append(name)  # tied, of an unknown kind, or not called with one row an example
+            continue
+        form = _form(kind, attribute)
+        size = tuple(module.get_parameter(attribute).shape)
+        shape = size[::-1] if kind is Kind.CONV1D and form == "outer" else size
+        groups[(form, shape, shapes[module_name] if form != "vector" else ())].append(Member(name, module_name, kind))
+    return Plan(tuple(Group(str(key[0]), tuple(members)) for key, members in groups.items()), tuple(by_autograd))
+
+
+def _form(kind: Kind, attribute: str) -> str:
+    if attribute == "bias" or kind is Kind.LAYER_NORM:
+        return "vector"
+    return "lookup" if kind is Kind.EMBEDDING else "outer"
+
+
+def _owners(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
+    """For every parameter name, the modules (and attributes) that hold it; more than one where weights are tied."""
+    holders: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for module_name, part in module.named_modules():
+        for attribute, parameter in part.named_parameters(recurse=False):
+            holders[id(parameter)].append((module_name, attribute))
+    return {name: holders[id(parameter)] for name, parameter in module.named_parameters()}

@@ -1,0 +1,106 @@
+"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from the x and δ alone where that suffices."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradleak.matching.factors import Thin
+
+Sums = tuple[Float[Tensor, "tensors observations candidates"], Float[Tensor, "tensors observations candidates"]]
+ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # of a dense gradient: small enough for the cache of a CPU
+
+
+def outer_angles(
+    inputs: Float[Tensor, "m o c uses d_in"], deltas: Float[Tensor, "m o c uses d_out"], observed: Thin | Tensor
+) -> Sums:
+    """Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form: the smaller is taken."""
+    m, o, c, uses, d_in = inputs.shape
+    d_out = deltas.shape[-1]
+    x, d = inputs.reshape(m, o, c * uses, d_in), deltas.reshape(m, o, c * uses, d_out)
+    if isinstance(observed, Thin):
+        products = (x @ observed.right) * (d @ observed.left)
+    else:
+        products = (d @ observed) * x
+    inner = products.reshape(m, o, c, -1).sum(-1)
+    if uses * (d_in + d_out) <= d_in * d_out:
+        squared = ((inputs @ inputs.mT) * (deltas @ deltas.mT)).sum((-1, -2))
+    else:
+        squared = (deltas.mT @ inputs).square().sum((-1, -2))
+    return inner, squared
+
+
+def lookup_angles(
+    ids: Int[Tensor, "m o c uses"], deltas: Float[Tensor, "m o c uses d_out"], observed: Float[Tensor, "m o rows d_out"]
+) -> Sums:
+    """The same for an embedding table: its inputs are one-hot, so products with them are look-ups and comparisons."""
+    m, o, c, uses, d_out = deltas.shape
+    index = ids.reshape(m, o, c * uses, 1).expand(-1, -1, -1, d_out)
+    inner = (deltas.reshape(m, o, c * uses, d_out) * observed.gather(2, index)).reshape(m, o, c, -1).sum(-1)
+    same = (ids[..., :, None] == ids[..., None, :]).to(deltas.dtype)
+    return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
+
+
+def vector_sums(gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool) -> Sums:
+    """The sums for biases, LayerNorms and whatever else is small enough to hold."""
+    if residuals:
+        difference = gradients - observed[:, :, None]
+        return difference.square().sum(-1), difference.abs().sum(-1)
+    return (gradients * observed[:, :, None]).sum(-1), gradients.square().sum(-1)
+
+
+def outer_residuals(
+    inputs: Float[Tensor, "m o c uses d_in"], deltas: Float[Tensor, "m o c uses d_out"], observed: Thin | Tensor
+) -> Sums:
+    """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is built, a piece at a time."""
+    m, o, c, uses, d_in = inputs.shape
+    x, d = inputs.reshape(m * o, c, uses, d_in), deltas.reshape(m * o, c, uses, -1)
+    if isinstance(observed, Thin):
+        # dW − LRᵀ is itself an outer product of longer factors: [δ, −L]ᵀ [x, R].
+        x = torch.cat([x, observed.right.mT.flatten(0, 1)[:, None].expand(-1, c, -1, -1)], dim=2)
+        d = torch.cat([d, -observed.left.mT.flatten(0, 1)[:, None].expand(-1, c, -1, -1)], dim=2)
+        dense = None
+    else:
+        dense = observed.flatten(0, 1)[:, None].expand(-1, c, -1, -1).flatten(0, 1)
+    squares, absolutes = _Residual.apply(x.flatten(0, 1), d.flatten(0, 1), dense)  # type: ignore[no-untyped-call]
+    return squares.view(m, o, c), absolutes.view(m, o, c)
+
+
+class _Residual(torch.autograd.Function):
+    """Sums over R = dᵀx − G without keeping R: both passes build it piece by piece in one buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, d: Tensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, d, dense)
+        squares, absolutes = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
+        for piece, residual in _pieces(x, d, dense):
+            squares[piece] = torch.linalg.vector_norm(residual, dim=2).square().sum(1)
+            absolutes[piece] = residual.abs().sum((1, 2))  # pairwise summation: vector_norm is 1e-5 off over so many entries
+        return squares, absolutes
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, d, dense = ctx.saved_tensors
+        to_squares, to_absolutes = (grad[:, None, None] for grad in grads)
+        grad_x, grad_d = torch.empty_like(x), torch.empty_like(d)
+        for piece, residual in _pieces(x, d, dense):
+            slope = residual.sign().mul_(to_absolutes[piece]).add_(residual.mul_(2 * to_squares[piece]))
+            torch.bmm(d[piece], slope, out=grad_x[piece])
+            torch.bmm(x[piece], slope.mT, out=grad_d[piece])
+        return grad_x, grad_d, None
+
+
+def _pieces(x: Tensor, d: Tensor, dense: Tensor | None) -> Any:
+    """R for a few rows at a time; the yielded buffer is overwritten by the next piece."""
+    rows, d_in, d_out = x.shape[0], x.shape[2], d.shape[2]
+    step = max(1, min(rows, ENTRIES_AT_ONCE.get(x.device.type, 2**24) // (d_in * d_out)))
+    buffer = x.new_empty(step, d_out, d_in)
+    for start in range(0, rows, step):
+        piece = slice(start, min(start + step, rows))
+        residual = buffer[: piece.stop - start]
+        if dense is None:
+            torch.bmm(d[piece].mT, x[piece], out=residual)
+        else:
+            torch.baddbmm(dense[piece], d[piece].mT, x[piece], beta=-1, out=residual)
+        yield piece, residual

@@ -1,0 +1,29 @@
+"""Which guess belongs to which secret: an update says nothing of the order of a batch."""
+
+from collections.abc import Sequence
+
+from gradleak.core.metric import Sentence
+from gradleak.metrics.rouge import f_measure
+from gradleak.metrics.tokens import bag_overlap
+
+NO_GUESS = -1
+TIE_WEIGHT = 1e-6  # far below the smallest difference of two ROUGE-1 values
+
+
+def align(secrets: Sequence[Sentence], guesses: Sequence[Sentence]) -> list[int]:
+    """For each secret the index of its guess, or -1 where guesses ran out.
+
+    The assignment with the highest total ROUGE-1 of the honest texts; ties go to the larger overlap of tokens.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    missing = max(0, len(secrets) - len(guesses))
+    costs = [[_cost(secret, guess) for guess in guesses] + [1.0] * missing for secret in secrets]
+    if not costs:
+        return []
+    _, columns = linear_sum_assignment(costs)
+    return [int(column) if column < len(guesses) else NO_GUESS for column in columns]
+
+
+def _cost(secret: Sentence, guess: Sentence) -> float:
+    return 1 - f_measure("rouge1", secret.text, guess.text) - TIE_WEIGHT * bag_overlap(secret.ids, guess.ids)

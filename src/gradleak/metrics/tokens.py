@@ -1,0 +1,46 @@
+"""Comparing token ids, special ones removed."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradleak.core.metric import Metric, Pair
+from gradleak.core.registry import register
+
+
+@register("metric", "exact_match")
+@dataclass(frozen=True)
+class ExactMatch(Metric):
+    """1 where every token is right and in its place, 0 otherwise."""
+
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        return [float(pair.secret.ids == pair.guess.ids) for pair in pairs]
+
+
+@register("metric", "token_accuracy")
+@dataclass(frozen=True)
+class TokenAccuracy(Metric):
+    """The share of the secret's positions that hold the right token in the guess."""
+
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        return [accuracy(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None for pair in pairs]
+
+
+@register("metric", "bag_f1")
+@dataclass(frozen=True)
+class BagF1(Metric):
+    """F1 of the tokens as a bag: which ones and how often, in any order."""
+
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        return [bag_overlap(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None for pair in pairs]
+
+
+def accuracy(secret: Sequence[int], guess: Sequence[int]) -> float:
+    """Right tokens at the same position, of the secret's; tokens past either end are no match."""
+    return sum(true == guessed for true, guessed in zip(secret, guess, strict=False)) / len(secret)
+
+
+def bag_overlap(secret: Sequence[int], guess: Sequence[int]) -> float:
+    """2 · common / (tokens of both), with repetitions; 0 where both are empty."""
+    common = (Counter(secret) & Counter(guess)).total()
+    return 2 * common / max(1, len(secret) + len(guess))

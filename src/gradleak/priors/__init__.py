@@ -1,0 +1,3 @@
+"""What is likely before any gradient is seen."""
+
+from gradleak.priors import frequent_words  # noqa: F401

@@ -1,0 +1,58 @@
+"""The most frequent words: the least an attacker knows of a language."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradleak.core.errors import GradleakError
+from gradleak.core.prior import Prior, PriorSpec
+from gradleak.core.registry import register
+from gradleak.core.target import Target
+
+# Common English words, most frequent first.
+ENGLISH = ["the", "of", "and", "to", "a", "in", "is", "that", "it", "was", "for", "on", "with", "he", "as", "i", "his", "at", "be", "by", "had", "not", "are", "but", "from", "or", "have", "an", "they", "which", "one", "you", "were", "all", "her", "she", "there", "would", "their", "we", "him", "been", "has", "when", "who", "will", "no", "more", "if", "out", "so", "up", "said", "what", "its", "about", "than", "into", "them", "can", "only", "other", "time", "new", "some", "could", "these", "two", "may", "first", "then", "do", "any", "like", "my", "now", "over", "such", "our", "man", "me", "even", "most", "made", "after", "also", "did", "many", "off", "before", "must", "well", "back", "through", "years", "much", "where", "your", "way", "down", "should", "because", "long", "each", "just", "state", "people", "those", "too", "mr", "how", "little", "good", "world", "make", "very", "year", "still", "see", "own", "work", "men", "day", "get", "here", "old", "life", "both", "between", "being", "under", "three", "never", "know", "same", "last", "another", "while", "us", "might", "great", "go", "come", "since", "against", "right", "came", "take", "used", "himself", "few", "house", "use", "place", "during", "high", "without", "again", "home", "around", "small", "however", "found", "part", "school", "thought", "went", "say", "general", "once", "upon", "war", "every", "left", "got", "united", "number", "hand", "course", "water", "until", "away", "always", "public", "put", "head", "night", "fact", "though", "end", "called", "set", "better", "tell", "why", "look", "asked", "feel", "going", "yet", "nothing", "done", "young"]
+
+
+@register("prior", "frequent_words")
+@dataclass(frozen=True)
+class FrequentWords(PriorSpec):
+    """Says the most frequent words in order of frequency, of English or of a text file of your own."""
+
+    corpus: str | None = None  # a plain text file to count words in, instead of the built-in list
+    length: int = 10  # words of a typical sentence, when the length is not known
+
+    def open(self, target: Target) -> Prior:
+        words = ENGLISH if self.corpus is None else _counted(Path(self.corpus))
+        ids = [number for word in words for number in target.encode([word])[0]]
+        allowed = target.vocabulary.allowed
+        return _Frequent(target, [number for number in dict.fromkeys(ids) if bool(allowed[number])], self.length)
+
+
+class _Frequent(Prior):
+    def __init__(self, target: Target, ids: list[int], length: int) -> None:
+        if not ids:
+            raise GradleakError(
+                "No frequent word is in the target's vocabulary: give frequent_words:corpus=FILE in its language."
+            )
+        self.vocabulary = target.vocabulary
+        self.ids = ids
+        self.length = length
+
+    def likely(self, length: int) -> list[int]:
+        frame, fixed = self.vocabulary.frame(length)
+        free = [place for place, special in enumerate(fixed) if not special]
+        for rank, place in enumerate(free):
+            frame[place] = self.ids[rank % len(self.ids)]
+        return frame
+
+    def likely_length(self) -> int:
+        return self.length + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
+
+
+def _counted(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GradleakError(f"The corpus {path} cannot be read as UTF-8 text: {error}") from error
+    return [word for word, _ in Counter(re.findall(r"\w+", text.lower())).most_common(1000)]

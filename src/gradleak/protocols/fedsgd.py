@@ -1,0 +1,44 @@
+"""FedSGD: a client sends one gradient of its mean loss."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradleak.core.batch import Batch
+from gradleak.core.protocol import Protocol
+from gradleak.core.registry import register
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+
+
+@register("protocol", "fedsgd")
+@dataclass(frozen=True)
+class FedSGD(Protocol):
+    """The gradient of the mean loss over the client's batch (McMahan et al. 2017)."""
+
+    one_gradient = True
+    cites = "McMahan et al., AISTATS 2017"
+
+    def update(self, target: Target, batches: Batch, per_example: bool = False) -> Update:
+        """One plain backward pass a client (an example, if per example): the slow reference everything fast is tested against."""
+        rows = []
+        for client in range(batches.lead[0]):
+            batch = batches[client]
+            if per_example:
+                examples = [self._gradient(target, batch[place : place + 1]) for place in range(batch.lead[0])]
+                rows.append({name: torch.stack([example[name] for example in examples]) for name in examples[0]})
+            else:
+                rows.append(self._gradient(target, batch))
+        return Update({name: torch.stack([row[name] for row in rows]) for name in rows[0]}, per_example)
+
+    def _gradient(self, target: Target, batch: Batch) -> dict[str, Tensor]:
+        # Copies that ask for gradients: the target's own parameters never do, and never keep a .grad.
+        copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
+        loss = target.losses(batch, copies).mean()
+        wanted = (batch.embeddings is not None and batch.embeddings.requires_grad) or batch.labels.requires_grad
+        gradients = torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, allow_unused=True)
+        return {
+            name: torch.zeros_like(copy) if gradient is None else gradient
+            for (name, copy), gradient in zip(copies.items(), gradients, strict=True)
+        }

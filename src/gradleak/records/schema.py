@@ -1,0 +1,158 @@
+"""The shape of a record: one audit, everything needed to redraw and to doubt its numbers."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from gradleak.records.errors import RecordError
+from gradleak.records.flags import RaisedFlag
+from gradleak.records.plain import from_plain, to_plain
+
+SCHEMA = "gradleak.record/1"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric over all examples, beside what the blind attack scores on the same ones."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    blind: float | None
+    blind_low: float | None
+    blind_high: float | None
+    unit: str
+    direction: str  # "higher" or "lower" leaks more
+    n: int  # examples the metric applies to
+
+
+@dataclass(frozen=True)
+class SecretRecord:
+    """One private example, by keyed hash; its text only where the user asked to keep it."""
+
+    batch: int
+    position: int
+    hash: str
+    tokens: int
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class ExampleRecord:
+    """The guess aligned to one private example and its values by metric; a guess may be the secret, so it can be left out."""
+
+    batch: int
+    position: int
+    guess: str | None = None
+    guess_legacy: str | None = None
+    certified: bool = False
+    values: dict[str, float | None] = field(default_factory=dict)
+    blind_values: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """How the attack on one client's batch went."""
+
+    batch: int
+    loss: float | None = None
+    objective_at_guess: float | None = None
+    objective_at_truth: float | None = None
+    update_norm: float | None = None
+    losses: tuple[tuple[int, float | None], ...] = ()  # (step, objective)
+    guesses: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (step, text of each example)
+    seconds: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class CostRecord:
+    """What an attack took over all batches."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class AttackRecord:
+    """Everything one attack did in this audit."""
+
+    spec: dict[str, Any]
+    scores: dict[str, Score]
+    examples: tuple[ExampleRecord, ...]
+    batches: tuple[BatchRecord, ...]
+    knowledge: tuple[str, ...] = ()
+    flags: tuple[RaisedFlag, ...] = ()
+    cost: CostRecord = CostRecord()
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Which private data, without saying what is in it."""
+
+    hash: str
+    batches: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """Which model, and how much of its update was seen."""
+
+    name: str
+    fingerprint: str
+    parameters: int
+    visible_parameters: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One audit. Its id is the hash of its spec, so the same setting always lands in the same file."""
+
+    created: str  # ISO 8601, UTC
+    spec: dict[str, Any]
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    data: DataRecord
+    target: TargetRecord
+    secrets: tuple[SecretRecord, ...]
+    attacks: dict[str, AttackRecord]
+    worst_case: dict[str, Score]
+    flags: tuple[RaisedFlag, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return spec_id(self.spec)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain: dict[str, Any] = {"schema": SCHEMA, "id": self.id, **to_plain(self)}
+        for secret in plain["secrets"]:
+            if secret["text"] is None:  # a reader looking for private text need only search for the key
+                del secret["text"]
+        return plain
+
+    @staticmethod
+    def from_json(plain: dict[str, Any]) -> "Record":
+        """The record plain JSON values describe; another schema, a missing field or an edited spec is refused by name."""
+        schema = plain.get("schema") if isinstance(plain, dict) else None
+        if schema != SCHEMA:
+            raise RecordError(f"This is not a {SCHEMA} but has schema {schema!r}; read it with the gradleak that wrote it.")
+        record: Record = from_plain(Record, plain, "record")
+        if plain.get("id") != record.id:
+            raise RecordError(f"The id {plain.get('id')!r} does not belong to this spec ({record.id}); run the audit again.")
+        return record
+
+
+def spec_id(spec: dict[str, Any]) -> str:
+    """The first 16 hex digits of the SHA-256 of the spec as canonical JSON."""
+    canonical = json.dumps(to_plain(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def now() -> str:
+    """The time for `created`: ISO 8601, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

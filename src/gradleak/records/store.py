@@ -1,0 +1,120 @@
+"""Records on disk: one JSON file each, written whole or not at all; the key of their hashes kept apart."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradleak.records.errors import RecordError
+from gradleak.records.schema import Record
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class SecretKey:
+    """What makes hashes of private texts useless to whoever holds the records alone: short texts could be guessed and hashed."""
+
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.value) != KEY_BYTES:
+            raise RecordError(f"A key has {KEY_BYTES} bytes, not {len(self.value)}; delete the broken key file to get a new one.")
+
+
+def keyed_hash(key: SecretKey, text: str) -> str:
+    """HMAC-SHA256 of the text, in hex."""
+    return hmac.new(key.value, text.encode(), hashlib.sha256).hexdigest()
+
+
+def open_key(folder: Path, name: str = "secrets") -> SecretKey:
+    """The key in `folder/keys/<name>.key`, made on first use: readable by its owner only and ignored by git."""
+    keys = folder / "keys"
+    path = keys / f"{name}.key"
+    with _explained(f"keep a key in {keys}"):
+        keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (keys / ".gitignore").write_text("*\n")
+        if not path.exists():
+            _create_key(path)
+        return SecretKey(path.read_bytes())
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder and tries to write into it, so that a long run does not fail at its end."""
+    with _explained(f"write records into {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = _unused_name(folder, "probe")
+        probe.touch(exist_ok=False)
+        probe.unlink()
+
+
+def write_record(folder: Path, record: Record) -> Path:
+    """Writes `folder/<id>.json`; a reader sees the old file or the new one, never half of one."""
+    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    path, unfinished = folder / f"{record.id}.json", _unused_name(folder, record.id)
+    with _explained(f"write records into {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return path
+
+
+def read_record(path: Path) -> Record:
+    """The record in one file."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"Cannot read {path}: {error.strerror}. Name a record file that an audit wrote.") from error
+    except ValueError as error:  # broken JSON, or bytes that are no text
+        raise RecordError(f"{path} is not a whole JSON file ({error}). Delete it and run its audit again.") from error
+    try:
+        return Record.from_json(plain)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All records of a folder, in the order of their ids."""
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a folder. Name the folder an audit or a study wrote its records into.")
+    with _explained(f"list {folder}"):
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    return [read_record(path) for path in paths]
+
+
+def _create_key(path: Path) -> None:
+    """Written aside and linked into place: of processes that start together one makes the key and none sees half of it."""
+    unfinished = _unused_name(path.parent, path.stem)
+    try:
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _unused_name(folder: Path, stem: str) -> Path:
+    return folder / f".{stem}.{secrets.token_hex(8)}.tmp"
+
+
+@contextlib.contextmanager
+def _explained(doing: str) -> Iterator[None]:
+    """Turns the system's refusal into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(
+            f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out ./records."
+        ) from error

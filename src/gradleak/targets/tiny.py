@@ -1,0 +1,87 @@
+"""A classifier small enough for tests and first tries, built in memory: no download, no file."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gradleak.core.registry import register
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target, TargetSpec
+from gradleak.targets.text_classifier import TextClassifier
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = ["the", "a", "my", "our", "is", "was", "has", "and", "to", "of", "in", "at", "on", "for", "with", "not", "he", "she", "they", "we", "i", "you", "it", "this", "that", "call", "me", "please", "keep", "code", "number", "phone", "street", "doctor", "patient", "pain", "heart", "asthma", "salary", "bank", "account", "card", "pin", "password", "mail", "meeting", "monday", "friday", "morning", "night", "red", "blue", "green", "dog", "cat", "house", "car", "river", "road", "door", "key", "letter", "paid", "owes", "sold", "moved", "lives", "works", "takes", "needs", "saw", "gave", "left", "never", "again", "soon", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "zero", "good", "bad", "very", "too", "much", ".", ",", "?", "!", "'"]
+
+
+@register("target", "tiny")
+@dataclass(frozen=True)
+class Tiny(TargetSpec):
+    """A random BERT with a vocabulary of about a hundred words and the letters and digits as word pieces."""
+
+    layers: int = 2
+    hidden: int = 32
+    heads: int = 2
+    classes: int = 2
+    seed: int = 0
+    frozen: tuple[str, ...] = ()
+    attend_padding: bool = False
+
+    def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
+        from transformers import BertConfig, BertForSequenceClassification
+
+        tokenizer = tiny_tokenizer()
+        config = BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=4 * self.hidden,
+            max_position_embeddings=64,
+            num_labels=self.classes,
+            pad_token_id=0,
+            attn_implementation="eager",
+        )
+        model = BertForSequenceClassification(config).to(dtype)
+        redraw(model, Streams.root("tiny", self.seed))
+        return TextClassifier("tiny", model.to(device), tokenizer, self.frozen, self.attend_padding)
+
+    def fingerprint(self) -> str:
+        return f"made:seed={self.seed}"
+
+
+@torch.no_grad()
+def redraw(model: torch.nn.Module, streams: Streams) -> None:
+    """Weights from named streams, whatever the library drew: the same model on every version."""
+    for name, parameter in model.named_parameters():
+        drawn = torch.randn(parameter.shape, generator=streams.child(name).generator())
+        if parameter.ndim > 1:
+            # Wider than BERT's 0.02: in so narrow a model the signal would otherwise vanish behind the residual stream.
+            parameter.copy_(drawn * 0.2)
+        else:
+            parameter.copy_((1.0 if "weight" in name else 0.0) + 0.05 * drawn)
+
+
+def tiny_tokenizer() -> "PreTrainedTokenizerFast":  # type: ignore[name-defined]
+    """WordPiece over WORDS, with every letter and digit as a piece, so that any lower-case text can be written."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = [*SPECIALS, *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+    ids = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    inner = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(prefix="##")
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=64,
+    )

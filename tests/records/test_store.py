@@ -1,0 +1,133 @@
+"""Laws of the record folder."""
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradleak.records.errors import RecordError
+from gradleak.records.schema import Record
+from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key, read_record, read_records, write_record
+
+
+def test_a_written_record_is_read_back_from_the_file_of_its_id(tmp_path: Path, record: Record) -> None:
+    path = write_record(tmp_path / "new" / "folder", record)
+    assert path.name == f"{record.id}.json" and read_record(path) == record
+
+
+def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path, record: Record) -> None:
+    write_record(tmp_path, record)
+    write_record(tmp_path, replace(record, created="later"))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{record.id}.json"]
+    assert read_records(tmp_path)[0].created == "later"
+
+
+def test_a_write_that_fails_leaves_the_old_record_whole(tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_record(tmp_path, record)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RecordError, match="No space left"):
+        write_record(tmp_path, replace(record, created="later"))
+    assert read_record(path) == record and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(tmp_path: Path, record: Record) -> None:
+    records = [replace(record, spec={"seed": seed}) for seed in range(5)]
+    for one in records:
+        write_record(tmp_path, one)
+    open_key(tmp_path)
+    (tmp_path / ".half.json").write_text("{")
+    assert [one.id for one in read_records(tmp_path)] == sorted(one.id for one in records)
+
+
+def test_the_key_is_made_once_private_and_ignored_by_git(tmp_path: Path) -> None:
+    key = open_key(tmp_path)
+    assert key == open_key(tmp_path) != open_key(tmp_path, "other")
+    assert len(key.value) == 32 and key.value.hex() not in repr(key) and str(key.value) not in repr(key)
+    assert stat.S_IMODE((tmp_path / "keys" / "secrets.key").stat().st_mode) == 0o600
+    assert (tmp_path / "keys" / ".gitignore").read_text().split() == ["*"]
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [".gitignore", "other.key", "secrets.key"]
+
+
+def test_a_broken_key_is_refused(tmp_path: Path) -> None:
+    open_key(tmp_path)
+    (tmp_path / "keys" / "secrets.key").write_bytes(b"short")
+    with pytest.raises(RecordError, match="32 bytes, not 5"):
+        open_key(tmp_path)
+
+
+def test_the_keyed_hash_is_hmac_sha256_and_depends_on_the_key() -> None:
+    key, other = SecretKey(bytes(32)), SecretKey(bytes(31) + b"\x01")
+    assert keyed_hash(key, "é") == hmac.new(bytes(32), "é".encode(), hashlib.sha256).hexdigest()
+    assert len({keyed_hash(key, "a"), keyed_hash(other, "a"), keyed_hash(key, "b")}) == 3
+
+
+def test_check_writable_makes_the_folder_and_leaves_it_empty(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_file_in_the_way_is_told_before_work_starts(tmp_path: Path, record: Record) -> None:
+    (tmp_path / "taken").write_text("")
+    for attempt in (lambda: check_writable(tmp_path / "taken"), lambda: write_record(tmp_path / "taken", record)):
+        with pytest.raises(RecordError, match=r"Cannot write records into .*taken.*Choose a folder"):
+            attempt()
+    with pytest.raises(RecordError, match="Cannot keep a key"):
+        open_key(tmp_path / "taken")
+
+
+def test_no_permission_is_told_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, exist_ok: bool = True) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refuse)  # a read-only folder would not stop root
+    with pytest.raises(RecordError, match="Permission denied. Choose a folder"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"schema": ', "not a whole JSON file"),
+        (b"\xff\xfe", "not a whole JSON file"),
+        (b'{"schema": "x"}', "schema 'x'"),
+        (b"[]", "schema"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused_with_its_path(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    with pytest.raises(RecordError, match=f"bad.json.*{message}"):
+        read_records(tmp_path)
+
+
+def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="No such file"):
+        read_record(tmp_path / "none.json")
+    with pytest.raises(RecordError, match="is not a folder"):
+        read_records(tmp_path / "none")
+
+
+def test_records_are_text_a_person_can_read(tmp_path: Path, record: Record) -> None:
+    path = write_record(tmp_path, replace(record, machine={"device": "Łódź"}))
+    assert "Łódź" in path.read_text(encoding="utf-8") and json.loads(path.read_text(encoding="utf-8"))["id"] == record.id
+
+
+def test_records_need_neither_torch_nor_the_rest_of_gradleak() -> None:
+    program = (
+        "import sys, gradleak.records.store, gradleak.records.statistics, gradleak.records.flags\n"
+        "foreign = {'torch', 'scipy', 'transformers'} & set(sys.modules)\n"
+        "ours = [name for name in sys.modules if name.startswith('gradleak.') and not name.startswith('gradleak.records')]\n"
+        "assert not foreign and not ours, (foreign, ours)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
