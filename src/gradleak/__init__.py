@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["AuditSpec", "__version__", "audit"]
+__all__ = ["AuditSpec", "__version__", "measure"]
 
 if TYPE_CHECKING:
     from gradleak.audit import AuditSpec
     from gradleak.audit.runner import Finished
 
 
-def audit(*, device: str = "cpu", out: str | None = None, **settings: Any) -> "Finished":
-    """Audits one setting: `audit(target="minilm", data="canaries", attacks=["tag:steps=500"], limit=2)`."""
+def measure(*, device: str = "cpu", out: str | None = None, **settings: Any) -> "Finished":
+    """Audits one setting: `measure(target="minilm", data="canaries", attacks=["tag:steps=500"], limit=2)`."""
     from pathlib import Path
 
     from gradleak.audit import AuditSpec, run_audit

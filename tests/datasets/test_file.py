@@ -48,7 +48,7 @@ def test_plain_text_is_one_example_a_line_without_labels(tmp_path: Path) -> None
 def test_headerless_columns_are_numbered_from_one(tmp_path: Path) -> None:
     path = written(tmp_path, "a.tsv", "id7\t1\t*\tsome words\n")
     assert File(path, text="4", label="2", header=False).load() == [Example("some words", 1)]
-    with pytest.raises(GradleakError, match="Columns there: 1, 2, 3, 4"):
+    with pytest.raises(GradleakError, match="Columns: 1, 2, 3, 4"):
         File(path, header=False).load()
 
 

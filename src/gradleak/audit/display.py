@@ -1,18 +1,30 @@
 """Who watches an audit. Attacks never see this side: they write on a blackboard that watchers read."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, runtime_checkable
 
 from gradleak.core.attack import Progress
 
 
-class Display:
-    """A watcher that shows nothing; the terminal's one is in gradleak.report."""
+@runtime_checkable
+class Display(Protocol):
+    """A watcher; the terminal's one is in gradleak.report, which may not import this."""
 
     def say(self, sentence: str) -> None:
         """One line of news."""
 
+    def watch(self, title: str, progress: Progress) -> AbstractContextManager[None]:
+        """Follows a blackboard while the block runs."""
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def say(self, sentence: str) -> None:
+        """Nobody hears."""
+
     @contextmanager
     def watch(self, title: str, progress: Progress) -> Iterator[None]:
-        """Follows a blackboard while the block runs."""
+        """Nobody looks."""
         yield

@@ -13,7 +13,7 @@ import torch
 
 from gradleak.attacks.blind import Blind
 from gradleak.audit.client import guessed_batch, observe, private_batches, update_norm
-from gradleak.audit.display import Display
+from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.scoring import score_attack, worst_case
 from gradleak.audit.spec import AuditSpec
@@ -48,7 +48,7 @@ def run_audit(
     display: Display | None = None,
 ) -> Finished:
     """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption."""
-    display = display or Display()
+    display = display or Silent()
     if out is not None:
         check_writable(out)
     display.say(f"Opening {to_string(spec.target)} on {device}")

@@ -1,8 +1,9 @@
 """What one audit is: every choice that can change its numbers, and nothing else."""
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gradleak.core.attack import Attack
 from gradleak.core.dataset import Dataset
@@ -116,22 +117,23 @@ class AuditSpec:
             limit=_whole("limit", plain.get("limit", 4)),
             batch_size=_whole("batch_size", plain.get("batch_size", 1)),
             defenses=tuple(read("defense", one, Defense) for one in listed(plain.get("defenses", []))),
-            know=tuple(_fact(one) for one in listed(plain.get("know", list(EVERY_FACT)))),
+            know=_facts(plain.get("know", list(EVERY_FACT))),
             metrics=tuple(read("metric", one, Metric) for one in listed(plain.get("metrics", list(DEFAULT_METRICS)))),
             seed=_whole("seed", plain.get("seed", 0)),
             dtype=str(plain.get("dtype", "float32")),
-            time_limit=None if plain.get("time_limit") is None else float(plain["time_limit"]),
+            time_limit=_seconds("time_limit", plain.get("time_limit")),
         )
 
 
 FIELDS = tuple(AuditSpec.__dataclass_fields__)
 
 
-def read(kind: str, described: Any, wanted: type[Kind]) -> Kind:
+def read(kind: str, described: Any, wanted: Callable[..., Kind]) -> Kind:
     """A component of a kind, in whatever form it is written."""
     component = resolve(kind, described)
+    assert isinstance(wanted, type)
     assert isinstance(component, wanted)
-    return component
+    return cast(Kind, component)
 
 
 def listed(value: Any) -> list[Any]:
@@ -147,6 +149,12 @@ def _dataset(described: Any) -> Dataset:
     return resolve_dataset(described) if isinstance(described, str) else read("dataset", described, Dataset)
 
 
+def _facts(described: Any) -> tuple[Fact, ...]:
+    """Facts in any form they are written in; `none` grants nothing."""
+    words = [word.strip() for one in listed(described) for word in str(one).split(",")]
+    return () if words == ["none"] else tuple(dict.fromkeys(_fact(word) for word in words))
+
+
 def _fact(word: Any) -> Fact:
     known = [str(fact) for fact in Fact]
     if str(word) not in known:
@@ -158,3 +166,11 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise GradleakError(f"{name} must be a whole number, not {value!r}.")
     return value
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise GradleakError(f"{name} must be a number of seconds above 0, not {value!r}.")
+    return float(value)

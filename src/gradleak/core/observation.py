@@ -87,7 +87,10 @@ class Observation:
         return self.knows.batch_size
 
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
-        """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen, with the attacker's own randomness."""
+        """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.
+
+        The same code as the client's, with the attacker's own randomness.
+        """
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example
         update = self.protocol.update(self.target, batches, per_example=per_example)

@@ -1,8 +1,7 @@
-"""Components by name: a decorator beside the class is all it takes to be found by the command line, YAML and the contract tests."""
+"""Components by name: a decorator beside the class makes it known to the command line, YAML and the contract tests."""
 
 import difflib
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from typing import ClassVar, TypeVar
 
 from gradleak.core.errors import GradleakError
@@ -28,7 +27,8 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     def add(cls: Registered) -> Registered:
         if kind not in _registry:
             raise TypeError(f"unknown kind of component {kind!r}; kinds are {', '.join(KINDS)}")
-        if not is_dataclass(cls) or not cls.__dataclass_params__.frozen:
+        params = vars(cls).get("__dataclass_params__")  # its own: a plain subclass inherits its parent's and loses its fields
+        if params is None or not params.frozen:
             raise TypeError(f"{cls.__name__} must be a frozen dataclass to be registered")
         if name in _registry[kind]:
             raise TypeError(f"{kind} {name!r} is registered twice")

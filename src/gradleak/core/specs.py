@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from typing import Any
@@ -10,6 +11,8 @@ import yaml
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component, did_you_mean, find
+
+_BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
 
 def to_dict(component: Component) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
     """The component a dict describes; unknown or ill-typed fields are refused by name."""
     rest = dict(described)
     if not isinstance(name := rest.pop("name", None), str):
-        raise GradleakError(f"A {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
+        raise GradleakError(f"Every {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
     cls = find(kind, name)
     hints = typing.get_type_hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -46,20 +49,20 @@ def to_string(component: Component) -> str:
 
 def from_string(kind: str, line: str) -> Component:
     """The component a one-line string describes."""
-    name, _, rest = line.strip().partition(":")
-    described: dict[str, Any] = {"name": name}
+    name, _, rest = line.partition(":")
+    described: dict[str, Any] = {"name": name.strip()}
     for part in _split(rest):
         key, equals, value = part.partition("=")
         if not equals:
             raise GradleakError(f"Cannot read {part!r} in {line!r}: write {name}:field=value,field=value.")
         try:
             described[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number and is none
             raise GradleakError(f"Cannot read the value of {key.strip()!r} in {line!r}: {error}.") from error
     return from_dict(kind, described)
 
 
-def resolve(kind: str, described: "str | dict[str, Any] | Component") -> Component:
+def resolve(kind: str, described: Any) -> Component:
     """Whatever form a component is written in."""
     if isinstance(described, Component):
         return described
@@ -67,7 +70,7 @@ def resolve(kind: str, described: "str | dict[str, Any] | Component") -> Compone
         return from_string(kind, described)
     if isinstance(described, dict):
         return from_dict(kind, described)
-    raise GradleakError(f"A {kind} is written as a name, a line such as name:field=value, or a mapping, not {described!r}.")
+    raise GradleakError(f"Every {kind} is written as a name, a line such as name:field=value, or a mapping, not {described!r}.")
 
 
 def _build(cls: type[Component], name: str, values: dict[str, Any]) -> Component:
@@ -89,7 +92,8 @@ def _split(text: str) -> list[str]:
     parts, depth, quote, start = [], 0, "", 0
     for place, letter in enumerate(text):
         if quote:
-            quote = "" if letter == quote else quote
+            escaped = quote == '"' and (place - len(text[:place].rstrip("\\"))) % 2 == 1
+            quote = "" if letter == quote and not escaped else quote
         elif letter in "\"'" and text[:place].rstrip()[-1:] in ("=", "[", ",", "{", ":"):
             quote = letter
         elif letter in "[{":
@@ -113,10 +117,21 @@ def _plain(value: Any) -> Any:
 
 def _write(value: Any) -> str:
     """JSON is YAML; bare words stay bare so that a line reads well."""
-    if isinstance(value, str) and value and yaml.safe_load(f"a: {value}" if ": " not in value else "1") == {"a": value}:
-        if not set(value) & set(",[]{}'\"="):
-            return value
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and _BARE.fullmatch(value) and _reads_as_itself(value):
+        return value
+    # YAML refuses or folds control characters and odd spaces that JSON leaves as they are.
+    return re.sub(r"[^ -~]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False))
+
+
+def _reads_as_itself(text: str) -> bool:
+    try:
+        return bool(yaml.safe_load(text) == text)
+    except (yaml.YAMLError, ValueError):  # 2024-13-45 looks like a date
+        return False
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
 
 
 def _coerce(where: str, value: Any, wanted: Any) -> Any:

@@ -39,7 +39,7 @@ class Columns:
             otherwise = ", or label=null for no labels" if field == "label" else ""
             near = did_you_mean(column, [str(name) for name in row.values])
             raise GradleakError(
-                f"{self.source}, {row.where}: no column {column!r}{near} Columns there: {there}. Choose with {field}=…{otherwise}."
+                f"{self.source}, {row.where}: no column {column!r}{near} Columns: {there}. Choose with {field}=…{otherwise}."
             )
         return row.values[column]
 

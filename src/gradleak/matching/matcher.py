@@ -65,13 +65,13 @@ class SimulatedMatcher(Matcher):
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
-        update = observation.simulate(batch, rngs).tensors
-        pairs = [
-            vector_sums(
-                update[name].flatten(1)[None, None], _seen(observation, name).flatten()[None, None], self.distance.residuals
-            )
-            for name in self.names
-        ]
+        sent = observation.simulate(batch, rngs).tensors
+        pairs = []
+        for name in self.names:
+            seen = _seen(observation, name).flatten()
+            # What this observation does not show has weight zero: any gradient will do.
+            gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
+            pairs.append(vector_sums(gradients[None, None], seen[None, None], self.distance.residuals))
         return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack([second[0, 0] for _, second in pairs], -1)
 
 

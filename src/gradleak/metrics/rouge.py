@@ -26,7 +26,7 @@ class UnicodeWords:
 
 @cache
 def _scorer(measure: str, legacy: bool) -> Any:
-    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+    from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer([measure], use_stemmer=False, tokenizer=None if legacy else UnicodeWords())
 

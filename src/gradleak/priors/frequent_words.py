@@ -11,7 +11,17 @@ from gradleak.core.registry import register
 from gradleak.core.target import Target
 
 # Common English words, most frequent first.
-ENGLISH = ["the", "of", "and", "to", "a", "in", "is", "that", "it", "was", "for", "on", "with", "he", "as", "i", "his", "at", "be", "by", "had", "not", "are", "but", "from", "or", "have", "an", "they", "which", "one", "you", "were", "all", "her", "she", "there", "would", "their", "we", "him", "been", "has", "when", "who", "will", "no", "more", "if", "out", "so", "up", "said", "what", "its", "about", "than", "into", "them", "can", "only", "other", "time", "new", "some", "could", "these", "two", "may", "first", "then", "do", "any", "like", "my", "now", "over", "such", "our", "man", "me", "even", "most", "made", "after", "also", "did", "many", "off", "before", "must", "well", "back", "through", "years", "much", "where", "your", "way", "down", "should", "because", "long", "each", "just", "state", "people", "those", "too", "mr", "how", "little", "good", "world", "make", "very", "year", "still", "see", "own", "work", "men", "day", "get", "here", "old", "life", "both", "between", "being", "under", "three", "never", "know", "same", "last", "another", "while", "us", "might", "great", "go", "come", "since", "against", "right", "came", "take", "used", "himself", "few", "house", "use", "place", "during", "high", "without", "again", "home", "around", "small", "however", "found", "part", "school", "thought", "went", "say", "general", "once", "upon", "war", "every", "left", "got", "united", "number", "hand", "course", "water", "until", "away", "always", "public", "put", "head", "night", "fact", "though", "end", "called", "set", "better", "tell", "why", "look", "asked", "feel", "going", "yet", "nothing", "done", "young"]
+ENGLISH = (
+    "the of and to a in is that it was for on with he as i his at be by had not are but from or have an they which one "
+    "you were all her she there would their we him been has when who will no more if out so up said what its about than "
+    "into them can only other time new some could these two may first then do any like my now over such our man me even "
+    "most made after also did many off before must well back through years much where your way down should because long "
+    "each just state people those too mr how little good world make very year still see own work men day get here old "
+    "life both between being under three never know same last another while us might great go come since against right "
+    "came take used himself few house use place during high without again home around small however found part school "
+    "thought went say general once upon war every left got united number hand course water until away always public put "
+    "head night fact though end called set better tell why look asked feel going yet nothing done young"
+).split()
 
 
 @register("prior", "frequent_words")

@@ -102,7 +102,8 @@ def _load_model(
         _refuse_regression(name, source, classes)
         if safetensors_only and not list(source.glob("*.safetensors")):
             raise GradleakError(
-                f"{name} has no .safetensors weights; pickled weights can run code. Convert them, or pass --allow-pickle if you trust them."
+                f"{name} has no .safetensors weights; pickled weights can run code. "
+                "Convert them, or pass --allow-pickle if you trust them."
             )
     try:
         model, info = transformers.AutoModelForSequenceClassification.from_pretrained(

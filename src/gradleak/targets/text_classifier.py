@@ -17,7 +17,7 @@ UNUSED = re.compile(r"^[\[<]unused_?\d+[\]>]$")  # BERT's spare ids: never in a 
 
 
 class TextClassifier(Target):
-    """Eval mode, gradients off: clients and attackers differentiate copies of the parameters, so no `.grad` is ever left behind."""
+    """Eval mode, gradients off: clients and attackers differentiate copies of the parameters, so no `.grad` is left behind."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = (), attend_padding: bool = False) -> None:
         self.name = name
@@ -29,6 +29,7 @@ class TextClassifier(Target):
         self.hidden_size = int(self.vocabulary.embeddings.shape[1])
         self._groups = _groups(model, self.classes)
         self._parameters = _training(name, model, self._groups, frozen)
+        self._aliases = _aliases(model)
         self.longest = _longest(model.config, tokenizer)
         self.padding_is_free = self._probe()
 
@@ -83,7 +84,8 @@ class TextClassifier(Target):
             raise GradleakError(f"A text is empty after tokenising ({start!r}): remove it from the data.")
         if tokens > self.longest:
             raise GradleakError(
-                f"A text has {tokens} tokens and {self.name} reads at most {self.longest} (it begins {start!r}): shorten or remove it."
+                f"A text has {tokens} tokens and {self.name} reads at most {self.longest} (it begins {start!r}): "
+                "shorten or remove it."
             )
         if example.label is not None and not 0 <= example.label < self.classes:
             raise GradleakError(
@@ -98,7 +100,9 @@ class TextClassifier(Target):
             inputs["input_ids"] = batch.ids.reshape(-1, tokens)
         elif batch.embeddings is not None:
             inputs["inputs_embeds"] = batch.embeddings.reshape(-1, tokens, self.hidden_size)
-        logits: Tensor = torch.func.functional_call(self.module, dict(parameters or {}), (), inputs).logits
+        # functional_call's own tie_weights leaves the copies behind in a module that is registered under two names.
+        swapped = {alias: value for name, value in (parameters or {}).items() for alias in self._aliases[name]}
+        logits: Tensor = torch.func.functional_call(self.module, swapped, (), inputs, tie_weights=False).logits
         return logits
 
     @torch.no_grad()
@@ -118,7 +122,8 @@ class TextClassifier(Target):
             ) from error
         if not torch.allclose(by_ids, by_embeddings, atol=1e-4, rtol=1e-3):
             raise GradleakError(
-                f"The embeddings of {self.name} cannot be reached: feeding a sentence as ids and as its word embeddings gives different results."
+                f"The embeddings of {self.name} cannot be reached: "
+                "a sentence fed as ids and the same sentence fed as word embeddings give different results."
             )
         mask = torch.arange(padded.shape[1], device=self.device)[None] < ids.shape[1]
         with_padding = self._logits(Batch(embeddings=self.embed(padded), mask=mask, labels=label), None)
@@ -132,7 +137,8 @@ def _ordinary(vocabulary: Vocabulary, count: int) -> list[int]:
 def _classes(name: str, config: Any) -> int:
     if config.problem_type == "regression" or config.num_labels < 2:
         raise GradleakError(
-            f"{name} is a regression model ({config.num_labels} output): gradleak audits classifiers. Use one with two or more labels."
+            f"{name} is a regression model ({config.num_labels} output): gradleak audits classifiers. "
+            "Use one with two or more labels."
         )
     if config.problem_type == "multi_label_classification":
         raise GradleakError(f"{name} predicts several labels at once: gradleak audits single-label classifiers.")
@@ -186,6 +192,15 @@ def _training(name: str, model: Any, groups: Mapping[str, tuple[str, ...]], froz
         raise GradleakError(f"{name} has no group of parameters called {unknown[0]!r} to freeze; groups are {', '.join(groups)}.")
     left_out = {parameter for group in frozen for parameter in groups[group]}
     return {parameter: value for parameter, value in model.named_parameters() if parameter not in left_out}
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """For every parameter name, the names under which modules hold it: more than one where weights are tied."""
+    holders: dict[int, list[str]] = {}
+    for module_name, part in model.named_modules():  # each module once, whatever the number of its names
+        for attribute, parameter in part.named_parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(f"{module_name}.{attribute}".lstrip("."))
+    return {name: holders[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 def _longest(config: Any, tokenizer: Any) -> int:

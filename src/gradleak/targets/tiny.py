@@ -1,6 +1,7 @@
 """A classifier small enough for tests and first tries, built in memory: no download, no file."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,7 +11,13 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.text_classifier import TextClassifier
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-WORDS = ["the", "a", "my", "our", "is", "was", "has", "and", "to", "of", "in", "at", "on", "for", "with", "not", "he", "she", "they", "we", "i", "you", "it", "this", "that", "call", "me", "please", "keep", "code", "number", "phone", "street", "doctor", "patient", "pain", "heart", "asthma", "salary", "bank", "account", "card", "pin", "password", "mail", "meeting", "monday", "friday", "morning", "night", "red", "blue", "green", "dog", "cat", "house", "car", "river", "road", "door", "key", "letter", "paid", "owes", "sold", "moved", "lives", "works", "takes", "needs", "saw", "gave", "left", "never", "again", "soon", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "zero", "good", "bad", "very", "too", "much", ".", ",", "?", "!", "'"]
+WORDS = (
+    "the a my our is was has and to of in at on for with not he she they we i you it this that call me please keep code "
+    "number phone street doctor patient pain heart asthma salary bank account card pin password mail meeting monday "
+    "friday morning night red blue green dog cat house car river road door key letter paid owes sold moved lives works "
+    "takes needs saw gave left never again soon one two three four five six seven eight nine zero good bad very too much "
+    ". , ? ! '"
+).split()
 
 
 @register("target", "tiny")
@@ -61,7 +68,7 @@ def redraw(model: torch.nn.Module, streams: Streams) -> None:
             parameter.copy_((1.0 if "weight" in name else 0.0) + 0.05 * drawn)
 
 
-def tiny_tokenizer() -> "PreTrainedTokenizerFast":  # type: ignore[name-defined]
+def tiny_tokenizer() -> Any:
     """WordPiece over WORDS, with every letter and digit as a piece, so that any lower-case text can be written."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradleak.core.batch import Batch
@@ -72,10 +72,11 @@ def _noisy(observation: Observation) -> bool:
     return any(defense.channel().noise_std > 0 for defense in observation.knows.defenses or ())
 
 
-def _touched(rows: Float[Tensor, "rows width"]) -> Tensor:
-    norms = rows.norm(dim=1)
+def _touched(rows: Float[Tensor, "rows width"]) -> Bool[Tensor, "rows"]:
+    norms = torch.linalg.vector_norm(rows, dim=1)
     floor = norms.quantile(0.25)  # most rows are untouched: zero, or the size of the noise
-    return (norms > ABOVE_FLOOR * floor) & (norms > ABOVE_ROUNDING * norms.max())
+    touched: Tensor = (norms > ABOVE_FLOOR * floor) & (norms > ABOVE_ROUNDING * norms.max())
+    return touched
 
 
 @torch.no_grad()

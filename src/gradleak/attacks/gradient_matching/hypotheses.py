@@ -39,7 +39,8 @@ class Assumptions:
         combinations = list(itertools.product(self._labels(observation), self._lengths(observation)))
         if len(combinations) > MOST:
             raise GradleakError(
-                f"Enumerating gives {len(combinations)} combinations of labels and lengths, more than {MOST}: use derived for one of them."
+                f"Enumerating gives {len(combinations)} combinations of labels and lengths, more than {MOST}: "
+                "use derived for one of them."
             )
         return [Hypothesis(labels, lengths) for labels, lengths in combinations]
 

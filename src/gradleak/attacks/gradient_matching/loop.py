@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens
+from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import Start
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Fact, Observation
 from gradleak.matching import Distance, Matcher, for_observations
-from gradleak.matching.chunking import Chunks
 
 LOSS_EVERY = 50  # steps between entries of the loss trace
 GUESS_EVERY = 500  # steps between kept guesses
@@ -31,7 +31,7 @@ class MatchingLoop:
     start: Start
     optimiser: Adam
     steps: int
-    assumptions: Assumptions = Assumptions()
+    assumptions: Assumptions
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -39,26 +39,25 @@ class MatchingLoop:
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         """All observations together; where several hypotheses were tried, the one that matches best."""
-        rows = lay_out(observations, self.assumptions)
-        search = Search(self, rows, bench)
         began = time.monotonic()
-        search.run()
+        tried: dict[int, list[Reconstruction]] = {observation.index: [] for observation in observations}
+        for group in problems_of(observations, self.assumptions):
+            search = Search(self, lay_out(group), bench)
+            search.run()
+            for row, problem in enumerate(search.rows.problems):
+                tried[problem.observation.index].append(search.reconstruction(row))
         seconds = (time.monotonic() - began) / len(observations)
-        return [self._best(search, observation, seconds) for observation in observations]
+        return [_best(tried[observation.index], seconds) for observation in observations]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         """The distance at given token ids."""
-        values = []
-        for observation, batch in zip(observations, batches, strict=True):
-            assert batch.ids is not None
-            one = Batch(ids=batch.ids[None, None], mask=batch.mask[None, None], labels=batch.labels[None, None])
-            values.append(for_observations([observation], self.distance).distances(one)[0, 0])
-        return torch.stack(values)
-
-    def _best(self, search: "Search", observation: Observation, seconds: float) -> Reconstruction:
-        mine = [row for row, problem in enumerate(search.rows.problems) if problem.observation is observation]
-        row = min(mine, key=lambda place: float(search.best_losses[place]))
-        return replace(search.reconstruction(row), cost=Cost(seconds, search.taken * len(mine)))
+        if not observations[0].target.padding_is_free:
+            alone = [([observation], [batch]) for observation, batch in zip(observations, batches, strict=True)]
+        else:
+            alone = [(list(observations), list(batches))]
+        return torch.cat(
+            [for_observations(seen, self.distance).distances(side_by_side(secrets))[:, 0] for seen, secrets in alone]
+        )
 
 
 class Search:
@@ -67,7 +66,7 @@ class Search:
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
         self.matcher: Matcher = for_observations([problem.observation for problem in rows.problems], loop.distance)
-        self.chunks = Chunks(rows_at_once(rows))
+        self.slopes = Slopes(self.matcher, rows)
         self.frame = rows.target.embed(rows.frame)
         self.embeddings = self._framed(loop.start.embeddings(rows, bench))
         self.best = self.embeddings.clone()
@@ -92,16 +91,8 @@ class Search:
         self._keep(self.taken, losses, last=True)
 
     def losses_and_gradients(self) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
-        """The distance of every row and its slope, in pieces that fit the memory."""
-        gradients = torch.zeros_like(self.embeddings)
-
-        def piece(rows: slice) -> Tensor:
-            embeddings = self.embeddings[rows].detach().requires_grad_()
-            losses = self.matcher.distances(self.rows.batch(embeddings[:, None], rows), rows)[:, 0]
-            gradients[rows] = torch.autograd.grad(losses.sum(), embeddings)[0]
-            return losses.detach()
-
-        return self.chunks.run(piece, len(self.rows.problems)), gradients.nan_to_num_()
+        """The distance of every row and its slope."""
+        return self.slopes(self.embeddings)
 
     def reconstruction(self, row: int) -> Reconstruction:
         """The best guess of one row and how it came about."""
@@ -110,6 +101,7 @@ class Search:
             sentences=self.rows.sentences(nearest_tokens(self.rows, self.best)[row], row),
             loss=float(self.best_losses[row]),
             labels=hypothesis.labels,
+            cost=Cost(steps=self.taken),
             trace=Trace(
                 losses=tuple((step, float(losses[row])) for step, losses in self.losses),
                 guesses=tuple((step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses),
@@ -140,12 +132,7 @@ class Search:
         return torch.where(self.rows.fixed[..., None], self.frame, embeddings)
 
 
-def rows_at_once(rows: Rows) -> int:
-    """How many rows a pass may hold: activations of a double backward pass, about 150 numbers a token, layer and hidden unit."""
-    target = rows.target
-    layers = max(2, len(target.parameters) // 16)
-    bytes_a_row = rows.mask[0].numel() * target.hidden_size * layers * 150 * target.vocabulary.embeddings.element_size()
-    if target.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(target.device)
-        return max(1, int(0.5 * free / bytes_a_row))
-    return max(1, int(2**29 / bytes_a_row))  # half a gigabyte: larger passes are no faster on a CPU
+def _best(tried: Sequence[Reconstruction], seconds: float) -> Reconstruction:
+    """The hypothesis that matches best, at the cost of all that were tried."""
+    best = min(tried, key=lambda guess: torch.inf if guess.loss is None else guess.loss)
+    return replace(best, cost=Cost(seconds, sum(guess.cost.steps for guess in tried)))

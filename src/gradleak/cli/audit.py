@@ -1,0 +1,95 @@
+"""`gradleak audit`: one setting, attacked and scored."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradleak.cli.options import Device, Out, option
+
+if TYPE_CHECKING:
+    from gradleak.audit.runner import Finished
+
+
+def audit(
+    target: Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")] = "minilm",
+    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
+    limit: Annotated[int, option("Client batches to attack. [4]")] = 4,
+    batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
+    protocol: Annotated[str, option("How a batch becomes an update. [fedsgd]")] = "fedsgd",
+    defense: Annotated[list[str] | None, option("What clients do to updates; repeat for a chain, in order. [none]")] = None,
+    attack: Annotated[list[str] | None, option("Who guesses; repeat for several. [tag]")] = None,
+    know: Annotated[
+        list[str] | None,
+        option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),
+    ] = None,
+    view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
+    prior: Annotated[str, option("What the attacker believes of text beforehand. [frequent_words]")] = "frequent_words",
+    metric: Annotated[list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")] = None,
+    device: Device = "auto",
+    seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
+    dtype: Annotated[str, option("float32 or float64. [float32]")] = "float32",
+    time_limit: Annotated[float | None, option("Seconds for each attack; the best guess so far then counts. [none]")] = None,
+    out: Out = Path("runs"),
+    as_json: Annotated[bool, option("Print the record as JSON and nothing else.", "--json")] = False,
+    keep_secrets: Annotated[bool, option("Store the private texts in the record.", "--keep-secrets")] = False,
+    show: Annotated[bool, option("Show private texts and guesses here; made-up ones always are.", "--show")] = False,
+    allow_pickle: Annotated[bool, option("Load pickled weights, which can run code.", "--allow-pickle")] = False,
+) -> None:
+    """Attacks one setting and says how much was rebuilt.
+
+    Components take their fields on one line: --attack tag:steps=500,learning_rate=0.1. `gradleak list attacks` names them.
+    """
+    settings = {
+        "target": target,
+        "data": data,
+        "limit": limit,
+        "batch_size": batch_size,
+        "protocol": protocol,
+        "defenses": defense,
+        "attacks": attack,
+        "know": know,
+        "view": view,
+        "prior": prior,
+        "metrics": metric,
+        "seed": seed,
+        "dtype": dtype,
+        "time_limit": time_limit,
+    }
+    run_and_print(settings, device, out, as_json, keep_secrets, show, allow_pickle)
+
+
+def run_and_print(
+    settings: dict[str, Any], device: str, out: Path, as_json: bool, keep_secrets: bool, show: bool, allow_pickle: bool
+) -> None:
+    """Runs the audit the flags describe; flags that were not given have the audit's own defaults."""
+    from gradleak.audit import AuditSpec, run_audit
+    from gradleak.cli.device import resolve_device
+    from gradleak.report.layout import open_console
+    from gradleak.report.live import TerminalDisplay
+
+    given = {field: value for field, value in settings.items() if value is not None and value != []}
+    spec = AuditSpec.from_plain(given, allow_pickle)
+    visible = show or spec.data.made_up
+    display = TerminalDisplay(open_console(to_stderr=True), quiet=as_json, show_guesses=visible)
+    finished = run_audit(spec, device=resolve_device(device), out=out, keep_secrets=keep_secrets, display=display)
+    if as_json:
+        typer.echo(json.dumps(finished.record.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        print_finished(finished, visible)
+
+
+def print_finished(finished: "Finished", visible: bool) -> None:
+    """The record, with secrets beside guesses where they may be seen."""
+    from gradleak.report.layout import open_console
+    from gradleak.report.terminal import print_record
+
+    secrets = {
+        (batch, position): example.text
+        for batch, private in enumerate(finished.private)
+        for position, example in enumerate(private.examples)
+    }
+    console = open_console()
+    print_record(console, finished.record, secrets if visible else {}, guesses=visible)
+    console.print(f"Record: {finished.path}", soft_wrap=True)

@@ -1,0 +1,25 @@
+"""Where to compute."""
+
+import re
+
+from gradleak.core.errors import GradleakError
+
+DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
+
+
+def resolve_device(word: str) -> str:
+    """`cpu`, `cuda` or `cuda:N`, checked; `auto` is a GPU where there is one."""
+    if not DEVICE.fullmatch(word):
+        raise GradleakError(f"Unknown device {word!r}. Use --device cpu, cuda, cuda:N or auto.")
+    if word == "cpu":
+        return word
+    import torch
+
+    if word == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        raise GradleakError(f"--device {word} needs a CUDA GPU and PyTorch finds none here; use --device cpu or auto.")
+    number = int(word.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        raise GradleakError(f"--device {word} is not there: this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
+    return word

@@ -1,0 +1,92 @@
+"""The `gradleak` command: its parts, its exit codes, and errors as sentences."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import click
+import typer
+
+from gradleak import __version__
+from gradleak.cli.audit import audit
+from gradleak.cli.components import list_components
+from gradleak.cli.run import run
+from gradleak.cli.show import show
+from gradleak.core.errors import GradleakError
+from gradleak.records.errors import RecordError
+
+BAD_INPUT, RUN_FAILED, INTERRUPTED = 2, 3, 130
+EPILOG = """\b
+Exit codes:
+  0    done
+  2    bad input: nothing was run
+  3    the run failed, or some cells of a study did
+  130  interrupted: finished parts are kept, the same command goes on from them
+"""
+
+# Plain help: typer's rich one takes twice as long and cuts lines when piped
+app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
+app.command(epilog=EPILOG)(audit)
+app.command(epilog=EPILOG)(run)
+app.command()(show)
+app.command("list")(list_components)
+
+
+def print_version(wanted: bool) -> None:
+    """`gradleak 0.1.0`, then nothing more."""
+    if wanted:
+        typer.echo(f"gradleak {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def gradleak(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors; may stand anywhere.")] = False,
+) -> None:
+    """Measures how much private training data can be rebuilt from federated-learning updates."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        code = typer.main.get_command(app).main(
+            [word for word in words if word != "--debug"], prog_name="gradleak", standalone_mode=False
+        )
+    except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+    except Exception as error:  # whatever it is, a person reads a sentence
+        if debug:
+            traceback.print_exc()
+        return explain(error)
+    if code == INTERRUPTED:
+        say_error("Interrupted. Finished parts are kept; run the same command again to go on from them.")
+    return int(code or 0)
+
+
+def explain(error: Exception) -> int:
+    """Says what went wrong in one sentence and returns the exit code."""
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "gradleak"
+        say_error(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        return BAD_INPUT
+    if isinstance(error, GradleakError):
+        say_error(str(error))
+        return error.exit_code
+    if isinstance(error, (RecordError, click.ClickException)):
+        say_error(str(error))
+        return BAD_INPUT
+    reason = " ".join(str(error).split()) or "no message"
+    say_error(f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the traceback.")
+    return RUN_FAILED
+
+
+def say_error(sentence: str) -> None:
+    """On standard error, so that standard output holds results only."""
+    typer.echo(f"Error: {sentence}", err=True)

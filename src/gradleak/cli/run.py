@@ -1,0 +1,51 @@
+"""`gradleak run`: a grid of audits from a YAML file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradleak.cli.options import Device, Out, option
+
+if TYPE_CHECKING:
+    from gradleak.study.grid import CellResult
+
+
+def run(
+    spec: Annotated[Path, typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid.")],
+    out: Out = Path("runs"),
+    device: Device = "auto",
+    limit_cells: Annotated[int | None, option("Run the first cells of the grid only.", minimum=1)] = None,
+) -> None:
+    """Audits every cell of a grid, one record each. Cells that have a record already are skipped.
+
+    A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a list of lists an axis.
+    """
+    from gradleak.cli.device import resolve_device
+    from gradleak.report.layout import open_console
+    from gradleak.report.live import TerminalDisplay
+    from gradleak.study.cells import read_study
+    from gradleak.study.grid import run_cells
+
+    study = read_study(spec)
+    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=all(cell.spec.data.made_up for cell in study.cells))
+    results = run_cells(study.cells[:limit_cells], out / study.name, resolve_device(device), display)
+    print_results(results, out / study.name)
+
+
+def print_results(results: "list[CellResult]", folder: Path) -> None:
+    """One row a cell; failed ones are named again at the end."""
+    from gradleak.core.errors import RunFailed
+    from gradleak.report.layout import open_console
+    from gradleak.report.listing import Row, cell_tables
+
+    console = open_console()
+    rows = [Row(result.cell.axes, result.record, "" if result.record else "failed") for result in results]
+    for table in cell_tables(console, rows):
+        console.print(table)
+        console.print()
+    console.print("Worst case over the attacks of a cell, in %: mean [95 % interval], the blind attack below.", style="dim")
+    console.print(f"Records: {folder}", soft_wrap=True)
+    failures = [str(result.failure) for result in results if result.failure]
+    if failures:
+        raise RunFailed(f"{len(failures)} of {len(results)} cells failed; their tracebacks are in {', '.join(failures)}.")

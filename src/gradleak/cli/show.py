@@ -1,0 +1,39 @@
+"""`gradleak show`: records read back."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def show(
+    record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
+    trace: Annotated[bool, typer.Option("--trace", help="Show the guesses as the search went on.")] = False,
+) -> None:
+    """Shows a record as its audit did, or lists the records of a folder.
+
+    Secrets are shown only if the audit kept them (--keep-secrets); guesses always are, and a good guess is the private text.
+    """
+    from gradleak.records.store import read_record
+    from gradleak.report.layout import open_console
+    from gradleak.report.reconstructions import kept_secrets
+    from gradleak.report.terminal import print_record
+
+    if record.is_dir():
+        list_folder(record)
+        return
+    read = read_record(record)
+    print_record(open_console(), read, kept_secrets(read), with_trace=trace)
+
+
+def list_folder(folder: Path) -> None:
+    """The records in a folder and in the folders of studies below it."""
+    from gradleak.records.errors import RecordError
+    from gradleak.records.store import read_record
+    from gradleak.report.layout import open_console
+    from gradleak.report.listing import folder_table
+
+    paths = [path for pattern in ("*.json", "*/*.json") for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
+    if not paths:
+        raise RecordError(f"{folder} holds no records. Name the folder that was given as --out.")
+    open_console().print(folder_table([(str(path.relative_to(folder)), read_record(path)) for path in paths]))

@@ -1,0 +1,43 @@
+"""Numbers as people read them: fractions in percent, intervals in brackets, a dash for what is not there."""
+
+import math
+
+from gradleak.records.schema import Score
+
+MISSING = "-"
+
+
+def number(value: float | None, unit: str) -> str:
+    """One value; fractions as percentages without the sign."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return f"{100 * value:.1f}" if unit == "fraction" else f"{value:.3g}"
+
+
+def mean_and_interval(score: Score) -> str:
+    """`45.2 [30.1, 60.3]`."""
+    mean = number(score.mean, score.unit)
+    if mean == MISSING or score.low is None or score.high is None:
+        return mean
+    return f"{mean} [{number(score.low, score.unit)}, {number(score.high, score.unit)}]"
+
+
+def gain(score: Score) -> str:
+    """How much more leaks than the blind attack gets, with its sign."""
+    if score.mean is None or score.blind is None:
+        return MISSING
+    more = score.mean - score.blind if score.direction == "higher" else score.blind - score.mean
+    text = number(more, score.unit)
+    return text if text.startswith(("-", "0.0")) or text == MISSING else f"+{text}"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

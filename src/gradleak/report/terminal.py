@@ -1,0 +1,75 @@
+"""One record on a terminal: what was audited, reconstructions, scores, flags, and what may be concluded."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from gradleak.records.schema import Record
+from gradleak.report.numbers import duration
+from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
+from gradleak.report.scores import score_tables
+from gradleak.report.verdict import closing_sentence, explain, raised, worst_case_sentence
+
+
+def print_record(console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False) -> None:
+    """Draws the record. Without `guesses` none is drawn: a good one is the private text."""
+    console.print(Text(f"Audit {record.id}", style="bold"))
+    console.print(heading(record), style="dim")
+    for name, attack in record.attacks.items():
+        shown = min(len(attack.examples), SHOWN)
+        console.print(Text(f"\n{name}: first {shown} of {len(attack.examples)} reconstructions", style="bold"))
+        if guesses:
+            console.print(Padding(reconstructions(record, attack, secrets, shown), (0, 0, 0, 2)))
+        else:
+            console.print("  hidden, since a good guess is the private text; add --show to see them.", style="dim")
+        for title, table in trace(attack, secrets) if with_trace and guesses else ():
+            console.print(Text(f"\n  {title}", style="bold"))
+            console.print(Padding(table, (0, 0, 0, 2)))
+    _print_scores(console, record)
+
+
+def _print_scores(console: Console, record: Record) -> None:
+    console.print()
+    for table in score_tables(console, record):
+        console.print(table)
+        console.print()
+    console.print("Fractions in %; intervals over client batches; gain: how much more than the blind attack gets.", style="dim")
+    console.print()
+    console.print(worst_case_sentence(record), style="bold")
+    for name, (attacks, detail) in raised(record).items():
+        console.print(Text("! ", style="yellow") + Text(explain(name, attacks, detail)))
+    console.print(closing_sentence(record), style="bold")
+
+
+def heading(record: Record) -> str:
+    """Everything that was held fixed, and what it took."""
+    spec = record.spec
+    seconds = sum(attack.cost.seconds for attack in record.attacks.values())
+    parts = [
+        f"target {record.target.name}",
+        f"data {line(spec.get('data'))}",
+        f"n = {record.data.examples} in {record.data.batches} batches",
+        f"protocol {line(spec.get('protocol'))}",
+        f"defense {chain(spec.get('defenses'))}",
+        f"view {line(spec.get('view'))}",
+        f"knows {chain(spec.get('know'), ', ')}",
+        f"seed {spec.get('seed', '-')}",
+        f"device {record.machine.get('device', '-')}",
+        f"attacks took {duration(seconds)}",
+    ]
+    return " · ".join(parts)
+
+
+def line(component: Any) -> str:
+    """A component of a spec on one line; fields that are off are left out."""
+    if not isinstance(component, dict):
+        return str(component if component is not None else "-")
+    fields = [f"{key}={value}" for key, value in component.items() if key != "name" and value not in (None, False, [], "")]
+    return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
+
+
+def chain(components: Any, between: str = " + ") -> str:
+    """Several components on one line."""
+    return between.join(line(one) for one in components or ()) or "none"

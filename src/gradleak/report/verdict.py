@@ -1,0 +1,81 @@
+"""What may be concluded. A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside it."""
+
+from gradleak.records.flags import FLAGS
+from gradleak.records.schema import Record, Score
+from gradleak.report.numbers import gain, mean_and_interval, number
+
+LEADING = "rouge1"
+
+
+def raised(record: Record) -> dict[str, tuple[list[str], str]]:
+    """Flags by name: the attacks that raised them and the first detail."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for key, attack in record.attacks.items():
+        for flag in attack.flags:
+            found.setdefault(flag.name, ([], flag.detail))[0].append(key)
+    for flag in record.flags:
+        found.setdefault(flag.name, ([], flag.detail))
+    return found
+
+
+def explain(name: str, attacks: list[str], detail: str) -> str:
+    """A raised flag with its meaning and what to do about it."""
+    who = f" ({', '.join(attacks)})" if attacks else ""
+    flag = FLAGS.get(name)  # a later version may know more flags
+    return f"{name}{who}: {detail}" + (f" {flag.meaning} {flag.what_to_do}" if flag else "")
+
+
+def worst_case_sentence(record: Record) -> str:
+    """The most that was rebuilt, example by example, over all attacks."""
+    metric, score = _leading(record)
+    if score is None:
+        return "Worst case: no score."
+    attacks = "1 attack" if len(record.attacks) == 1 else f"{len(record.attacks)} attacks"
+    percent = ", in %" if score.unit == "fraction" else ""
+    sentence = (
+        f"Worst case over {attacks}, n = {score.n}: {metric} {mean_and_interval(score)}, "
+        f"blind {number(score.blind, score.unit)}, gain {gain(score)}{percent}"
+    )
+    exact = record.worst_case.get("exact_match")
+    if exact is not None and exact.mean is not None:
+        sentence += f"; {round(exact.mean * exact.n)} of {exact.n} rebuilt word for word"
+    return sentence + "."
+
+
+def closing_sentence(record: Record) -> str:
+    """Leaks, or not shown to leak; in the second case always with what stands against calling it safe."""
+    beaten = beats_blind(record)
+    if beaten:
+        return (
+            f"This setting leaks: more was rebuilt than by a blind guess ({', '.join(beaten)}). "
+            "Stronger attacks can only raise these numbers."
+        )
+    doubts = ", ".join(name for name in raised(record) if name != "near_chance")
+    return (
+        "These attacks rebuilt no more than a blind guess, as far as these examples can tell. "
+        "That bounds these attacks, not what a stronger one could do." + (f" In doubt: {doubts}." if doubts else "")
+    )
+
+
+def beats_blind(record: Record) -> list[str]:
+    """Metrics by which the worst case lies above the blind attack beyond chance. Legacy ones repeat the honest ones."""
+    honest = {name: score for name, score in record.worst_case.items() if not name.endswith("_legacy")}
+    return [name for name, score in honest.items() if _above_blind(score) or (name == LEADING and _paired_above_blind(record))]
+
+
+def _paired_above_blind(record: Record) -> bool:
+    """Whether some attack was not flagged as near chance: paired differences see more than two intervals do."""
+    return any(all(flag.name != "near_chance" for flag in attack.flags) for attack in record.attacks.values())
+
+
+def _above_blind(score: Score) -> bool:
+    if score.low is None or score.high is None or score.blind is None:
+        return False
+    return score.low > score.blind if score.direction == "higher" else score.high < score.blind
+
+
+def _leading(record: Record) -> tuple[str, Score | None]:
+    """ROUGE-1 where it was measured, else the first metric that was."""
+    measured = {name: score for name, score in record.worst_case.items() if score.mean is not None}
+    name = LEADING if LEADING in measured else next(iter(measured), LEADING)
+    return name, measured.get(name)

@@ -1,0 +1,55 @@
+"""Colours the words of a guess by how much of the secret they give away."""
+
+import re
+from collections import Counter
+from enum import Enum
+from itertools import pairwise
+
+from rich.text import Text
+
+WORD = re.compile(r"[^\W_]+")  # as the honest ROUGE metrics cut texts
+
+
+class Mark(Enum):
+    """What a guessed word is, and how it is drawn."""
+
+    PAIR = "green"  # right, next to the right neighbour
+    WORD = "yellow"  # right, elsewhere
+    WRONG = "dim"
+
+
+def mark_words(secret: str, guess: str) -> list[tuple[str, Mark]]:
+    """The words of the guess in order, each marked; a word of the secret is spent on one word of the guess, as in ROUGE."""
+    known, guessed = _words(secret), _words(guess)
+    if known == guessed:
+        return [(word, Mark.PAIR) for word in guessed]  # a secret of one word has no pairs
+    marks = [Mark.WRONG] * len(guessed)
+    pairs_left = Counter(pairwise(known))
+    for place, pair in enumerate(pairwise(guessed)):
+        if pairs_left[pair] > 0:
+            pairs_left[pair] -= 1
+            marks[place] = marks[place + 1] = Mark.PAIR
+    words_left = Counter(known)
+    words_left.subtract(word for word, mark in zip(guessed, marks, strict=True) if mark is Mark.PAIR)
+    for place, word in enumerate(guessed):
+        if marks[place] is Mark.WRONG and words_left[word] > 0:
+            words_left[word] -= 1
+            marks[place] = Mark.WORD
+    return list(zip(guessed, marks, strict=True))
+
+
+def coloured(secret: str, guess: str) -> Text:
+    """The guess as it was written, its words coloured."""
+    text = Text(printable(guess), style=Mark.WRONG.value)
+    for found, (_, mark) in zip(WORD.finditer(text.plain), mark_words(secret, text.plain), strict=True):
+        text.stylize("not dim " + mark.value if mark is not Mark.WRONG else mark.value, found.start(), found.end())
+    return text
+
+
+def printable(text: str) -> str:
+    """Without control characters: a text under audit must not be able to drive the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in WORD.findall(text)]

@@ -1,0 +1,146 @@
+"""A study's YAML as cells: lists are axes, every cell is resolved, and all that is wrong is said at once."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gradleak.audit.spec import FIELDS, AuditSpec
+from gradleak.core.dataset import Dataset
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import did_you_mean
+
+ALIASES = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
+ONE_VALUE = ("metrics", "know", "defenses")  # a flat list is one set or one chain; a list of lists is an axis
+NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # becomes a folder
+# So that a field can be judged on its own: without it the default attack would be refused for what it is not told.
+BESIDE = {"know": {"attacks": ["blind"]}}
+
+Axes = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One audit of a study; `axes` says where it lies on the axes that have more than one value."""
+
+    axes: Mapping[str, str]
+    spec: AuditSpec
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{axis}={value}" for axis, value in self.axes.items()) or "the only cell"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A named grid."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+def read_study(path: Path) -> Study:
+    """The study a YAML file describes; everything wrong with it is said in one error."""
+    plain = _mapping(path)
+    name = str(plain.pop("name", path.stem))
+    if not NAME.fullmatch(name):
+        raise GradleakError(f"{path}: name {name!r} becomes a folder: use letters, digits, dots, dashes and underscores.")
+    axes = _axes(path, plain)
+    problems = list(_bad_values(axes))
+    cells, more = _resolve(axes) if not problems else ([], [])
+    problems += more or list(_bad_data(cells))
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise GradleakError(f"{path} has {count}; nothing was run.\n" + "\n".join(f"  {problem}" for problem in problems))
+    return Study(name, tuple({cell.spec.id: cell for cell in reversed(cells)}.values())[::-1])  # of twins the first
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise GradleakError(f"Cannot read {path}: {reason}. Name the YAML file of a study.") from error
+    except yaml.YAMLError as error:
+        raise GradleakError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(plain, dict):
+        raise GradleakError(f"{path} must be a mapping such as 'attacks: [tag, dlg]', not {type(plain).__name__}.")
+    return {str(key): value for key, value in plain.items()}
+
+
+def _axes(path: Path, plain: Mapping[str, Any]) -> Axes:
+    """The values of each field; the first field varies slowest."""
+    known = ["name", *FIELDS, *ALIASES]
+    axes: Axes = {}
+    for written, value in plain.items():
+        field = ALIASES.get(written, written)
+        if field not in FIELDS:
+            raise GradleakError(
+                f"{path}: a study has no field {written!r}{did_you_mean(written, known)} Fields: {', '.join(known)}."
+            )
+        if field in axes:
+            raise GradleakError(f"{path}: {field!r} is given twice (as {written!r} too); keep one.")
+        axes[field] = _values(field, value)
+        if not axes[field]:
+            raise GradleakError(f"{path}: {written} is an empty list; give it at least one value or leave it out.")
+    return axes
+
+
+def _values(field: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        return [value]
+    if field in ONE_VALUE and not any(isinstance(item, list) for item in value):
+        return [value]
+    return value
+
+
+def _bad_values(axes: Axes) -> Iterator[str]:
+    """What is wrong with single values, whatever the others are."""
+    for field, values in axes.items():
+        for value in values:
+            try:
+                AuditSpec.from_plain({**BESIDE.get(field, {}), field: value})
+            except GradleakError as error:
+                yield f"{field}: {error}"
+
+
+def _resolve(axes: Axes) -> tuple[list[Cell], list[str]]:
+    """All cells, and what is wrong with combinations."""
+    cells: list[Cell] = []
+    problems: list[str] = []
+    for combination in itertools.product(*axes.values()):
+        setting = dict(zip(axes, combination, strict=True))
+        varying = {field: _label(value) for field, value in setting.items() if len(axes[field]) > 1}
+        try:
+            cells.append(Cell(varying, AuditSpec.from_plain(setting)))
+        except GradleakError as error:
+            where = ", ".join(f"{field}={value}" for field, value in varying.items()) or "every cell"
+            problems.append(f"{where}: {error}")
+    return cells, problems
+
+
+def _bad_data(cells: Sequence[Cell]) -> Iterator[str]:
+    """Files that are missing or too short are found now, not hours later. Each is read once."""
+    needed: dict[Dataset, int] = {}
+    for cell in cells:
+        examples = cell.spec.limit * cell.spec.batch_size
+        needed[cell.spec.data] = max(examples, needed.get(cell.spec.data, 0))
+    for data, examples in needed.items():
+        try:
+            data.load(examples)
+        except GradleakError as error:
+            yield f"data: {error}"
+
+
+def _label(value: Any) -> str:
+    """A value as a person would write it."""
+    if isinstance(value, dict):
+        fields = ",".join(f"{key}={item}" for key, item in value.items() if key != "name")
+        return str(value.get("name", "?")) + (f":{fields}" if fields else "")
+    if isinstance(value, list):
+        return " + ".join(_label(item) for item in value) or "none"
+    return str(value)
