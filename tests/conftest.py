@@ -34,15 +34,17 @@ CPU = torch.device("cpu")
 TEXTS = ("the cat is red .", "my phone number is five five zero one .")  # of different lengths
 EQUAL_TEXTS = ("the cat is red .", "my dog was bad !")  # of one length
 
-# One small architecture a line, for which the transformers library has a class: what differs between them is what can go wrong.
+# One small architecture a line: what differs between them is what can go wrong. MPNet has a table of relative positions shared by
+# all examples, ALBERT one layer used three times, ELECTRA word embeddings narrower than the model, GPT-2 Conv1D and no mask.
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "Bert": {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    "Bert": LAYERS,
     "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
-    "Roberta": {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "type_vocab_size": 1},
-    "MPNet": {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},  # a position table shared by all examples
-    "Electra": {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "embedding_size": 16},
-    "Albert": {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64, "embedding_size": 16},  # one layer, thrice
-    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},  # Conv1D; reads the last token
+    "Roberta": {**LAYERS, "type_vocab_size": 1},
+    "MPNet": LAYERS,
+    "Electra": {**LAYERS, "embedding_size": 16},
+    "Albert": {**LAYERS, "num_hidden_layers": 3, "embedding_size": 16},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
 }
 
 

@@ -20,17 +20,21 @@ def test_a_batch_holds_exactly_one_of_ids_and_embeddings() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ids": IDS[:1]}, {"ids": IDS[..., :2]}, {"ids": IDS.float()}, {"ids": IDS, "labels": LABELS[:, :2]}, {"ids": IDS, "mask": MASK.long()}]
-)  # fmt: skip
+    "wrong", [{"ids": IDS[:1]}, {"ids": IDS[..., :2]}, {"ids": IDS.float()}, {"labels": LABELS[:, :2]}, {"mask": MASK.long()}]
+)
 def test_shapes_are_checked_in_tests(wrong: dict[str, torch.Tensor]) -> None:
     with pytest.raises(TypeError, match="Type-check error"):
-        Batch(**{"mask": MASK, "labels": LABELS, **wrong})
+        Batch(**{"mask": MASK, "labels": LABELS, "ids": IDS, **wrong})
 
 
 def test_an_index_cuts_the_first_axis_of_everything() -> None:
     batch = Batch(mask=MASK, labels=torch.zeros(2, 3, 5), embeddings=EMBEDDINGS)
-    assert batch.lead == (2, 3) and batch[0].lead == (3,) and batch[1:].lead == (1, 3)
-    assert batch[0].labels.shape == (3, 5) and batch[0].embeddings.shape == (3, 4, 8) and batch[0].ids is None
+    assert batch.lead == (2, 3)
+    assert batch[0].lead == (3,)
+    assert batch[1:].lead == (1, 3)
+    assert batch[0].labels.shape == (3, 5)
+    assert batch[0].embeddings.shape == (3, 4, 8)
+    assert batch[0].ids is None
 
 
 def test_mapping_an_update_never_shows_two_clients_at_once() -> None:
@@ -42,7 +46,8 @@ def test_mapping_an_update_never_shows_two_clients_at_once() -> None:
         return 2 * tensor
 
     doubled = update.map(double)
-    assert set(seen) == {(2, 4), (1,)} and len(seen) == 6
+    assert set(seen) == {(2, 4), (1,)}
+    assert len(seen) == 6
     assert update.clients == doubled.clients == 3
     assert all(torch.equal(doubled.tensors[name], 2 * tensor) for name, tensor in update.tensors.items())
 
@@ -52,7 +57,9 @@ def test_a_detached_clone_shares_neither_storage_nor_history() -> None:
     clone = update.detached_clone()
     for name, tensor in update.tensors.items():
         copy = clone.tensors[name]
-        assert torch.equal(copy, tensor) and copy.grad_fn is None and not copy.requires_grad
+        assert torch.equal(copy, tensor)
+        assert copy.grad_fn is None
+        assert not copy.requires_grad
         assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
         assert copy.untyped_storage().nbytes() == copy.numel() * copy.element_size()  # nor does it carry other clients along
     assert clone.per_example
@@ -60,7 +67,8 @@ def test_a_detached_clone_shares_neither_storage_nor_history() -> None:
 
 def test_selecting_keeps_the_named_tensors_in_the_order_named() -> None:
     update = Update({"a": torch.ones(1), "b": torch.ones(1), "c": torch.ones(1)}, per_example=True)
-    assert list(update.select(["c", "a"]).tensors) == ["c", "a"] and update.select(["c"]).per_example
+    assert list(update.select(["c", "a"]).tensors) == ["c", "a"]
+    assert update.select(["c"]).per_example
 
 
 def test_norms_are_of_each_tensor_of_each_client() -> None:
@@ -72,4 +80,5 @@ def test_limited_knowledge_holds_the_named_facts_only() -> None:
     assert whole.facts == set(Fact)
     for fact in Fact:
         assert whole.limited_to({fact}).facts == {fact}
-    assert whole.limited_to([]).facts == set() and Knowledge().limited_to(Fact).facts == set()
+    assert whole.limited_to([]).facts == set()
+    assert Knowledge().limited_to(Fact).facts == set()

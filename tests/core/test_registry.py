@@ -59,5 +59,7 @@ def test_a_list_of_components_is_a_copy() -> None:
 
 
 def test_a_near_miss_is_answered_with_a_suggestion() -> None:
-    with pytest.raises(GradleakError, match=r"Unknown target 'minlm' \(did you mean 'minilm'\?\)\. Available: huggingface, minilm, tiny"):
+    with pytest.raises(
+        GradleakError, match=r"Unknown target 'minlm' \(did you mean 'minilm'\?\)\. Available: huggingface, minilm, tiny"
+    ):
         find("target", "minlm")

@@ -78,8 +78,8 @@ def test_secrets_outside_the_text_are_refused(tmp_path: Path, secrets: str) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "lable\ttext\n1\tb\n", "line 2: no column 'label' .did you mean 'lable'.*there: lable, text.*label=null"),
-        ("a.jsonl", '{"txt": "b", "label": 1}', "line 1: no column 'text' .did you mean 'txt'.*there: txt, label"),
+        ("a.tsv", "lable\ttext\n1\tb\n", "line 2: no column 'label' .did you mean 'lable'.*Columns: lable, text.*label=null"),
+        ("a.jsonl", '{"txt": "b", "label": 1}', "line 1: no column 'text' .did you mean 'txt'.*Columns: txt, label"),
         ("a.tsv", "text\tlabel\nb\t1\n \t0\n", "line 3: the text is empty"),
         ("a.txt", "one\n\nthree\n", "line 2: the text is empty"),
         ("a.csv", "text,label\nb,1\n\nc,0\n", "line 3: the line is empty"),

@@ -54,7 +54,7 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
 def test_an_unknown_column_names_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     with pytest.raises(
-        GradleakError, match="hub dataset glue/cola, train split, row 1: no column 'text'.*there: sentence, label"
+        GradleakError, match="hub dataset glue/cola, train split, row 1: no column 'text'.*Columns: sentence, label"
     ):
         Hub("glue", "cola").load()
 

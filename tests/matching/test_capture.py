@@ -47,8 +47,10 @@ def test_a_pass_leaves_no_hook_no_grad_and_the_same_parameters(
     after = dict(target.module.named_parameters())
     assert list(after) == list(before)
     for name, (parameter, value) in before.items():
-        assert after[name] is parameter and torch.equal(parameter, value)
-        assert parameter.grad is None and not parameter.requires_grad
+        assert after[name] is parameter
+        assert torch.equal(parameter, value)
+        assert parameter.grad is None
+        assert not parameter.requires_grad
 
 
 def test_a_pass_that_fails_leaves_no_hook_either(target: Target, batch: Batch, observe: Callable[..., Observation]) -> None:
@@ -69,7 +71,9 @@ def test_a_pass_that_fails_leaves_no_hook_either(target: Target, batch: Batch, o
     assert not hooks(target.module)
 
 
-def test_batch_norm_is_refused_in_training_mode_only(random_model: Callable[..., Any], observe: Callable[..., Observation]) -> None:
+def test_batch_norm_is_refused_in_training_mode_only(
+    random_model: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
     model = random_model("Bert")
     model.bert.pooler.activation = nn.BatchNorm1d(32)
     target = TextClassifier("normed", model, tiny_tokenizer())

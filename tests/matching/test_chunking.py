@@ -37,7 +37,8 @@ def test_out_of_memory_halves_the_pieces_for_good_with_one_warning(error: Except
     memory, chunks = Memory(5, error), Chunks(8)
     with pytest.warns(UserWarning, match="Out of memory: going on with pieces of 4") as caught:
         result = chunks.run(memory, 10)
-    assert len(caught) == 1 and memory.sizes == [8, 4, 4, 2]
+    assert len(caught) == 1
+    assert memory.sizes == [8, 4, 4, 2]
     assert result.tolist() == [row**2 for row in range(10)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -45,7 +46,7 @@ def test_out_of_memory_halves_the_pieces_for_good_with_one_warning(error: Except
 
 
 def test_one_row_that_does_not_fit_is_an_error() -> None:
-    with pytest.warns(UserWarning), pytest.raises(torch.OutOfMemoryError):
+    with pytest.warns(UserWarning, match="pieces of 1"), pytest.raises(torch.OutOfMemoryError):
         Chunks(2).run(Memory(0, OUT_OF_MEMORY[0]), 2)
 
 

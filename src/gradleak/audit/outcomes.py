@@ -52,6 +52,8 @@ class Parts:
         for path in self.folder.iterdir():
             path.unlink()
         self.folder.rmdir()
+        if not any(self.folder.parent.iterdir()):
+            self.folder.parent.rmdir()
 
 
 def _read(plain: dict[str, Any]) -> Outcome:

@@ -17,7 +17,12 @@ _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
 def to_dict(component: Component) -> dict[str, Any]:
     """`{"name": …}` and every field, as plain JSON values."""
-    fields = {field.name: _plain(getattr(component, field.name)) for field in dataclasses.fields(component)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(type(component))
+    fields = {}
+    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+        # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have one id.
+        value = _coerce(f"{component.name}:{field.name}", getattr(component, field.name), hints[field.name])
+        fields[field.name] = _plain(value)
     return {"name": component.name, **fields}
 
 
@@ -39,11 +44,11 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
 
 def to_string(component: Component) -> str:
     """The shortest one-line form: fields at their defaults are left out."""
-    parts = []
+    parts, plain = [], to_dict(component)
     for field in dataclasses.fields(component):  # type: ignore[arg-type]
         value = getattr(component, field.name)
         if field.default is dataclasses.MISSING or value != field.default:
-            parts.append(f"{field.name}={_write(_plain(value))}")
+            parts.append(f"{field.name}={_write(plain[field.name])}")
     return component.name + (":" + ",".join(parts) if parts else "")
 
 
@@ -55,6 +60,8 @@ def from_string(kind: str, line: str) -> Component:
         key, equals, value = part.partition("=")
         if not equals:
             raise GradleakError(f"Cannot read {part!r} in {line!r}: write {name}:field=value,field=value.")
+        if key.strip() in described:
+            raise GradleakError(f"{key.strip()!r} is given twice in {line!r}: keep one.")
         try:
             described[key.strip()] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number and is none

@@ -38,8 +38,8 @@ def _print_scores(console: Console, record: Record) -> None:
     console.print("Fractions in %; intervals over client batches; gain: how much more than the blind attack gets.", style="dim")
     console.print()
     console.print(worst_case_sentence(record), style="bold")
-    for name, (attacks, detail) in raised(record).items():
-        console.print(Text("! ", style="yellow") + Text(explain(name, attacks, detail)))
+    for name, details in raised(record).items():
+        console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
     console.print(closing_sentence(record), style="bold")
 
 

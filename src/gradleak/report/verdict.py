@@ -7,22 +7,24 @@ from gradleak.report.numbers import gain, mean_and_interval, number
 LEADING = "rouge1"
 
 
-def raised(record: Record) -> dict[str, tuple[list[str], str]]:
-    """Flags by name: the attacks that raised them and the first detail."""
-    found: dict[str, tuple[list[str], str]] = {}
+def raised(record: Record) -> dict[str, dict[str, str]]:
+    """Flags by name: the attacks that raised them, each with its numbers; under "" what belongs to the whole audit."""
+    found: dict[str, dict[str, str]] = {}
     for key, attack in record.attacks.items():
         for flag in attack.flags:
-            found.setdefault(flag.name, ([], flag.detail))[0].append(key)
+            found.setdefault(flag.name, {})[key] = flag.detail
     for flag in record.flags:
-        found.setdefault(flag.name, ([], flag.detail))
+        found.setdefault(flag.name, {"": flag.detail})
     return found
 
 
-def explain(name: str, attacks: list[str], detail: str) -> str:
-    """A raised flag with its meaning and what to do about it."""
-    who = f" ({', '.join(attacks)})" if attacks else ""
+def explain(name: str, details: dict[str, str]) -> str:
+    """A raised flag with its numbers, its meaning and what to do about it."""
+    same = len(set(details.values())) == 1
+    who = ", ".join(filter(None, details))
+    numbers = next(iter(details.values())) if same else " ".join(f"{key}: {detail}" for key, detail in details.items())
     flag = FLAGS.get(name)  # a later version may know more flags
-    return f"{name}{who}: {detail}" + (f" {flag.meaning} {flag.what_to_do}" if flag else "")
+    return f"{name}{f' ({who})' if same and who else ''}: {numbers}" + (f" {flag.meaning} {flag.what_to_do}" if flag else "")
 
 
 def worst_case_sentence(record: Record) -> str:
@@ -45,14 +47,16 @@ def worst_case_sentence(record: Record) -> str:
 def closing_sentence(record: Record) -> str:
     """Leaks, or not shown to leak; in the second case always with what stands against calling it safe."""
     beaten = beats_blind(record)
-    if beaten:
+    if LEADING in beaten or (beaten and LEADING not in record.worst_case):
         return (
             f"This setting leaks: more was rebuilt than by a blind guess ({', '.join(beaten)}). "
             "Stronger attacks can only raise these numbers."
         )
     doubts = ", ".join(name for name in raised(record) if name != "near_chance")
+    elsewhere = f" By {', '.join(beaten)} it was more: something gets through." if beaten else ""
+    measure = f" by {LEADING}" if beaten else ""
     return (
-        "These attacks rebuilt no more than a blind guess, as far as these examples can tell. "
+        f"These attacks rebuilt no more than a blind guess{measure}, as far as these examples can tell.{elsewhere} "
         "That bounds these attacks, not what a stronger one could do." + (f" In doubt: {doubts}." if doubts else "")
     )
 
@@ -60,7 +64,7 @@ def closing_sentence(record: Record) -> str:
 def beats_blind(record: Record) -> list[str]:
     """Metrics by which the worst case lies above the blind attack beyond chance. Legacy ones repeat the honest ones."""
     honest = {name: score for name, score in record.worst_case.items() if not name.endswith("_legacy")}
-    return [name for name, score in honest.items() if _above_blind(score) or (name == LEADING and _paired_above_blind(record))]
+    return [name for name, score in honest.items() if (_paired_above_blind(record) if name == LEADING else _above_blind(score))]
 
 
 def _paired_above_blind(record: Record) -> bool:

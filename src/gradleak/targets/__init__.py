@@ -1,5 +1,6 @@
 """Models under audit. Importing this package registers them; opening one loads the heavy libraries."""
 
+import json
 import os
 
 from gradleak.core.errors import GradleakError
@@ -16,9 +17,9 @@ from gradleak.targets import huggingface, minilm, tiny  # noqa: F401
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
     """A registered target, or a hub id or folder as shorthand for `huggingface:path=…`."""
-    name, colon, rest = described.partition(":")
+    name, colon, rest = (described, "", "") if os.path.isdir(described) else described.partition(":")
     if name not in registered("target") and ("/" in name or "-" in name or os.path.isdir(name)):
-        described = f"huggingface:path={name}" + ("," + rest if colon else "")
+        described = f"huggingface:path={json.dumps(name, ensure_ascii=False)}" + ("," + rest if colon else "")
     spec = resolve("target", described)
     if isinstance(spec, huggingface.HuggingFace) and allow_pickle:
         spec = spec.with_pickle()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
@@ -76,7 +77,8 @@ def open_classifier(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     tokenizer = _load_tokenizer(transformers, name, source)
-    model, missing = _load_model(transformers, name, source, dtype, classes, safetensors_only)
+    with torch.random.fork_rng(devices=[]):  # the library draws missing weights from the global generator, for us to replace
+        model, missing = _load_model(transformers, name, source, dtype, classes, safetensors_only)
     _draw_missing(model, missing, head)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
@@ -115,7 +117,7 @@ def _load_model(
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise GradleakError(f"The model {name} could not be loaded as a sequence classifier: {_first_line(error)}") from error
     return model, set(info["missing_keys"])
 

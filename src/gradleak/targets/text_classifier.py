@@ -63,8 +63,8 @@ class TextClassifier(Target):
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
         rows = self.encode([example.text for example in examples])
         specials = len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
-        for example, row in zip(examples, rows, strict=True):
-            self._refuse_unfit(example, len(row), specials)
+        for place, (example, row) in enumerate(zip(examples, rows, strict=True), start=1):
+            self._refuse_unfit(place, example, len(row), specials)
         lengths = tuple(len(row) for row in rows)
         if not self.padding_is_free and len(set(lengths)) > 1:
             raise GradleakError(
@@ -78,14 +78,13 @@ class TextClassifier(Target):
         batch = Batch(ids=ids.to(self.device), mask=self.attention_mask(lengths), labels=labels.to(self.device))
         return PrivateBatch(batch, tuple(examples), lengths)
 
-    def _refuse_unfit(self, example: Example, tokens: int, specials: int) -> None:
-        start = example.text[:40]
+    def _refuse_unfit(self, place: int, example: Example, tokens: int, specials: int) -> None:
+        # Errors end up in logs: they never quote a text.
         if tokens <= specials:
-            raise GradleakError(f"A text is empty after tokenising ({start!r}): remove it from the data.")
+            raise GradleakError(f"Text {place} of the batch is empty after tokenising: remove it from the data.")
         if tokens > self.longest:
             raise GradleakError(
-                f"A text has {tokens} tokens and {self.name} reads at most {self.longest} (it begins {start!r}): "
-                "shorten or remove it."
+                f"Text {place} of the batch has {tokens} tokens; {self.name} reads at most {self.longest}: shorten or remove it."
             )
         if example.label is not None and not 0 <= example.label < self.classes:
             raise GradleakError(
@@ -125,6 +124,14 @@ class TextClassifier(Target):
                 f"The embeddings of {self.name} cannot be reached: "
                 "a sentence fed as ids and the same sentence fed as word embeddings give different results."
             )
+        everything = torch.ones_like(padded).bool()
+        if self.attend_padding and not torch.allclose(
+            self._logits(Batch(ids=padded, mask=everything, labels=label), None),
+            self._logits(Batch(embeddings=self.embed(padded), mask=everything, labels=label), None),
+            atol=1e-4,
+            rtol=1e-3,
+        ):  # RoBERTa: the attacker's embeddings could never match, and every search would look failed
+            raise GradleakError(f"{self.name} numbers positions by its padding tokens: attend_padding cannot be audited on it.")
         mask = torch.arange(padded.shape[1], device=self.device)[None] < ids.shape[1]
         with_padding = self._logits(Batch(embeddings=self.embed(padded), mask=mask, labels=label), None)
         return torch.allclose(by_ids, with_padding, atol=1e-4, rtol=1e-3)

@@ -1,0 +1,117 @@
+"""What is printed of a record."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from gradleak.records.schema import Record, Score
+from gradleak.report.listing import Row, cell_tables, folder_table
+from gradleak.report.numbers import duration, gain, mean_and_interval, number
+from gradleak.report.reconstructions import kept_secrets
+from gradleak.report.terminal import print_record
+from gradleak.report.verdict import closing_sentence, explain
+
+Make = Callable[..., Record]
+
+
+def printed(record: Record, width: int = 100, guesses: bool = True, with_trace: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
+    print_record(console, record, kept_secrets(record), guesses=guesses, with_trace=with_trace)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_says_n_seed_target_device_and_time(make_record: Make) -> None:
+    text = " ".join(printed(make_record()).split())
+    for part in ("n = 1", "seed 7", "target tiny", "device cpu", "attacks took 0.0 s", "data canaries ·", "defense none"):
+        assert part in text
+
+
+def test_a_missing_mean_is_a_dash(make_record: Make) -> None:
+    assert number(None, "fraction") == number(float("nan"), "fraction") == "-"
+    row = next(line for line in printed(make_record()).splitlines() if line.startswith("secret_recall"))
+    assert row.split()[1:] == ["-", "-", "-"]
+
+
+def test_a_secret_is_shown_only_if_the_record_keeps_it(make_record: Make) -> None:
+    hidden, kept = printed(make_record()), printed(make_record(kept=True))
+    assert "My PIN" not in hidden
+    assert "hash cd34" in hidden
+    assert "is 4471 my dog" in hidden
+    assert "My PIN is 4471" in kept
+
+
+def test_guesses_can_be_left_out_since_a_good_one_is_the_secret(make_record: Make) -> None:
+    text = printed(make_record(), guesses=False, with_trace=True)
+    assert "4471" not in text
+    assert "--show" in text
+
+
+def test_trace_shows_the_guesses_over_the_steps(make_record: Make) -> None:
+    text = printed(make_record(), with_trace=True)
+    assert "step 0" in text
+    assert "the dog" in text
+    assert "objective 5 at the start, 1 at step 3" in text
+
+
+def test_tables_of_many_attacks_fit_a_hundred_columns(make_record: Make) -> None:
+    names = tuple(f"attack_{place}" for place in range(5))
+    text = printed(make_record(names))
+    assert all(name in text for name in names)
+    assert "worst case" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("near_chance",), ("near_chance", "search_failed", "few_examples"), ()],
+)
+def test_protected_is_never_said_alone_and_flags_carry_their_meaning(make_record: Make, flags: tuple[str, ...]) -> None:
+    record = make_record(mean=0.5 if not flags else 0.2, flags=flags)
+    closing = closing_sentence(record)
+    assert "protected" not in closing
+    assert ("leaks" in closing) == (not flags)
+    text = " ".join(printed(record).split())
+    assert ("The search stopped short" in text) == ("search_failed" in flags)
+    if "search_failed" in flags:
+        assert "In doubt: search_failed, few_examples." in closing
+
+
+def test_a_flag_shared_by_attacks_keeps_each_ones_numbers() -> None:
+    assert explain("few_examples", {"tag": "3 of 4.", "dlg": "3 of 4."}).startswith("few_examples (tag, dlg): 3 of 4. The ")
+    assert explain("few_examples", {"tag": "3 of 4.", "dlg": "2 of 4."}).startswith("few_examples: tag: 3 of 4. dlg: 2 of 4. ")
+    assert explain("of_a_later_version", {"": "Why."}) == "of_a_later_version: Why."
+
+
+def test_a_record_without_scores_is_still_drawn(make_record: Make) -> None:
+    text = printed(make_record(mean=None, guess=None))
+    assert "Worst case: no score." in text
+    assert "not kept" in text
+
+
+def test_gain_follows_the_direction() -> None:
+    higher = Score(0.5, 0.4, 0.6, 0.2, 0.1, 0.3, "fraction", "higher", 3)
+    lower = Score(2.0, 1.0, 3.0, 5.0, 4.0, 6.0, "nats", "lower", 3)
+    assert (gain(higher), mean_and_interval(higher)) == ("+30.0", "50.0 [40.0, 60.0]")
+    assert (gain(lower), mean_and_interval(lower)) == ("+3", "2 [1, 3]")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (12.2, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")])
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_cells_that_failed_keep_their_row_and_folders_list_flags(make_record: Make) -> None:
+    record = make_record(flags=("few_examples",))
+    console = Console(file=io.StringIO(), width=100)
+    rows = [Row({"seed": "0"}, record), Row({"seed": "1"}, None, "failed")]
+    console.print(*cell_tables(console, rows), folder_table([("abc.json", record)]))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "failed" in text
+    assert "50.0 [40.0, 60.0]" in text
+    assert "blind 20.0" in text
+    assert "few_examples" in text

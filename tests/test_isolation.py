@@ -1,0 +1,276 @@
+"""The answer cannot reach the attack: everything reachable from what an attack is given is walked, and nothing private is found.
+
+Every planted leak must be found too, or the walk proves nothing.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradleak.audit import AuditSpec, run_audit
+from gradleak.audit.client import observe, private_batches
+from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
+from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+from gradleak.priors.frequent_words import FrequentWords
+
+SEED = 7216354981  # a number that nothing else has
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What must not be found."""
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    keys: tuple[bytes, ...]  # of the client's random streams
+
+    def drew_with(self, generator: torch.Generator) -> bool:
+        """Whether it is one of the client's generators, fresh."""
+        return any(torch.equal(Streams(key).generator().get_state(), generator.get_state()) for key in self.keys)
+
+
+def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
+    root = Streams.root("client", SEED)
+    batches = [root.child("batch", index) for index in range(len(private))]
+    keys = [root, *batches, *(stream.child("defense", place) for stream in batches for place in range(3))]
+    return Secrets(
+        texts=tuple(example.text for batch in private for example in batch.examples),
+        ids=tuple(tuple(row.tolist()) for batch in private for row in batch.batch.ids),  # type: ignore[union-attr]
+        keys=tuple(stream.key for stream in keys),
+    )
+
+
+def leaks(given: Any, secrets: Secrets) -> list[str]:
+    """Every private thing that can be reached from an object, with the path to it."""
+    return [f"{path}: {problem}" for path, thing in reachable(given) for problem in problems(thing, secrets)]
+
+
+def problems(thing: Any, secrets: Secrets) -> Iterator[str]:
+    if isinstance(thing, (PrivateBatch, Example)):
+        yield "a private batch"
+    if isinstance(thing, str) and any(text in thing for text in secrets.texts):
+        yield "private text"
+    if type(thing) is int and thing == SEED:
+        yield "the seed"
+    if isinstance(thing, bytes) and thing in secrets.keys:
+        yield "a key of the client's random streams"
+    if isinstance(thing, torch.Generator) and (thing.initial_seed() == SEED or secrets.drew_with(thing)):
+        yield "the client's generator"
+    if isinstance(thing, np.random.SeedSequence) and thing.entropy == SEED:
+        yield "the seed, as entropy of a spawned generator"
+    if isinstance(thing, (list, tuple)) and tuple(thing) in secrets.ids:
+        yield "private token ids"
+    if isinstance(thing, Tensor):
+        yield from tensor_problems(thing, secrets)
+    if isinstance(thing, nn.Module) and any(
+        getattr(thing, name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    ):
+        yield "a leftover hook"
+
+
+def tensor_problems(tensor: Tensor, secrets: Secrets) -> Iterator[str]:
+    if tensor.grad_fn is not None:
+        yield "a history (grad_fn) that holds what it was computed from"
+    if tensor.is_leaf and tensor.grad is not None:
+        yield "a .grad"
+    if tensor._backward_hooks:
+        yield "a leftover hook"
+    if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
+        yield "storage shared with something larger"
+    if not tensor.is_floating_point() and tensor.ndim and any(_holds(tensor, ids) for ids in secrets.ids):
+        yield "private token ids"
+
+
+def _holds(tensor: Tensor, ids: tuple[int, ...]) -> bool:
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.shape[-1] == len(ids) else tensor.new_zeros(0, len(ids))
+    return any(tuple(row.tolist()) == ids for row in rows)
+
+
+def reachable(start: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes, containers, closures, defaults, bound selves, partials, numpy generators, hooks: each object once."""
+    seen: set[int] = set()
+    kept = []  # keeps temporary objects alive, so that an id is not used twice
+    stack: list[tuple[str, Any]] = [("given", start)]
+    while stack:
+        path, thing = stack.pop()
+        if id(thing) in seen or isinstance(thing, (type, types.ModuleType)):
+            continue
+        seen.add(id(thing))
+        kept.append(thing)
+        yield path, thing
+        stack += [(f"{path}{step}", part) for step, part in parts(thing)]
+
+
+def parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, Mapping):
+        for key, value in thing.items():
+            yield f"[{key!r}]", value
+            yield f".key({key!r})", key
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        for place, value in enumerate(thing):
+            yield f"[{place}]", value
+    elif isinstance(thing, types.FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            yield f".closure({name})", cell.cell_contents
+        yield ".defaults", (thing.__defaults__, thing.__kwdefaults__)
+    elif isinstance(thing, types.MethodType):
+        yield from ((".self", thing.__self__), (".function", thing.__func__))
+    elif isinstance(thing, functools.partial):
+        yield ".partial", (thing.func, thing.args, thing.keywords)
+    elif isinstance(thing, np.random.Generator):
+        yield ".bit_generator.seed_seq", thing.bit_generator.seed_seq
+    if isinstance(thing, Tensor):
+        yield from ((".base", thing._base), (".hooks", thing._backward_hooks))
+    for name, value in getattr(thing, "__dict__", {}).items():
+        yield f".{name}", value
+    for name in (slot for cls in type(thing).__mro__ for slot in getattr(cls, "__slots__", ()) if isinstance(slot, str)):
+        if hasattr(thing, name):
+            yield f".{name}", getattr(thing, name)
+
+
+found: list[list[str]] = []  # what the spy saw; it has no other way to report
+
+
+@dataclass(frozen=True)
+class Spy(Attack):
+    """Walks everything it is given."""
+
+    name = "spy"
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return frozenset(Fact)
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        found.append(leaks((self, observations, bench), KNOWN[0]))
+        return [Reconstruction(sentences=((1, 2),) * observation.batch_size) for observation in observations]
+
+
+KNOWN: list[Secrets] = []
+
+
+def settings(**changes: Any) -> AuditSpec:
+    plain = {
+        "target": "tiny",
+        "limit": 2,
+        "batch_size": 2,
+        "seed": SEED,
+        "defenses": ["gaussian_noise:std=0.01"],
+        "attacks": ["blind"],
+    }
+    return AuditSpec.from_plain(plain | changes)
+
+
+@pytest.mark.parametrize("view", ["everything", "lamp"])
+@pytest.mark.parametrize("defenses", [[], ["gaussian_noise:std=0.01"]])
+def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(view: str, defenses: list[str]) -> None:
+    spec = settings(view=view, defenses=defenses)
+    target = spec.target.open(torch.device("cpu"))
+    KNOWN[:] = [secrets_of(private_batches(spec, target))]
+    found.clear()
+    run_audit(replace(spec, attacks=(Spy(),)))
+    assert found == [[]]
+
+
+@pytest.fixture(scope="module")
+def scene() -> tuple[AuditSpec, Target, PrivateBatch, Observation, Bench, Secrets]:
+    spec = settings()
+    target = spec.target.open(torch.device("cpu"))
+    private = private_batches(spec, target)
+    bench = Bench(Streams.root("attacker", SEED), FrequentWords().open(target))
+    return spec, target, private[0], observe(spec, target, private[0], 0), bench, secrets_of(private)
+
+
+def with_tensor(observation: Observation, change: Callable[[Tensor], Tensor]) -> Observation:
+    name, tensor = next(iter(observation.update.tensors.items()))
+    update = Update({**observation.update.tensors, name: change(tensor)})
+    return replace(observation, rounds=(Round(observation.target, update),))
+
+
+def test_an_honest_observation_is_clean(scene: Any) -> None:
+    _, _, _, observation, bench, secrets = scene
+    assert leaks((observation, bench), secrets) == []
+
+
+PLANTED: dict[str, tuple[str, Callable[[AuditSpec, PrivateBatch, Observation, Bench], Any]]] = {
+    "the private batch": ("a private batch", lambda spec, private, o, b: SimpleNamespace(progress=private)),
+    "private token ids": ("private token ids", lambda spec, private, o, b: SimpleNamespace(progress=private.batch.ids.clone())),
+    "the text of a secret": ("private text", lambda spec, private, o, b: Progress(guesses=(f"> {private.examples[0].text}",))),
+    "the seed": ("the seed", lambda spec, private, o, b: SimpleNamespace(deadline=spec.seed)),
+    "the seed in numpy's entropy": (
+        "as entropy",
+        lambda spec, private, o, b: SimpleNamespace(
+            progress=np.random.Generator(np.random.PCG64(np.random.SeedSequence(SEED).spawn(1)[0]))
+        ),
+    ),
+    "the client's stream": (
+        "client's random streams",
+        lambda spec, private, o, b: replace(b, streams=Streams.root("client", SEED)),
+    ),
+    "the client's generator": (
+        "client's generator",
+        lambda spec, private, o, b: SimpleNamespace(progress=Streams.root("client", SEED).child("batch", 0).generator()),
+    ),
+    "the update's history": (
+        "grad_fn",
+        lambda spec, private, o, b: with_tensor(o, lambda tensor: tensor.clone().requires_grad_() * 2),
+    ),
+    "storage of a hidden part": (
+        "storage shared",
+        lambda spec, private, o, b: with_tensor(o, lambda tensor: torch.cat([tensor, tensor])[:1]),
+    ),
+    "a callback that closes over the runner": (
+        "a private batch",
+        lambda spec, private, o, b: SimpleNamespace(progress=lambda done: print(private.examples, done)),
+    ),
+    "a partial that holds the runner": ("a private batch", lambda spec, private, o, b: functools.partial(print, private)),
+    "a bound method of the runner": ("a private batch", lambda spec, private, o, b: types.MethodType(print, private)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_leak_is_found(name: str, scene: Any) -> None:
+    spec, _, private, observation, bench, secrets = scene
+    expected, plant = PLANTED[name]
+    assert any(expected in leak for leak in leaks((observation, plant(spec, private, observation, bench)), secrets)), name
+
+
+def test_a_gradient_left_on_a_parameter_is_found(scene: Any) -> None:
+    _, target, _, observation, bench, secrets = scene
+    parameter = next(iter(target.parameters.values()))
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        assert any(".grad" in leak for leak in leaks((observation, bench), secrets))
+    finally:
+        parameter.grad = None
+
+
+def test_a_hook_left_on_the_model_is_found(scene: Any) -> None:
+    _, target, private, observation, bench, secrets = scene
+    handle = target.module.register_forward_hook(lambda *call: print(private))
+    try:
+        assert any("leftover hook" in leak for leak in leaks((observation, bench), secrets))
+    finally:
+        handle.remove()
+
+
+def test_the_clients_noise_cannot_be_replayed_by_the_attacker(scene: Any) -> None:
+    spec, _, private, observation, _, _ = scene
+    batch = private.batch
+    alone = Batch(ids=batch.ids[None], mask=batch.mask[None], labels=batch.labels[None])
+    simulated = observation.simulate(alone, [Streams.root("attacker", spec.seed).child("batch", 0)])
+    name = next(iter(observation.update.tensors))
+    difference = (simulated.tensors[name] - observation.update.tensors[name]).std()
+    assert float(difference) == pytest.approx(0.01 * 2**0.5, rel=0.1)  # two independent noises
