@@ -9,7 +9,7 @@ import gradleak
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--target", default="tiny")
-parser.add_argument("--steps", type=int, default=300)
+parser.add_argument("--steps", type=int, default=200)
 chosen = parser.parse_args()
 
 finished = gradleak.measure(target=chosen.target, data="canaries", attacks=[f"dlg:steps={chosen.steps}"], limit=4)

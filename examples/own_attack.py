@@ -32,7 +32,7 @@ class BagOfWords(Attack):
         return Reconstruction(sentences=(tuple(sentence),))
 
 
-record = gradleak.measure(target="tiny", attacks=["bag_of_words"], limit=30).record
+record = gradleak.measure(target="tiny", attacks=["bag_of_words"], limit=16).record
 for name, score in record.worst_case.items():
     if name in ("rouge1", "bag_f1", "exact_match"):
         print(f"{name:<12} {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind {score.blind:.2f}")

@@ -25,7 +25,8 @@ class Rounding(Defense):
 
 
 for defenses in ([], ["rounding"], ["rounding:step_size=1.0"]):
-    record = gradleak.measure(target="tiny", attacks=["dlg:steps=300"], defenses=defenses, limit=8).record
+    record = gradleak.measure(target="tiny", attacks=["dlg:steps=100"], defenses=defenses, limit=4).record
     score = record.worst_case["bag_f1"]
-    print(f"{' + '.join(defenses) or 'none':<24} bag_f1 {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind {score.blind:.2f}")
-    print(f"{'':<24} flags: {', '.join(flag.name for flag in record.attacks['dlg'].flags)}")
+    print(f"defense {' + '.join(defenses) or 'none'}")
+    print(f"  bag_f1 {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind {score.blind:.2f}")
+    print(f"  flags: {', '.join(flag.name for flag in record.attacks['dlg'].flags)}")

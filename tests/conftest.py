@@ -31,6 +31,7 @@ from gradleak.targets.tiny import Tiny, redraw, tiny_tokenizer  # noqa: E402
 from gradleak.views import Everything  # noqa: E402
 
 CPU = torch.device("cpu")
+torch.set_num_threads(1)  # the tests run in two processes: more threads would only wait for each other
 TEXTS = ("the cat is red .", "my phone number is five five zero one .")  # of different lengths
 EQUAL_TEXTS = ("the cat is red .", "my dog was bad !")  # of one length
 

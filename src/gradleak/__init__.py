@@ -1,22 +1,60 @@
 """gradleak: how much private training data can be rebuilt from the updates federated-learning clients send."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["AuditSpec", "__version__", "measure"]
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gradleak.audit import AuditSpec
     from gradleak.audit.runner import Finished
 
 
-def measure(*, device: str = "cpu", out: str | None = None, **settings: Any) -> "Finished":
-    """Audits one setting: `measure(target="minilm", data="canaries", attacks=["tag:steps=500"], limit=2)`."""
+def measure(
+    target: str = "minilm",
+    data: str = "canaries",
+    attacks: Sequence[str] = ("tag",),
+    *,
+    limit: int = 4,
+    batch_size: int = 1,
+    protocol: str = "fedsgd",
+    defenses: Sequence[str] = (),
+    view: str = "everything",
+    know: Sequence[str] = ("labels", "lengths", "batch_size", "defense"),
+    prior: str = "auto",
+    metrics: Sequence[str] | None = None,
+    seed: int = 0,
+    dtype: str = "float32",
+    device: str = "cpu",
+    out: "str | Path | None" = None,
+    keep_secrets: bool = False,
+) -> "Finished":
+    """Audits one setting: `measure("minilm", "canaries", ["tag:steps=500"], limit=2)`. With `out` the record is written there."""
     from pathlib import Path
 
     from gradleak.audit import AuditSpec, run_audit
 
-    return run_audit(AuditSpec.from_plain(settings), device=device, out=None if out is None else Path(out))
+    settings: dict[str, Any] = {
+        "target": target,
+        "data": data,
+        "attacks": list(attacks),
+        "limit": limit,
+        "batch_size": batch_size,
+        "protocol": protocol,
+        "defenses": list(defenses),
+        "view": view,
+        "know": list(know),
+        "prior": prior,
+        "seed": seed,
+        "dtype": dtype,
+    }
+    if metrics is not None:
+        settings["metrics"] = list(metrics)
+    folder = None if out is None else Path(out)
+    return run_audit(AuditSpec.from_plain(settings), device=device, out=folder, keep_secrets=keep_secrets)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from gradleak.records.statistics import bootstrap_mean, clopper_pearson, interval, paired_difference
+from gradleak.records.statistics import bootstrap_mean, clopper_pearson, interval, paired_difference, student_quantile
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
@@ -127,3 +127,23 @@ def test_values_without_partner_or_cluster_are_refused() -> None:
         paired_difference([1.0, 0.0], [1.0])
     with pytest.raises(ValueError, match="its cluster"):
         interval([1.0, 0.0], clusters=[1])
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 30, 200])
+def test_students_quantile_is_scipys(freedom: int) -> None:
+    from scipy.stats import t
+
+    assert student_quantile(0.975, freedom) == pytest.approx(float(t.ppf(0.975, freedom)), rel=1e-3)
+
+
+def test_two_examples_say_almost_nothing() -> None:
+    found = interval([0.50, 0.53])
+    assert found.low < 0.4
+    assert found.high > 0.6
+
+
+@pytest.mark.parametrize("n", [4, 8, 30])
+def test_small_samples_are_covered_as_often_as_promised(n: int) -> None:
+    draws = np.random.default_rng(n).beta(2, 3, size=(400, n))
+    covered = [found.low <= 0.4 <= found.high for found in (interval(row.tolist()) for row in draws)]
+    assert np.mean(covered) > 0.92

@@ -19,4 +19,9 @@ class Blind(Attack):
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
         size = observation.knows.batch_size or 1
         lengths = observation.knows.lengths or (bench.prior.likely_length(),) * size
-        return Reconstruction(sentences=tuple(tuple(bench.prior.likely(length)) for length in lengths))
+        streams = bench.streams_of(observation)
+        return Reconstruction(
+            sentences=tuple(
+                tuple(bench.prior.likely(length, streams.child("blind", place))) for place, length in enumerate(lengths)
+            )
+        )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Knowledge, Observation, Round
@@ -14,13 +14,25 @@ from gradleak.core.target import Target
 from gradleak.core.update import Update
 
 
-def private_batches(spec: AuditSpec, target: Target) -> list[PrivateBatch]:
-    """The secrets, tokenised; everything unfit is refused here, before any attack runs."""
+def private_examples(spec: AuditSpec) -> list[Example]:
+    """The secrets, in whole batches."""
     examples = spec.data.load(spec.limit * spec.batch_size)
     if len(examples) < spec.batch_size:
         raise GradleakError(f"The data holds {len(examples)} examples, fewer than one batch of {spec.batch_size}.")
-    whole = len(examples) // spec.batch_size * spec.batch_size
-    return [target.private_batch(examples[start : start + spec.batch_size]) for start in range(0, whole, spec.batch_size)]
+    return examples[: len(examples) // spec.batch_size * spec.batch_size]
+
+
+def private_batches(spec: AuditSpec, target: Target, examples: Sequence[Example] | None = None) -> list[PrivateBatch]:
+    """The secrets, tokenised; everything unfit is refused here, before any attack runs."""
+    chosen = private_examples(spec) if examples is None else examples
+    batches = [chosen[start : start + spec.batch_size] for start in range(0, len(chosen), spec.batch_size)]
+    private = []
+    for index, batch in enumerate(batches):
+        try:
+            private.append(target.private_batch(batch))
+        except GradleakError as error:
+            raise GradleakError(f"Batch {index}: {error}") from error
+    return private
 
 
 def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Observation:

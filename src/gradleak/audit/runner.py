@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from gradleak.attacks.blind import Blind
-from gradleak.audit.client import guessed_batch, observe, private_batches, update_norm
+from gradleak.audit.client import guessed_batch, observe, private_batches, private_examples, update_norm
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.scoring import score_attack, worst_case
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior
 from gradleak.core.specs import to_string
@@ -51,15 +51,24 @@ def run_audit(
     display = display or Silent()
     if out is not None:
         check_writable(out)
+    examples = private_examples(spec)
+    key = SecretKey(os.urandom(32)) if out is None else open_key(out)
     display.say(f"Opening {to_string(spec.target)} on {device}")
     target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
-    private = private_batches(spec, target)
-    runner = Runner(spec, target, private, Parts(out, f"{spec.id}-{device.split(':')[0]}"), display)
+    private = private_batches(spec, target, examples)
+    # Parts belong to a setting, a kind of device and the very data: an edited file starts anew.
+    parts = Parts(out, f"{spec.id}-{device.split(':')[0]}-{data_hash(key, examples)[:16]}")
+    runner = Runner(spec, target, private, parts, display)
     outcomes = runner.attack_all()
-    record = _record(runner, outcomes, SecretKey(bytes(32)) if out is None else open_key(out), device, keep_secrets)
+    record = _record(runner, outcomes, key, device, keep_secrets)
     path = None if out is None else write_record(out, record)
     runner.parts.clear()
     return Finished(record, path, tuple(private))
+
+
+def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
+    """Tells whether two audits had the same data, to whoever holds the key."""
+    return keyed_hash(key, "\n".join(f"{example.label}\t{example.text}" for example in examples))
 
 
 class Runner:
@@ -142,14 +151,14 @@ def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, 
         name: score_attack(spec, target, attack, runner.private, outcomes[name], outcomes[f"blind of {name}"], runner.peak_memory)
         for name, attack in spec.attack_keys().items()
     }
-    texts = [example.text for private in runner.private for example in private.examples]
+    examples = [example for private in runner.private for example in private.examples]
     raised = [flag for attack in attacks.values() for flag in attack.flags if flag.name in ("few_examples", "dead_gradient")]
     return Record(
         created=now(),
         spec=spec.to_dict(),
         versions=_versions(),
         machine=_machine(device),
-        data=DataRecord(keyed_hash(key, "\n".join(texts)), len(runner.private), len(texts)),
+        data=DataRecord(data_hash(key, examples), len(runner.private), len(examples)),
         target=TargetRecord(
             name=to_string(spec.target),
             fingerprint=spec.target.fingerprint(),

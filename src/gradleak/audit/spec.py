@@ -113,7 +113,7 @@ class AuditSpec:
             attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", ["tag"]))),
             protocol=read("protocol", plain.get("protocol", "fedsgd"), Protocol),
             view=read("view", plain.get("view", "everything"), View),
-            prior=read("prior", plain.get("prior", "frequent_words"), PriorSpec),
+            prior=read("prior", plain.get("prior", "auto"), PriorSpec),
             limit=_whole("limit", plain.get("limit", 4)),
             batch_size=_whole("batch_size", plain.get("batch_size", 1)),
             defenses=tuple(read("defense", one, Defense) for one in listed(plain.get("defenses", []))),

@@ -25,12 +25,14 @@ def audit(
         option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),
     ] = None,
     view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
-    prior: Annotated[str, option("What the attacker believes of text beforehand. [frequent_words]")] = "frequent_words",
+    prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
     metric: Annotated[list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")] = None,
     device: Device = "auto",
     seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
     dtype: Annotated[str, option("float32 or float64. [float32]")] = "float32",
-    time_limit: Annotated[float | None, option("Seconds for each attack; the best guess so far then counts. [none]")] = None,
+    time_limit: Annotated[
+        float | None, option("Seconds for each attack on each group of batches; the best guess so far then counts. [none]")
+    ] = None,
     out: Out = Path("runs"),
     as_json: Annotated[bool, option("Print the record as JSON and nothing else.", "--json")] = False,
     keep_secrets: Annotated[bool, option("Store the private texts in the record.", "--keep-secrets")] = False,

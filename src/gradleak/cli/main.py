@@ -11,6 +11,7 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.components import list_components
+from gradleak.cli.prior import prior_app
 from gradleak.cli.run import run
 from gradleak.cli.show import show
 from gradleak.core.errors import GradleakError
@@ -31,6 +32,7 @@ app.command(epilog=EPILOG)(audit)
 app.command(epilog=EPILOG)(run)
 app.command()(show)
 app.command("list")(list_components)
+app.add_typer(prior_app, name="prior")
 
 
 def print_version(wanted: bool) -> None:

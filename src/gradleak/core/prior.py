@@ -2,7 +2,11 @@
 
 from abc import ABC, abstractmethod
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from gradleak.core.registry import Component
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 
 
@@ -10,7 +14,11 @@ class Prior(ABC):
     """An opened prior over the target's tokens."""
 
     @abstractmethod
-    def likely(self, length: int) -> list[int]:
+    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+        """Mean negative log-likelihood of a token, in nats, of sentences framed by their special tokens and padded at the end."""
+
+    @abstractmethod
+    def likely(self, length: int, streams: Streams) -> list[int]:
         """A likely sentence of that many tokens, special ones included."""
 
     @abstractmethod

@@ -5,9 +5,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.registry import register
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 
 # Common English words, most frequent first.
@@ -48,8 +53,18 @@ class _Frequent(Prior):
         self.vocabulary = target.vocabulary
         self.ids = ids
         self.length = length
+        ranks = torch.full((len(target.vocabulary.allowed),), float(len(ids)))
+        ranks[torch.tensor(ids)] = torch.arange(len(ids), dtype=torch.float32)
+        weights = 1 / (ranks + 2.7)
+        self.costs = -(weights / weights.sum()).log()
 
-    def likely(self, length: int) -> list[int]:
+    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+        """Zipf's law over the list; every other word shares the last rank's place. Order does not matter."""
+        costs = self.costs.to(ids.device)[ids]
+        counted = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        return (costs * counted).sum(1) / lengths
+
+    def likely(self, length: int, streams: Streams) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
         free = [place for place, special in enumerate(fixed) if not special]
         for rank, place in enumerate(free):

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradleak.audit import run_audit
+from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
+from gradleak.audit.runner import data_hash
 from gradleak.core.attack import Progress
 from gradleak.records.schema import Record
-from gradleak.records.store import check_writable, read_record
+from gradleak.records.store import check_writable, open_key, read_record
 from gradleak.study.cells import Cell
 
 
@@ -28,15 +30,14 @@ class CellResult:
 def run_cells(cells: Sequence[Cell], folder: Path, device: str, display: Display) -> list[CellResult]:
     """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on."""
     check_writable(folder)
-    waiting = [cell for cell in cells if not _record_path(folder, cell).exists()]
-    if len(waiting) < len(cells):
-        display.say(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished already: skipped.")
-    clock = Clock(len(waiting))
+    finished = {cell.spec.id: record for cell in cells if (record := _finished(folder, cell)) is not None}
+    if finished:
+        display.say(f"{len(finished)} of {len(cells)} cells are finished already: skipped.")
+    clock = Clock(len(cells) - len(finished))
     results = []
     for number, cell in enumerate(cells, start=1):
-        path = _record_path(folder, cell)
-        if path.exists():
-            results.append(CellResult(cell, read_record(path), skipped=True))
+        if cell.spec.id in finished:
+            results.append(CellResult(cell, finished[cell.spec.id], skipped=True))
             continue
         display.say(f"Cell {number} of {len(cells)}{clock.left()}: {cell.title}")
         results.append(_run_cell(cell, folder, device, Numbered(display, f"{number}/{len(cells)} ")))
@@ -83,5 +84,10 @@ def _run_cell(cell: Cell, folder: Path, device: str, display: Display) -> CellRe
     return CellResult(cell, finished.record)
 
 
-def _record_path(folder: Path, cell: Cell) -> Path:
-    return folder / f"{cell.spec.id}.json"
+def _finished(folder: Path, cell: Cell) -> Record | None:
+    """The record of a cell, if there is one and it is of the data as it is now."""
+    path = folder / f"{cell.spec.id}.json"
+    if not path.exists():
+        return None
+    record = read_record(path)
+    return record if record.data.hash == data_hash(open_key(folder), private_examples(cell.spec)) else None

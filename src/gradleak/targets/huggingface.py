@@ -45,7 +45,10 @@ class HuggingFace(TargetSpec):
     def fingerprint(self) -> str:
         folder = Path(self.path)
         weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []
-        return "sha256:" + sha256_of(weights[0])[:16] if weights else f"hub:{self.path}"
+        if not weights:
+            return f"hub:{self.path}"
+        together = "".join(sha256_of(file) for file in weights) if len(weights) > 1 else sha256_of(weights[0])
+        return "sha256:" + (hashlib.sha256(together.encode()).hexdigest() if len(weights) > 1 else together)[:16]
 
     def with_pickle(self) -> "HuggingFace":
         return replace(self, allow_pickle=True)

@@ -74,7 +74,7 @@ class TextClassifier(Target):
         ids = torch.full((len(rows), max(lengths)), self.vocabulary.pad)
         for place, row in enumerate(rows):
             ids[place, : len(row)] = torch.tensor(row)
-        labels = torch.tensor([example.label or 0 for example in examples])
+        labels = torch.tensor([example.label for example in examples])
         batch = Batch(ids=ids.to(self.device), mask=self.attention_mask(lengths), labels=labels.to(self.device))
         return PrivateBatch(batch, tuple(examples), lengths)
 
@@ -86,7 +86,11 @@ class TextClassifier(Target):
             raise GradleakError(
                 f"Text {place} of the batch has {tokens} tokens; {self.name} reads at most {self.longest}: shorten or remove it."
             )
-        if example.label is not None and not 0 <= example.label < self.classes:
+        if example.label is None:
+            raise GradleakError(
+                f"Text {place} of the batch has no label, which {self.name} is trained on: name the data's label column."
+            )
+        if not 0 <= example.label < self.classes:
             raise GradleakError(
                 f"Label {example.label} is outside the {self.classes} classes of {self.name}: "
                 f"use labels 0 to {self.classes - 1}, or a target with more classes (classes=…)."

@@ -43,7 +43,7 @@ class Tiny(TargetSpec):
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             intermediate_size=4 * self.hidden,
-            max_position_embeddings=64,
+            max_position_embeddings=128,
             num_labels=self.classes,
             pad_token_id=0,
             attn_implementation="eager",
@@ -91,5 +91,5 @@ def tiny_tokenizer() -> Any:
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
-        model_max_length=64,
+        model_max_length=128,
     )

@@ -49,7 +49,7 @@ def longest_length(observation: Observation) -> Finding | None:
     rows = _seen(observation, "position_embedding")
     if rows is None:
         return None
-    touched = int(_touched(rows).sum())
+    touched = int(_touched(rows, _noisy(observation)).sum())
     exact = observation.knows.batch_size == 1 and not _noisy(observation)
     return Finding((touched,), exact=exact, source="rows of the position embeddings") if touched else None
 
@@ -59,7 +59,7 @@ def words(observation: Observation) -> Finding | None:
     rows = _seen(observation, "word_embedding")
     if rows is None:
         return None
-    found = tuple(int(word) for word in _touched(rows).nonzero()[:, 0])
+    found = tuple(int(word) for word in _touched(rows, _noisy(observation)).nonzero()[:, 0])
     return Finding(found, exact=not _noisy(observation), source="rows of the word embeddings")
 
 
@@ -72,9 +72,9 @@ def _noisy(observation: Observation) -> bool:
     return any(defense.channel().noise_std > 0 for defense in observation.knows.defenses or ())
 
 
-def _touched(rows: Float[Tensor, "rows width"]) -> Bool[Tensor, "rows"]:
+def _touched(rows: Float[Tensor, "rows width"], noisy: bool) -> Bool[Tensor, "rows"]:
     norms = torch.linalg.vector_norm(rows, dim=1)
-    floor = norms.quantile(0.25)  # most rows are untouched: zero, or the size of the noise
+    floor = norms.quantile(0.25) if noisy else 0.0  # most rows are untouched, hence of the size of the noise
     touched: Tensor = (norms > ABOVE_FLOOR * floor) & (norms > ABOVE_ROUNDING * norms.max())
     return touched
 

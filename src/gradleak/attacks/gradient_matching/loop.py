@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.descent import Adam
+from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
 from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens, problems_of, side_by_side
 from gradleak.attacks.gradient_matching.slopes import Slopes
@@ -32,6 +33,9 @@ class MatchingLoop:
     optimiser: Adam
     steps: int
     assumptions: Assumptions
+    norm_weight: float = 0.0  # of (mean embedding norm − mean word norm)², LAMP's regulariser
+    discrete: DiscreteRounds | None = None
+    answer_by_prior: float | None = None  # weight of the prior when choosing among kept guesses; none: the lowest loss counts
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -66,18 +70,21 @@ class Search:
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
         self.matcher: Matcher = for_observations([problem.observation for problem in rows.problems], loop.distance)
-        self.slopes = Slopes(self.matcher, rows)
+        self.slopes = Slopes(self.matcher, rows, loop.norm_weight)
         self.frame = rows.target.embed(rows.frame)
-        self.embeddings = self._framed(loop.start.embeddings(rows, bench))
+        self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
         self.best = self.embeddings.clone()
         self.best_losses = torch.full((len(rows.problems),), torch.inf, device=rows.target.device, dtype=rows.target.dtype)
         self.losses: list[tuple[int, Tensor]] = []
         self.guesses: list[tuple[int, Tensor]] = []
+        self.guesses_to_judge: list[Tensor] = []
+        self.answers = self.rows.frame
         self.taken = 0
         self._shown = 0.0
 
     def run(self) -> None:
         """Takes the steps, keeping the embeddings of the lowest loss of each row."""
+        discrete = self.loop.discrete
         state = self.loop.optimiser.begin(self.embeddings)
         for step in range(self.loop.steps):
             losses, gradients = self.losses_and_gradients()
@@ -85,10 +92,17 @@ class Search:
             state.step(self.embeddings, gradients)
             self.embeddings = self._framed(self.embeddings)
             self.taken = step + 1
+            if discrete is not None and discrete.due(self.taken, self.loop.steps):
+                discrete.round(self, state, self.taken)
+                self.guesses_to_judge.append(nearest_tokens(self.rows, self.embeddings))
             if self.bench.out_of_time:
                 break
+        if discrete is not None:
+            for number in range(discrete.rounds_at_end):
+                discrete.round(self, state, number)
         losses, _ = self.losses_and_gradients()
         self._keep(self.taken, losses, last=True)
+        self.answers = self._choose()
 
     def losses_and_gradients(self) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
         """The distance of every row and its slope."""
@@ -98,7 +112,7 @@ class Search:
         """The best guess of one row and how it came about."""
         hypothesis = self.rows.problems[row].hypothesis
         return Reconstruction(
-            sentences=self.rows.sentences(nearest_tokens(self.rows, self.best)[row], row),
+            sentences=self.rows.sentences(self.answers[row], row),
             loss=float(self.best_losses[row]),
             labels=hypothesis.labels,
             cost=Cost(steps=self.taken),
@@ -107,6 +121,15 @@ class Search:
                 guesses=tuple((step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses),
             ),
         )
+
+    def _choose(self) -> Int[Tensor, "rows examples tokens"]:
+        """The tokens of the lowest loss, or the best by matching and prior among all guesses kept along the way."""
+        lowest = nearest_tokens(self.rows, self.best)
+        if self.loop.answer_by_prior is None:
+            return lowest
+        kept = torch.stack([lowest, nearest_tokens(self.rows, self.embeddings), *self.guesses_to_judge], dim=1)
+        scores = token_scores(self, kept, self.matcher, self.loop.answer_by_prior)
+        return kept[torch.arange(len(kept), device=kept.device), scores.argmin(1)]
 
     def _keep(self, step: int, losses: Float[Tensor, "rows"], last: bool = False) -> None:
         better = losses < self.best_losses

@@ -15,8 +15,9 @@ ROWS_ON_GPU = 128  # one H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50
 class Slopes:
     """Computes the distance of every row and its gradient with respect to the embeddings."""
 
-    def __init__(self, matcher: Matcher, rows: Rows) -> None:
-        self.matcher, self.rows = matcher, rows
+    def __init__(self, matcher: Matcher, rows: Rows, norm_weight: float = 0.0) -> None:
+        self.matcher, self.rows, self.norm_weight = matcher, rows, norm_weight
+        self.word_norm = rows.target.vocabulary.mean_norm
         self.chunks = Chunks(rows_at_once(rows))
         self.recorded: dict[tuple[int, int], Function] = {}
 
@@ -32,10 +33,17 @@ class Slopes:
         losses = self.chunks.run(piece, len(self.rows.problems))
         return losses, gradients.nan_to_num_()
 
+    def _length_penalty(self, embeddings: Tensor, mask: Tensor) -> Float[Tensor, "rows"]:
+        """(mean norm of the embeddings − mean norm of the vocabulary's)² (LAMP, equation 6)."""
+        norms = embeddings.square().sum(-1).add(1e-12).sqrt() * mask
+        return (norms.sum((1, 2)) / mask.sum((1, 2)) - self.word_norm).square()
+
     def _function(self, rows: slice, example: Tensor) -> Function:
         def losses_and_gradients(values: Tensor) -> tuple[Tensor, Tensor]:
             leaf = values.detach().requires_grad_()
             losses = self.matcher.distances(self.rows.batch(leaf[:, None], rows), rows)[:, 0]
+            if self.norm_weight:
+                losses = losses + self.norm_weight * self._length_penalty(leaf, self.rows.mask[rows])
             return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
 
         if example.device.type != "cuda":

@@ -1,25 +1,19 @@
 """DLG, as LAMP's authors ran it as their baseline."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
-from torch import Tensor
-
+from gradleak.attacks.gradient_matching.attack import MatchingAttack
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
-from gradleak.core.attack import Attack, Bench, Reconstruction
-from gradleak.core.batch import Batch
-from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 from gradleak.matching import SquaredL2
 
 
 @register("attack", "dlg")
 @dataclass(frozen=True)
-class Dlg(Attack):
+class Dlg(MatchingAttack):
     """Matches gradients in squared L2 distance (DLG, with labels given)."""
 
     cites = "Zhu et al., NeurIPS 2019; settings of LAMP, supplement D"
@@ -39,13 +33,3 @@ class Dlg(Attack):
             steps=self.steps,
             assumptions=Assumptions(self.labels, self.lengths, longest=self.longest),
         )
-
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return self.loop.requires
-
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        return self.loop.reconstruct(observations, bench)
-
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        return self.loop.objective(observations, batches)

@@ -1,0 +1,108 @@
+"""`gradleak prior`: train, pack and judge a language model of your own for the attacker."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradleak.cli.options import Device, option
+
+prior_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Trains, packs and evaluates language-model priors.")
+Corpus = Annotated[
+    list[Path], option("Text files, one sentence a line; .gz, .xz and .bz2 are read too. Repeat for several.", "--corpus")
+]
+
+
+@prior_app.command()
+def train(
+    corpus: Corpus,
+    out: Annotated[Path, option("Folder for the model, in Hugging Face format.")],
+    tokenizer: Annotated[str, option("Whose vocabulary: a target's name, a hub id or a folder. [minilm]")] = "minilm",
+    width: Annotated[int, option("Hidden size. [320]")] = 320,
+    layers: Annotated[int, option("Layers. [6]")] = 6,
+    heads: Annotated[int, option("Attention heads. [5]")] = 5,
+    epochs: Annotated[int, option("Passes over the text. [6]")] = 6,
+    tokens_a_batch: Annotated[int, option("Tokens in a batch. [32768]")] = 32_768,
+    learning_rate: Annotated[float, option("At its peak. [0.002]")] = 2e-3,
+    seed: Annotated[int, option("Of weights and order. [0]")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Trains a causal language model over a target's vocabulary; interrupted, the same command goes on from the last epoch."""
+    import torch
+
+    from gradleak.cli.device import resolve_device
+    from gradleak.training.corpus import read_corpus
+    from gradleak.training.prior import PriorTraining, train_prior
+
+    feed_forward = int(width * 2.7) // 32 * 32
+    settings = PriorTraining(width, layers, heads, feed_forward, 64, epochs, tokens_a_batch, learning_rate, seed=seed)
+    words = _tokenizer(tokenizer)
+    text = read_corpus(corpus, words, settings.longest)
+    typer.echo(f"{text.tokens} tokens for training, {sum(t.numel() for t in text.held_out.values())} held out", err=True)
+    for news in train_prior(settings, text, words, out, torch.device(resolve_device(device))):
+        typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err="validation" not in news)
+
+
+@prior_app.command("eval")
+def evaluate(
+    prior: Annotated[str, typer.Argument(help="A prior, such as english or causal_lm:path=FOLDER.")],
+    corpus: Corpus,
+    target: Annotated[str, option("Whose vocabulary. [minilm]")] = "minilm",
+    limit: Annotated[int, option("Sentences. [2000]")] = 2000,
+    device: Device = "auto",
+) -> None:
+    """Prints the mean nats a token of a prior on the held-out sentences of a corpus."""
+    import torch
+
+    from gradleak.audit.spec import read
+    from gradleak.cli.device import resolve_device
+    from gradleak.core.prior import PriorSpec
+    from gradleak.targets import resolve_target
+    from gradleak.training.corpus import read_corpus
+
+    opened = resolve_target(target).open(torch.device(resolve_device(device)))
+    tables = read_corpus(corpus, _tokenizer(target), 64).held_out
+    scorer = read("prior", prior, PriorSpec).open(opened)
+    total, tokens, left = 0.0, 0, limit
+    for length, table in tables.items():
+        ids = table[: max(1, limit * len(table) // sum(map(len, tables.values())))].to(opened.device, torch.int64)
+        nll = scorer.nll(ids, torch.full((len(ids),), length, device=opened.device))
+        total, tokens, left = total + float(nll.sum()) * (length - 1), tokens + len(ids) * (length - 1), left - len(ids)
+    typer.echo(f"{prior}: {total / tokens:.4f} nats a token over {limit - left} held-out sentences, {tokens} tokens")
+
+
+@prior_app.command()
+def pack(
+    folder: Annotated[Path, typer.Argument(help="A trained prior.")],
+    out: Annotated[Path, typer.Argument(help="The packed file.")],
+    embedding_bits: Annotated[int, option("Of the word embeddings. [5]")] = 5,
+    body_bits: Annotated[int, option("Of all other matrices. [6]")] = 6,
+) -> None:
+    """Writes a trained prior in a few bits a weight, as the shipped one is."""
+    from gradleak.training.packing import pack_prior
+
+    size = pack_prior(folder, out, embedding_bits, body_bits)
+    typer.echo(f"{out}: {size / 1e6:.2f} MB")
+
+
+def _tokenizer(name: str) -> object:
+    """The tokenizer of a target or folder, with its own threads allowed: a corpus is long."""
+    import os
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    from transformers import AutoTokenizer
+
+    from gradleak.core.target import TargetSpec
+    from gradleak.targets import resolve_target
+    from gradleak.targets.huggingface import HuggingFace
+    from gradleak.targets.minilm import MiniLM, installed_folder
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    spec: TargetSpec = resolve_target(name)
+    if isinstance(spec, MiniLM):
+        return AutoTokenizer.from_pretrained(installed_folder())
+    if isinstance(spec, HuggingFace):
+        return AutoTokenizer.from_pretrained(spec.path)
+    from gradleak.targets.tiny import tiny_tokenizer
+
+    return tiny_tokenizer()

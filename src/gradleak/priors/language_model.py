@@ -1,0 +1,107 @@
+"""A causal language model as a prior, over the target's own vocabulary or through a tokenizer of its own."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradleak.core.prior import Prior
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+
+TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}  # of sentences scored in one pass: the logits are the large part
+SAMPLES = 20  # sentences drawn for a blind guess, of which the likeliest counts
+TYPICAL_WORDS = 10
+
+
+class SameVocabulary(Prior):
+    """Scores the target's token ids as they are."""
+
+    def __init__(self, model: Any, target: Target) -> None:
+        self.model = model.eval().requires_grad_(False).to(target.device)
+        self.vocabulary = target.vocabulary
+
+    @torch.no_grad()
+    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+        most = max(1, TOKENS_AT_ONCE.get(ids.device.type, 8_000) // ids.shape[1])
+        pieces = zip(torch.split(ids, most), torch.split(lengths, most), strict=True)
+        return torch.cat([self._nll(some, their) for some, their in pieces])
+
+    def _nll(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        longest = int(lengths.max())
+        ids = ids[:, :longest]
+        losses = token_nll(self.model, ids)
+        counted = torch.arange(1, longest, device=ids.device) < lengths[:, None]
+        return (losses * counted).sum(1) / (lengths - 1)
+
+    @torch.no_grad()
+    def likely(self, length: int, streams: Streams) -> list[int]:
+        frame, fixed = self.vocabulary.frame(length)
+        ids = torch.tensor(frame).repeat(SAMPLES, 1).to(self.vocabulary.embeddings.device)
+        generator = streams.generator()
+        for place in range(1, length):
+            if not fixed[place]:
+                logits = self.model(input_ids=ids[:, :place]).logits[:, -1].masked_fill(~self.vocabulary.allowed, -torch.inf)
+                ids[:, place] = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator)[:, 0].to(ids.device)
+        best = self.nll(ids, torch.full((SAMPLES,), length, device=ids.device)).argmin()
+        return [int(number) for number in ids[best]]
+
+    def likely_length(self) -> int:
+        return TYPICAL_WORDS + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
+
+
+class OwnVocabulary(Prior):
+    """Decodes the target's tokens and scores the text with the model's own tokenizer, per token of that tokenizer."""
+
+    def __init__(self, model: Any, tokenizer: Any, target: Target) -> None:
+        self.model = model.eval().requires_grad_(False).to(target.device)
+        self.tokenizer = tokenizer
+        self.target = target
+        self.start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+
+    @torch.no_grad()
+    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+        texts = [self.target.decode(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
+        rows = [[self.start, *tokens, self.tokenizer.eos_token_id] for tokens in self._encoded(texts)]
+        most = max(1, TOKENS_AT_ONCE.get(ids.device.type, 8_000) // max(map(len, rows)))
+        return torch.cat([self._nll(rows[first : first + most]) for first in range(0, len(rows), most)])
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        return [list(tokens) for tokens in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    def _nll(self, rows: list[list[int]]) -> Tensor:
+        lengths = torch.tensor([len(row) for row in rows], device=self.target.device)
+        ids = torch.full((len(rows), int(lengths.max())), int(self.start), device=self.target.device)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = torch.tensor(row)
+        counted = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
+        return (token_nll(self.model, ids) * counted).sum(1) / (lengths - 1)
+
+    @torch.no_grad()
+    def likely(self, length: int, streams: Streams) -> list[int]:
+        """The likeliest of sampled texts, cut or padded with its own beginning to the target's number of tokens."""
+        generator = streams.generator()
+        ids = torch.full((SAMPLES, 1), int(self.start), device=self.target.device)
+        for _ in range(length):
+            logits = self.model(input_ids=ids).logits[:, -1]
+            logits[:, self.tokenizer.all_special_ids] = -torch.inf
+            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).to(ids.device)], dim=1)
+        best = self._nll([row.tolist() for row in ids])
+        text = self.tokenizer.decode(ids[int(best.argmin()), 1:])
+        frame, fixed = self.target.vocabulary.frame(length)
+        inside = [number for number in self.target.encode([text])[0] if bool(self.target.vocabulary.allowed[number])]
+        free = [place for place, special in enumerate(fixed) if not special]
+        for rank, place in enumerate(free):
+            frame[place] = inside[rank % len(inside)] if inside else self.target.vocabulary.pad
+        return frame
+
+    def likely_length(self) -> int:
+        return TYPICAL_WORDS + len(self.target.vocabulary.prefix) + len(self.target.vocabulary.suffix)
+
+
+def token_nll(model: Any, ids: Int[Tensor, "sentences tokens"]) -> Float[Tensor, "sentences predicted"]:
+    """The negative log-likelihood of every token after the first."""
+    logits = model(input_ids=ids[:, :-1]).logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)

@@ -1,0 +1,1 @@
+"""Training: priors over a target's vocabulary."""
