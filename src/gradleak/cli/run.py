@@ -15,6 +15,9 @@ def run(
     spec: Annotated[Path, typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid.")],
     out: Out = Path("runs"),
     device: Device = "auto",
+    change: Annotated[
+        list[str] | None, option("Replace a field of the file: --set limit=10. Repeat for several.", "--set")
+    ] = None,
     limit_cells: Annotated[int | None, option("Run the first cells of the grid only.", minimum=1)] = None,
 ) -> None:
     """Audits every cell of a grid, one record each. Cells that have a record already are skipped.
@@ -27,7 +30,7 @@ def run(
     from gradleak.study.cells import read_study
     from gradleak.study.grid import run_cells
 
-    study = read_study(spec)
+    study = read_study(spec, change or ())
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=all(cell.spec.data.made_up for cell in study.cells))
     results = run_cells(study.cells[:limit_cells], out / study.name, resolve_device(device), display)
     print_results(results, out / study.name)

@@ -36,6 +36,7 @@ class FactoredSums:
             with captured(self.modules, batch.mask[..., 0].numel()) as uses:
                 losses = self.target.losses(batch, copies).mean(-1)
             calls = _with_gradients(losses.sum(), uses.calls, wanted, bool(copies))
+        with torch.set_grad_enabled(wanted):
             pairs = [
                 self._group_sums(group, observed, calls, losses.shape, rows)
                 for group, observed in zip(self.plan.groups, self.observed, strict=True)
@@ -43,7 +44,7 @@ class FactoredSums:
             if copies:
                 pairs.append(self._autograd_sums(losses, copies, wanted, rows))
             first, second = (torch.cat(parts).movedim(0, -1) for parts in zip(*pairs, strict=True))
-        return (first, second) if wanted else (first.detach(), second.detach())
+        return first, second
 
     def _differentiable(self, batch: Batch) -> tuple[Batch, bool]:
         """A batch of embeddings that ask for gradients (the layers' gradients need a graph), and whether the caller asked too."""
@@ -93,10 +94,11 @@ class FactoredSums:
     def _autograd_sums(self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice) -> Sums:
         """What has no closed form here: one backward pass a candidate."""
         pairs = []
-        per_candidate = [
-            torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, retain_graph=True, materialize_grads=True)
-            for loss in losses.flatten()
-        ]
+        with torch.enable_grad():
+            per_candidate = [
+                torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, retain_graph=True, materialize_grads=True)
+                for loss in losses.flatten()
+            ]
         for place, name in enumerate(copies):
             gradients = torch.stack([gradients[place].flatten() for gradients in per_candidate]).view(1, *losses.shape, -1)
             pairs.append(vector_sums(gradients, self.observed_by_autograd[name][None, rows], self.residuals))

@@ -68,27 +68,39 @@ def outer_residuals(
 
 
 class _Residual(torch.autograd.Function):
-    """Sums over R = dᵀx − G without keeping R: both passes build it piece by piece in one buffer."""
+    """Sums over R = dᵀx − G without keeping R: it is built piece by piece in one buffer, once, and its slopes with it.
+
+    What each sum's slope needs of R is d·R and x·Rᵀ: for the squares these are Gram products where R is an outer product
+    itself; for the absolute values R's signs are needed, while R is there.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, d: Tensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, d, dense)
         squares, absolutes = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
+        wanted = any(ctx.needs_input_grad)
+        slopes = tuple(torch.empty_like(part) for part in (x, d, x, d)) if wanted else ()
         for piece, residual in _pieces(x, d, dense):
             squares[piece] = torch.linalg.vector_norm(residual, dim=2).square().sum(1)
             absolutes[piece] = residual.abs().sum((1, 2))  # pairwise summation: vector_norm is 1e-5 off over so many entries
+            if wanted and dense is not None:
+                _slopes(x[piece], d[piece], residual, slopes[0][piece], slopes[1][piece])
+            if wanted:
+                _slopes(x[piece], d[piece], residual.sign_(), slopes[2][piece], slopes[3][piece])
+        if wanted and dense is None:
+            slopes = ((d @ d.mT) @ x, (x @ x.mT) @ d, *slopes[2:])
+        ctx.save_for_backward(*slopes)
         return squares, absolutes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, d, dense = ctx.saved_tensors
-        to_squares, to_absolutes = (grad[:, None, None] for grad in grads)
-        grad_x, grad_d = torch.empty_like(x), torch.empty_like(d)
-        for piece, residual in _pieces(x, d, dense):
-            slope = residual.sign().mul_(to_absolutes[piece]).add_(residual.mul_(2 * to_squares[piece]))
-            torch.bmm(d[piece], slope, out=grad_x[piece])
-            torch.bmm(x[piece], slope.mT, out=grad_d[piece])
-        return grad_x, grad_d, None
+        squares_x, squares_d, absolutes_x, absolutes_d = ctx.saved_tensors
+        to_squares, to_absolutes = 2 * grads[0][:, None, None], grads[1][:, None, None]
+        return to_squares * squares_x + to_absolutes * absolutes_x, to_squares * squares_d + to_absolutes * absolutes_d, None
+
+
+def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) -> None:
+    torch.bmm(d, residual, out=to_x)
+    torch.bmm(x, residual.mT, out=to_d)
 
 
 def _pieces(x: Tensor, d: Tensor, dense: Tensor | None) -> Any:

@@ -43,9 +43,9 @@ class Study:
     cells: tuple[Cell, ...]
 
 
-def read_study(path: Path) -> Study:
-    """The study a YAML file describes; everything wrong with it is said in one error."""
-    plain = _mapping(path)
+def read_study(path: Path, changes: Sequence[str] = ()) -> Study:
+    """The study a YAML file describes, with fields replaced (`field=value`); everything wrong with it is said in one error."""
+    plain = _mapping(path) | dict(_change(change) for change in changes)
     name = str(plain.pop("name", path.stem))
     if not NAME.fullmatch(name):
         raise GradleakError(f"{path}: name {name!r} becomes a folder: use letters, digits, dots, dashes and underscores.")
@@ -70,6 +70,16 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise GradleakError(f"{path} must be a mapping such as 'attacks: [tag, dlg]', not {type(plain).__name__}.")
     return {str(key): value for key, value in plain.items()}
+
+
+def _change(written: str) -> tuple[str, Any]:
+    field, equals, value = written.partition("=")
+    if not equals:
+        raise GradleakError(f"Cannot read --set {written!r}: write --set field=value, such as --set limit=10.")
+    try:
+        return field.strip(), yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise GradleakError(f"Cannot read the value of --set {written!r}: {' '.join(str(error).split())}.") from error
 
 
 def _axes(path: Path, plain: Mapping[str, Any]) -> Axes:
