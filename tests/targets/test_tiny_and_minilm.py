@@ -61,7 +61,7 @@ def test_a_frame_holds_the_special_tokens_and_leaves_the_rest_open(tiny: Target)
 
 
 def test_a_batch_is_padded_and_masked(tiny: Target) -> None:
-    private = tiny.private_batch([Example("red cat", 1), Example("the cat is red .")])
+    private = tiny.private_batch([Example("red cat", 1), Example("the cat is red .", 0)])
     assert private.lengths == (4, 7)
     assert private.batch.mask.sum(1).tolist() == [4, 7]
     assert private.batch.labels.tolist() == [1, 0]
@@ -70,7 +70,7 @@ def test_a_batch_is_padded_and_masked(tiny: Target) -> None:
 
 def test_a_client_may_attend_padding() -> None:
     target = Tiny(attend_padding=True).open(CPU)
-    assert target.private_batch([Example("red cat"), Example("the cat is red .")]).batch.mask.all()
+    assert target.private_batch([Example("red cat", 1), Example("the cat is red .", 0)]).batch.mask.all()
 
 
 def test_soft_labels_at_the_corners_are_hard_labels(tiny: Target) -> None:
@@ -86,20 +86,21 @@ def test_soft_labels_at_the_corners_are_hard_labels(tiny: Target) -> None:
     [
         (Example(""), "Text 2 of the batch is empty after tokenising: remove it"),
         (Example("  "), "Text 2 of the batch is empty after tokenising"),
-        (Example("doctor " * 70), "Text 2 of the batch has 72 tokens; tiny reads at most 64: shorten or remove it"),
+        (Example("doctor " * 140, 0), "Text 2 of the batch has 142 tokens; tiny reads at most 128: shorten or remove it"),
         (Example("red cat", 2), "Label 2 is outside the 2 classes of tiny: use labels 0 to 1, or a target with more classes"),
+        (Example("red cat"), "Text 2 of the batch has no label, which tiny is trained on"),
         (Example("red cat", -1), "Label -1 is outside the 2 classes of tiny"),
     ],
 )
 def test_an_unfit_text_or_label_is_refused_without_quoting_it(tiny: Target, example: Example, message: str) -> None:
     with pytest.raises(GradleakError, match=message) as refused:
-        tiny.private_batch([Example("fine"), example])
+        tiny.private_batch([Example("fine", 0), example])
     assert not {"doctor", "red", "cat"} & set(str(refused.value).split())
 
 
 def test_the_longest_text_it_says_it_reads_is_read(tiny: Target) -> None:
-    private = tiny.private_batch([Example("the " * 62)])
-    assert private.lengths == (64,)
+    private = tiny.private_batch([Example("the " * 126, 0)])
+    assert private.lengths == (128,)
     assert bool(tiny.losses(private.batch).isfinite())
 
 

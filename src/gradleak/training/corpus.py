@@ -10,13 +10,13 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
 
 LINES_AT_ONCE = 50_000
 HELD_OUT_EVERY = 200  # every so many sentences one is kept for validation
+Tables = dict[int, Tensor]  # by length: [sentences, tokens]
 Lists = dict[int, list[np.ndarray[Any, Any]]]
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
@@ -25,8 +25,8 @@ OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 class Corpus:
     """Sentences of one length are one table; training and held-out sentences never mix."""
 
-    training: dict[int, Int[Tensor, "sentences tokens"]]
-    held_out: dict[int, Int[Tensor, "sentences tokens"]]
+    training: Tables
+    held_out: Tables
 
     @property
     def tokens(self) -> int:
@@ -50,9 +50,7 @@ def read_corpus(paths: Sequence[Path], tokenizer: Any, longest: int) -> Corpus:
     return Corpus(training, held)
 
 
-def batches(
-    tables: dict[int, Int[Tensor, "sentences tokens"]], tokens: int, generator: torch.Generator | None
-) -> list[Int[Tensor, "sentences tokens"]]:
+def batches(tables: Tables, tokens: int, generator: torch.Generator | None) -> list[Tensor]:
     """Batches of about `tokens` tokens, each of one length; shuffled if a generator is given."""
     made = []
     for length, table in tables.items():

@@ -81,3 +81,20 @@ class LampL2L1(MatchingAttack):
     @property
     def loop(self) -> MatchingLoop:
         return lamp_loop(self, L2L1(self.l1_weight))
+
+
+@register("attack", "lamp_quick")
+@dataclass(frozen=True)
+class LampQuick(MatchingAttack):
+    """LAMP with the cosine distance and few steps, to see a leak on a laptop within a minute. Never used for figures."""
+
+    cites = CITES
+
+    steps: int = 300
+    starts: int = 50
+    labels: Source = "known"
+    lengths: Source = "known"
+
+    @property
+    def loop(self) -> MatchingLoop:
+        return LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths).loop
