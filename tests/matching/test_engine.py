@@ -83,8 +83,10 @@ def test_the_engine_agrees_with_autograd(
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
-def test_it_agrees_on_minilm(minilm: Target, observe: Observe, distance: Distance) -> None:
-    observations = [observe(minilm, pair, index=place) for place, pair in enumerate(UNEQUAL)]
+@pytest.mark.parametrize("fixture", ["minilm", "minilm64"])
+def test_it_agrees_on_minilm(request: pytest.FixtureRequest, observe: Observe, fixture: str, distance: Distance) -> None:
+    target = request.getfixturevalue(fixture)
+    observations = [observe(target, pair, index=place) for place, pair in enumerate(UNEQUAL)]
     assert_agree(observations, distance, candidates(observations, count=1))
 
 

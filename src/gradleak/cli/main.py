@@ -11,6 +11,7 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.components import list_components
+from gradleak.cli.finetune import finetune
 from gradleak.cli.prior import prior_app
 from gradleak.cli.run import run
 from gradleak.cli.show import show
@@ -30,6 +31,7 @@ Exit codes:
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
 app.command(epilog=EPILOG)(audit)
 app.command(epilog=EPILOG)(run)
+app.command()(finetune)
 app.command()(show)
 app.command("list")(list_components)
 app.add_typer(prior_app, name="prior")

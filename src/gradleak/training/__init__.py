@@ -1,1 +1,1 @@
-"""Training: priors over a target's vocabulary."""
+"""Training: priors over a target's vocabulary, and fine-tuned targets."""

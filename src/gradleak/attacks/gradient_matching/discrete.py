@@ -38,7 +38,7 @@ class DiscreteRounds:
         rows, embeddings = search.rows, search.embeddings
         ids = nearest_tokens(rows, embeddings)
         for sentence in range(embeddings.shape[1]):
-            orders = _orders(rows, search.bench, self.candidates, number, sentence).to(embeddings.device)
+            orders = candidate_orders(rows, search.bench, self.candidates, number, sentence, "round").to(embeddings.device)
             scores = order_scores(search, embeddings, ids, orders, sentence, self.prior_weight)
             chosen = orders[torch.arange(len(orders), device=orders.device), scores.argmin(1)]
             moving = [embeddings, state.first, state.second] if self.moments_follow else [embeddings]
@@ -100,13 +100,15 @@ def token_scores(
     return scores
 
 
-def _orders(rows: Rows, bench: Bench, count: int, number: int, sentence: int) -> Int[Tensor, "rows candidates tokens"]:
+def candidate_orders(
+    rows: Rows, bench: Bench, count: int, number: int, sentence: int, purpose: str
+) -> Int[Tensor, "rows candidates tokens"]:
     """Candidate orders of one sentence of every row, each row from its own stream; special and padding places stay."""
     width = rows.mask.shape[-1]
     orders = torch.arange(width).repeat(len(rows.problems), count, 1)
     before, after = len(rows.target.vocabulary.prefix), len(rows.target.vocabulary.suffix)
     for row, problem in enumerate(rows.problems):
-        stream = bench.streams_of(problem.observation).child("round", problem.number, number, sentence)
+        stream = bench.streams_of(problem.observation).child(purpose, problem.number, number, sentence)
         free = problem.hypothesis.lengths[sentence] - before - after
         orders[row, :, before : before + free] = before + reorderings(free, count, stream.generator())
     return orders

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
+from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens, problems_of, side_by_side
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import Start
@@ -35,6 +36,7 @@ class MatchingLoop:
     assumptions: Assumptions
     norm_weight: float = 0.0  # of (mean embedding norm − mean word norm)², LAMP's regulariser
     discrete: DiscreteRounds | None = None
+    polish: Polish | None = None  # a last search on whole words
     answer_by_prior: float | None = None  # weight of the prior when choosing among kept guesses; none: the lowest loss counts
 
     @property
@@ -129,7 +131,8 @@ class Search:
             return lowest
         kept = torch.stack([lowest, nearest_tokens(self.rows, self.embeddings), *self.guesses_to_judge], dim=1)
         scores = token_scores(self, kept, self.matcher, self.loop.answer_by_prior)
-        return kept[torch.arange(len(kept), device=kept.device), scores.argmin(1)]
+        chosen = kept[torch.arange(len(kept), device=kept.device), scores.argmin(1)]
+        return chosen if self.loop.polish is None else self.loop.polish.improve(self, chosen)
 
     def _keep(self, step: int, losses: Float[Tensor, "rows"], last: bool = False) -> None:
         better = losses < self.best_losses

@@ -1,6 +1,6 @@
 """LAMP: continuous steps and discrete rounds in turn, guided by a language model (Balunović et al., NeurIPS 2022)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
@@ -8,6 +8,7 @@ from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
+from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
@@ -98,3 +99,24 @@ class LampQuick(MatchingAttack):
     @property
     def loop(self) -> MatchingLoop:
         return LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths).loop
+
+
+@register("attack", "lamp_plus")
+@dataclass(frozen=True)
+class LampPlus(MatchingAttack):
+    """LAMP with the cosine distance, and a last search over whole words: chained moves and exchanges judged by the distance."""
+
+    cites = CITES + "; the last search is ours"
+
+    steps: int = 2000
+    starts: int = 500
+    polish_rounds: int = 60
+    polish_prior_weight: float = 0.02
+    labels: Source = "known"
+    lengths: Source = "known"
+    longest: int = 32
+
+    @property
+    def loop(self) -> MatchingLoop:
+        base = LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, longest=self.longest).loop
+        return replace(base, polish=Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight))

@@ -1,0 +1,80 @@
+"""A last discrete search on the words themselves: the continuous search mostly has the words, and not their order.
+
+At whole words the true sentence has distance zero (undefended), so the distance alone shows the way; the prior breaks ties.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.discrete import candidate_orders, token_scores
+
+if TYPE_CHECKING:
+    from gradleak.attacks.gradient_matching.loop import Search
+
+
+@dataclass(frozen=True)
+class Polish:
+    """Rounds of random moves and substitutions, each round's best taken; ends when nothing improves for a while."""
+
+    rounds: int = 60
+    orders: int = 200  # word orders tried for each sentence in a round
+    substitutions: int = 100  # words exchanged for others of the pool, tried for each sentence in a round
+    nearest: int = 4  # words nearest to each place's embedding that enter the pool
+    prior_weight: float = 0.02
+    patience: int = 4  # rounds without any improvement before it stops
+
+    def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
+        """The guesses after polishing: never a worse score than before."""
+        ids = ids.clone()
+        pool = _pool(search, self.nearest)
+        best = token_scores(search, ids[:, None], search.matcher, self.prior_weight)[:, 0]
+        idle = 0
+        for number in range(self.rounds):
+            before = best.clone()
+            for sentence in range(ids.shape[1]):
+                candidates = self._candidates(search, ids, pool, number, sentence)
+                scores = token_scores(search, candidates, search.matcher, self.prior_weight)
+                best, chosen = scores.min(1)  # the first candidate is the guess as it is
+                ids = candidates[torch.arange(len(ids), device=ids.device), chosen]
+            idle = 0 if bool((best < before - 1e-7).any()) else idle + 1
+            if idle >= self.patience or search.bench.out_of_time:
+                break
+        return ids
+
+    def _candidates(self, search: "Search", ids: Tensor, pool: Tensor, number: int, sentence: int) -> Tensor:
+        """[rows, candidates, examples, tokens]: the guess itself, reordered, and with single words exchanged."""
+        orders = candidate_orders(search.rows, search.bench, self.orders, number, sentence, "polish").to(ids.device)
+        reordered = ids[:, None].expand(-1, orders.shape[1], -1, -1).clone()
+        reordered[:, :, sentence] = ids[:, sentence, None].expand(-1, orders.shape[1], -1).gather(2, orders)
+        exchanged = ids[:, None].expand(-1, self.substitutions, -1, -1).clone()
+        for row, problem in enumerate(search.rows.problems):
+            stream = search.bench.streams_of(problem.observation).child("exchange", problem.number, number, sentence)
+            free = (~search.rows.fixed[row, sentence]).nonzero()[:, 0].cpu()
+            draws = torch.rand(2, self.substitutions, generator=stream.generator(), dtype=torch.float64)
+            places = free[(draws[0] * len(free)).long()]
+            words = pool[row].cpu()[(draws[1] * pool.shape[1]).long()]
+            exchanged[row, torch.arange(self.substitutions), sentence, places.to(ids.device)] = words.to(ids.device)
+        return torch.cat([reordered, exchanged], dim=1)
+
+
+def _pool(search: "Search", nearest: int) -> Int[Tensor, "rows words"]:
+    """Words that may belong to a row: the nearest to its embeddings, at the lowest loss and at the end, at every place."""
+    vocabulary = search.rows.target.vocabulary
+    words = vocabulary.allowed.nonzero()[:, 0]
+    directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
+    pools = []
+    for embeddings in (search.best, search.embeddings):
+        unit = torch.nn.functional.normalize(embeddings.detach(), dim=-1)
+        rows = [words[(row @ directions.T).topk(nearest, dim=-1).indices] for row in unit]
+        # Places that are fixed or padding have nothing to say: the first free place speaks for them.
+        pools.append(torch.stack([_spoken(found, fixed) for found, fixed in zip(rows, search.rows.fixed, strict=True)]))
+    return torch.cat(pools, dim=1)
+
+
+def _spoken(found: Int[Tensor, "examples tokens nearest"], fixed: Tensor) -> Int[Tensor, "words"]:
+    first = found[~fixed][0]
+    return torch.where(fixed[..., None], first, found).flatten()

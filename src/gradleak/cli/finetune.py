@@ -1,0 +1,109 @@
+"""`gradleak finetune`: a target trained on a dataset, to be audited afterwards."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradleak.cli.options import Device, option
+
+if TYPE_CHECKING:
+    from gradleak.core.dataset import Dataset
+    from gradleak.core.target import TargetSpec
+    from gradleak.targets.text_classifier import TextClassifier
+    from gradleak.training.finetune import FineTuning, Material, News
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+def finetune(
+    data: Annotated[str, option("Labelled examples: a name or a file, such as cola:selection=all.")],
+    out: Annotated[Path, option("Folder for the model, in Hugging Face format.")],
+    target: Annotated[str, option("Model to train: a name, a hub id or a folder. [minilm]")] = "minilm",
+    eval_data: Annotated[str | None, option("Examples to score it on. [the data's dev split, or a tenth held out]")] = None,
+    epochs: Annotated[int, option("Passes over the data. [2]")] = 2,
+    batch_size: Annotated[int, option("Examples in a step. [32]")] = 32,
+    learning_rate: Annotated[float, option("At the first step; falls linearly to zero. [5e-5]")] = 5e-5,
+    gradient_noise: Annotated[float, option("Standard deviation of noise on every gradient entry. [0]")] = 0.0,
+    limit: Annotated[int | None, option("Batches of examples to read. [all]", minimum=1)] = None,
+    seed: Annotated[int, option("Of order, dropout, noise and held-out examples. [0]")] = 0,
+    device: Device = "auto",
+    allow_pickle: Annotated[bool, option("Load pickled weights, which can run code.", "--allow-pickle")] = False,
+) -> None:
+    """Fine-tunes a target as LAMP's authors did; attack it with gradleak audit --target FOLDER.
+
+    Interrupted, the same command goes on from the last epoch.
+    """
+    import torch
+
+    from gradleak.cli.device import resolve_device
+    from gradleak.core.errors import GradleakError
+    from gradleak.datasets import resolve_dataset
+    from gradleak.targets import resolve_target
+    from gradleak.targets.text_classifier import TextClassifier
+    from gradleak.training.finetune import FineTuning, fine_tune
+
+    settings = FineTuning(epochs, batch_size, learning_rate, gradient_noise, seed)
+    spec, source = resolve_target(target, allow_pickle), resolve_dataset(data)
+    judged = None if eval_data is None else resolve_dataset(eval_data)
+    opened = spec.open(torch.device(resolve_device(device)))
+    if not isinstance(opened, TextClassifier):
+        raise GradleakError(f"{target} is not a text classifier, which is all that can be fine-tuned.")
+    material = read_material(settings, spec, opened, source, judged, limit)
+    typer.echo(f"{len(material.training)} examples for training, {len(material.evaluation)} for evaluation", err=True)
+    scores = fine_tune(settings, opened, material, out, _Printer().show)
+    typer.echo(f"{out}: MCC {scores.mcc:.4f}, F1 {scores.f1:.4f}, accuracy {scores.accuracy:.4f}, n {scores.examples}")
+
+
+def read_material(
+    settings: "FineTuning",
+    spec: "TargetSpec",
+    opened: "TextClassifier",
+    data: "Dataset",
+    judged: "Dataset | None",
+    limit: int | None,
+) -> "Material":
+    """Training and evaluation examples, tokenised, under the names they were asked for by."""
+    from gradleak.core.specs import to_string
+    from gradleak.training.finetune import Material, hold_out, lessons
+
+    training = data.load(None if limit is None else limit * settings.batch_size)
+    judged = judged or dev_split(data)
+    if judged is None:
+        training, evaluation = hold_out(training, settings.streams)
+    else:
+        evaluation = judged.load()
+    described = {
+        "target": to_string(spec),
+        "weights": spec.fingerprint(),
+        "data": to_string(data),
+        "eval_data": "held-out tenth" if judged is None else to_string(judged),
+    }
+    return Material(lessons(opened, training, "training"), lessons(opened, evaluation, "evaluation"), described)
+
+
+def dev_split(data: "Dataset") -> "Dataset | None":
+    """The whole dev split of a dataset that comes with one and is not it."""
+    from dataclasses import replace
+
+    from gradleak.datasets import Cola, Sst2
+
+    if isinstance(data, (Cola, Sst2)) and data.split == "train":
+        return replace(data, split="dev", selection="all")
+    return None
+
+
+class _Printer:
+    """A line on standard error every two seconds, and at the end."""
+
+    def __init__(self) -> None:
+        self._last = float("-inf")
+
+    def show(self, news: "News") -> None:
+        import time
+
+        if time.monotonic() - self._last < SECONDS_BETWEEN_LINES and news.step < news.steps:
+            return
+        self._last = time.monotonic()
+        left = f"{news.seconds_left:.0f} s left"
+        typer.echo(f"epoch {news.epoch}  step {news.step}/{news.steps}  loss {float(news.loss):.4f}  {left}", err=True)

@@ -1,0 +1,294 @@
+"""Fine-tunes a target as LAMP does before it attacks it (Balunović et al. 2022, section 5; their train.py)."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradleak.core.batch import Example
+from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.streams import Streams
+from gradleak.targets.text_classifier import TextClassifier
+from gradleak.training.scores import Scores, score
+
+CHECKED_AT_ONCE = 64  # sentences
+EVALUATED_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Schedule of a fine-tuning; the defaults are LAMP's."""
+
+    epochs: int = 2
+    batch_size: int = 32
+    learning_rate: float = 5e-5  # falls linearly to zero over all steps
+    gradient_noise: float = 0.0  # standard deviation of what is added to every gradient entry before a step (LAMP, Table 5)
+    seed: int = 0  # of order, dropout, noise and held-out examples; the head is the target's own
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise GradleakError(f"epochs and batch_size count from 1; they are {self.epochs} and {self.batch_size}.")
+        if not 0 < self.learning_rate < float("inf"):
+            raise GradleakError(f"The learning rate must be a number above 0, not {self.learning_rate}.")
+        if not 0 <= self.gradient_noise < float("inf"):
+            raise GradleakError(f"The gradient noise is a standard deviation, 0 or more, not {self.gradient_noise}.")
+
+    @property
+    def streams(self) -> Streams:
+        return Streams.root("fine-tuning", self.seed)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A sentence in tokens, with its class."""
+
+    ids: tuple[int, ...]
+    label: int
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is learnt, what it is judged on, and what both are called: `described` is kept with the model."""
+
+    training: tuple[Lesson, ...]
+    evaluation: tuple[Lesson, ...]
+    described: Mapping[str, str]
+
+    def content(self) -> str:
+        """A hash of all tokens and classes, so that a checkpoint of other data is not gone on from."""
+        return hashlib.sha256(repr((self.training, self.evaluation)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class News:
+    """How far it has come. `loss` is the epoch's mean so far, left on the device: reading it waits for the device."""
+
+    epoch: int
+    step: int
+    steps: int
+    loss: Tensor
+    seconds_left: float
+
+
+def fine_tune(
+    settings: FineTuning, target: TextClassifier, material: Material, out: Path, watch: Callable[[News], None]
+) -> Scores:
+    """Trains the target's own weights in place and saves them in `out`; a checkpoint an epoch lets a second call go on."""
+    _refuse_foreign(out)
+    # As transformers' AdamW, which LAMP uses; PyTorch's own defaults decay weights by 0.01
+    optimiser = torch.optim.AdamW(list(target.parameters.values()), lr=settings.learning_rate, weight_decay=0.0, eps=1e-6)
+    first = _resume(out, settings, target, material, optimiser)
+    progress = _Progress(settings, len(material.training), first, watch)
+    with _trainable(target):
+        for epoch in range(first, settings.epochs):
+            _train_epoch(settings, target, material.training, optimiser, epoch, progress)
+            _save_checkpoint(out, settings, target, material, optimiser, epoch + 1)
+    scores = evaluate(target, material.evaluation)
+    _save_model(out, settings, target, material, scores)
+    return scores
+
+
+def lessons(target: TextClassifier, examples: Sequence[Example], called: str) -> tuple[Lesson, ...]:
+    """Tokenises; what the target refuses in an audit (empty, over-long, no or unknown label) it refuses here."""
+    made: list[Lesson] = []
+    size = CHECKED_AT_ONCE if target.padding_is_free else 1  # sentences of different lengths may not share a private batch
+    for start in range(0, len(examples), size):
+        group = examples[start : start + size]
+        try:
+            private = target.private_batch(group)
+        except GradleakError as error:
+            raise GradleakError(f"Batch of examples {start + 1} to {start + len(group)} of the {called} data: {error}") from error
+        assert private.batch.ids is not None
+        rows = zip(private.batch.ids.tolist(), private.lengths, private.batch.labels.tolist(), strict=True)
+        made += [Lesson(tuple(row[:length]), label) for row, length, label in rows]
+    if not made:
+        raise GradleakError(f"There are no examples in the {called} data.")
+    return tuple(made)
+
+
+def hold_out(examples: Sequence[Example], streams: Streams) -> tuple[list[Example], list[Example]]:
+    """Nine tenths to train on and one tenth to judge by, drawn at random; both keep their order."""
+    if len(examples) < 10:
+        raise GradleakError(
+            f"The data holds {len(examples)} examples, too few to hold a tenth of them out: "
+            "use 10 or more, or name others with --eval-data."
+        )
+    order = torch.randperm(len(examples), generator=streams.child("held out").generator()).tolist()
+    held = set(order[: len(examples) // 10])
+    kept = [example for place, example in enumerate(examples) if place not in held]
+    return kept, [examples[place] for place in sorted(held)]
+
+
+@torch.no_grad()
+def evaluate(target: TextClassifier, evaluation: Sequence[Lesson]) -> Scores:
+    """The likeliest class of each sentence against its own, without dropout."""
+    groups = [evaluation[start : start + EVALUATED_AT_ONCE] for start in range(0, len(evaluation), EVALUATED_AT_ONCE)]
+    predictions = torch.cat([_logits(target, group).argmax(-1) for group in groups])
+    return score(torch.tensor([lesson.label for lesson in evaluation]), predictions.cpu(), target.classes)
+
+
+class _Progress:
+    """Counts steps and tells who watches."""
+
+    def __init__(self, settings: FineTuning, examples: int, epochs_done: int, watch: Callable[[News], None]) -> None:
+        an_epoch = -(-examples // settings.batch_size)
+        self.step = self._began_at = an_epoch * epochs_done
+        self.steps = an_epoch * settings.epochs
+        self._began = time.monotonic()
+        self._watch = watch
+
+    def advance(self, epoch: int, loss: Tensor) -> None:
+        self.step += 1
+        seconds_a_step = (time.monotonic() - self._began) / (self.step - self._began_at)
+        self._watch(News(epoch + 1, self.step, self.steps, loss, seconds_a_step * (self.steps - self.step)))
+
+
+def _train_epoch(
+    settings: FineTuning,
+    target: TextClassifier,
+    training: Sequence[Lesson],
+    optimiser: torch.optim.Optimizer,
+    epoch: int,
+    progress: _Progress,
+) -> None:
+    order = torch.randperm(len(training), generator=settings.streams.child("order", epoch).generator()).tolist()
+    total = torch.zeros((), device=target.device)
+    for start in range(0, len(order), settings.batch_size):
+        batch = [training[place] for place in order[start : start + settings.batch_size]]
+        for group in optimiser.param_groups:
+            group["lr"] = settings.learning_rate * (1 - progress.step / progress.steps)
+        # One stream a step: a resumed run draws what an undisturbed one does
+        loss = _descend(settings, target, batch, optimiser, settings.streams.child("step", progress.step))
+        total += loss * len(batch)
+        progress.advance(epoch, total / (start + len(batch)))
+    if not bool(torch.isfinite(total)):
+        raise RunFailed(f"The loss of epoch {epoch + 1} is not finite: lower --learning-rate or --gradient-noise.")
+
+
+def _descend(
+    settings: FineTuning, target: TextClassifier, batch: Sequence[Lesson], optimiser: torch.optim.Optimizer, streams: Streams
+) -> Tensor:
+    """One step of the optimiser; returns the mean loss of the batch before it."""
+    labels = torch.tensor([lesson.label for lesson in batch], device=target.device)
+    optimiser.zero_grad(set_to_none=True)
+    with _dropout_from(streams.child("dropout"), target.device):
+        loss = F.cross_entropy(_logits(target, batch), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+    if settings.gradient_noise > 0:
+        _add_noise(target, settings.gradient_noise, streams.child("noise"))
+    optimiser.step()
+    return loss.detach()
+
+
+def _add_noise(target: TextClassifier, std: float, streams: Streams) -> None:
+    # Drawn where the gradients are: numbers for 22 million entries from the CPU would take longer than the step
+    generator = torch.Generator(target.device).manual_seed(_seed(streams))
+    for parameter in target.parameters.values():
+        if parameter.grad is not None:  # a module the loss does not reach has none
+            noise = torch.randn(parameter.shape, generator=generator, device=target.device, dtype=parameter.dtype)
+            parameter.grad.add_(noise, alpha=std)
+
+
+def _logits(target: TextClassifier, batch: Sequence[Lesson]) -> Tensor:
+    """Padded to the longest of the batch, padding masked, whatever the target's clients do."""
+    lengths = torch.tensor([len(lesson.ids) for lesson in batch])
+    width = int(lengths.max())
+    ids = torch.tensor([[*lesson.ids, *[target.vocabulary.pad] * (width - len(lesson.ids))] for lesson in batch])
+    mask = (torch.arange(width) < lengths[:, None]).long()
+    logits: Tensor = target.module(input_ids=ids.to(target.device), attention_mask=mask.to(target.device)).logits
+    return logits
+
+
+@contextmanager
+def _trainable(target: TextClassifier) -> Iterator[None]:
+    """Dropout and gradients are on inside; after it the target is as it was opened, but for its weights."""
+    target.module.train()
+    for parameter in target.parameters.values():
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        target.module.eval().requires_grad_(False)
+        target.module.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _dropout_from(streams: Streams, device: torch.device) -> Iterator[None]:
+    """Dropout takes no generator: it draws from the global one, which is lent to the stream and then put back."""
+    places = [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=places):
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[place] for place in places)):
+            generator.manual_seed(_seed(streams))
+        yield
+
+
+def _seed(streams: Streams) -> int:
+    return int(torch.randint(2**62, (), generator=streams.generator()))
+
+
+def _facts(settings: FineTuning, material: Material) -> dict[str, Any]:
+    sizes = {"examples": len(material.training), "eval_examples": len(material.evaluation)}
+    return {**asdict(settings), **material.described, **sizes}
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Before anything is computed: a model that is there already is never written over."""
+    if out.exists() and not out.is_dir():
+        raise GradleakError(f"{out} is a file: choose a folder for --out.")
+    if (out / "config.json").exists() and not (out / "checkpoint.pt").is_file():
+        raise GradleakError(f"{out} already holds a model: choose another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _save_checkpoint(
+    out: Path,
+    settings: FineTuning,
+    target: TextClassifier,
+    material: Material,
+    optimiser: torch.optim.Optimizer,
+    epochs_done: int,
+) -> None:
+    state = {
+        "facts": _facts(settings, material),
+        "content": material.content(),
+        "model": target.module.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "epochs_done": epochs_done,
+    }
+    torch.save(state, out / "checkpoint.tmp")
+    os.replace(out / "checkpoint.tmp", out / "checkpoint.pt")
+
+
+def _resume(out: Path, settings: FineTuning, target: TextClassifier, material: Material, optimiser: torch.optim.Optimizer) -> int:
+    """Loads the checkpoint, if there is one; returns the epochs done."""
+    if not (out / "checkpoint.pt").is_file():
+        return 0
+    state = torch.load(out / "checkpoint.pt", map_location="cpu", weights_only=True)
+    there, here = state["facts"], _facts(settings, material)
+    differs = [f"{name} was {there.get(name)!r} and is {value!r}" for name, value in here.items() if there.get(name) != value]
+    if not differs and state["content"] != material.content():
+        differs = ["the examples have changed"]
+    if differs:
+        raise GradleakError(
+            f"{out} holds a checkpoint of other settings ({'; '.join(differs)}): choose another --out, or remove it."
+        )
+    target.module.load_state_dict(state["model"])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["epochs_done"])
+
+
+def _save_model(out: Path, settings: FineTuning, target: TextClassifier, material: Material, scores: Scores) -> None:
+    model: Any = target.module
+    model.save_pretrained(out)
+    target.tokenizer.save_pretrained(out)
+    (out / "training.tmp").write_text(json.dumps({**_facts(settings, material), "scores": asdict(scores)}, indent=1) + "\n")
+    os.replace(out / "training.tmp", out / "training.json")
