@@ -143,16 +143,15 @@ class Search:
         if step % GUESS_EVERY == 0 or last:
             self.guesses.append((step, nearest_tokens(self.rows, self.best)))
         if last or time.monotonic() - self._shown > SHOW_EVERY_SECONDS:
-            self._show(step)
+            self._shown = time.monotonic()
+            self.report(step, self.loop.steps, nearest_tokens(self.rows, self.best))
 
-    def _show(self, step: int) -> None:
+    def report(self, done: int, total: int, ids: Int[Tensor, "rows examples tokens"]) -> None:
         """Writes the state on the blackboard: a few guesses, in the observations' own order."""
-        self._shown = time.monotonic()
-        ids = nearest_tokens(self.rows, self.best)
         order = sorted(range(len(self.rows.problems)), key=lambda row: self.rows.problems[row].observation.index)
         decode = self.rows.target.decode
         texts = [decode(sentence) for row in order[:6] for sentence in self.rows.sentences(ids[row], row)]
-        self.bench.progress.report(step, self.loop.steps, float(self.best_losses.mean()), texts)
+        self.bench.progress.report(done, total, float(self.best_losses.mean()), texts)
 
     def _framed(self, embeddings: Tensor) -> Tensor:
         return torch.where(self.rows.fixed[..., None], self.frame, embeddings)

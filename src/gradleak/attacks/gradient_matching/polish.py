@@ -40,6 +40,7 @@ class Polish:
                 scores = token_scores(search, candidates, search.matcher, self.prior_weight)
                 best, chosen = scores.min(1)  # the first candidate is the guess as it is
                 ids = candidates[torch.arange(len(ids), device=ids.device), chosen]
+            search.report(number + 1, self.rounds, ids)
             idle = 0 if bool((best < before - 1e-7).any()) else idle + 1
             if idle >= self.patience or search.bench.out_of_time:
                 break
