@@ -30,23 +30,24 @@ class Polish:
     def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
         """The guesses after polishing: never a worse score than before."""
         ids = ids.clone()
-        pool = _pool(search, self.nearest)
+        pools = _pools(search, self.nearest)
         best = token_scores(search, ids[:, None], search.matcher, self.prior_weight)[:, 0]
-        idle = 0
+        idle = torch.zeros_like(best)  # rounds without improvement, row by row: a row does not go on because another does
         for number in range(self.rounds):
             before = best.clone()
             for sentence in range(ids.shape[1]):
-                candidates = self._candidates(search, ids, pool, number, sentence)
+                candidates = self._candidates(search, ids, pools, number, sentence)
                 scores = token_scores(search, candidates, search.matcher, self.prior_weight)
-                best, chosen = scores.min(1)  # the first candidate is the guess as it is
+                chosen = torch.where(idle < self.patience, scores.argmin(1), 0)  # the first is the guess as it is
+                best = scores.gather(1, chosen[:, None])[:, 0]
                 ids = candidates[torch.arange(len(ids), device=ids.device), chosen]
             search.report(number + 1, self.rounds, ids)
-            idle = 0 if bool((best < before - 1e-7).any()) else idle + 1
-            if idle >= self.patience or search.bench.out_of_time:
+            idle = torch.where((best < before - 1e-7) & (idle < self.patience), 0, idle + 1)
+            if bool((idle >= self.patience).all()) or search.bench.out_of_time:
                 break
         return ids
 
-    def _candidates(self, search: "Search", ids: Tensor, pool: Tensor, number: int, sentence: int) -> Tensor:
+    def _candidates(self, search: "Search", ids: Tensor, pools: list[Tensor], number: int, sentence: int) -> Tensor:
         """[rows, candidates, examples, tokens]: the guess itself, reordered, and with single words exchanged."""
         orders = candidate_orders(search.rows, search.bench, self.orders, number, sentence, "polish").to(ids.device)
         reordered = ids[:, None].expand(-1, orders.shape[1], -1, -1).clone()
@@ -57,25 +58,19 @@ class Polish:
             free = (~search.rows.fixed[row, sentence]).nonzero()[:, 0].cpu()
             draws = torch.rand(2, self.substitutions, generator=stream.generator(), dtype=torch.float64)
             places = free[(draws[0] * len(free)).long()]
-            words = pool[row].cpu()[(draws[1] * pool.shape[1]).long()]
+            words = pools[row].cpu()[(draws[1] * len(pools[row])).long()]
             exchanged[row, torch.arange(self.substitutions), sentence, places.to(ids.device)] = words.to(ids.device)
         return torch.cat([reordered, exchanged], dim=1)
 
 
-def _pool(search: "Search", nearest: int) -> Int[Tensor, "rows words"]:
-    """Words that may belong to a row: the nearest to its embeddings, at the lowest loss and at the end, at every place."""
+def _pools(search: "Search", nearest: int) -> list[Int[Tensor, "words"]]:
+    """Words that may belong to a row: the nearest to its embeddings at every free place, at the lowest loss and at the end."""
     vocabulary = search.rows.target.vocabulary
     words = vocabulary.allowed.nonzero()[:, 0]
     directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
     pools = []
-    for embeddings in (search.best, search.embeddings):
-        unit = torch.nn.functional.normalize(embeddings.detach(), dim=-1)
-        rows = [words[(row @ directions.T).topk(nearest, dim=-1).indices] for row in unit]
-        # Places that are fixed or padding have nothing to say: the first free place speaks for them.
-        pools.append(torch.stack([_spoken(found, fixed) for found, fixed in zip(rows, search.rows.fixed, strict=True)]))
-    return torch.cat(pools, dim=1)
-
-
-def _spoken(found: Int[Tensor, "examples tokens nearest"], fixed: Tensor) -> Int[Tensor, "words"]:
-    first = found[~fixed][0]
-    return torch.where(fixed[..., None], first, found).flatten()
+    for row, fixed in enumerate(search.rows.fixed):
+        places = torch.cat([search.best[row][~fixed], search.embeddings[row][~fixed]])
+        unit = torch.nn.functional.normalize(places.detach(), dim=-1)
+        pools.append(words[(unit @ directions.T).topk(nearest, dim=-1).indices].flatten())
+    return pools
