@@ -89,7 +89,7 @@ def _tokenizer(name: str) -> object:
     """The tokenizer of a target or folder, with its own threads allowed: a corpus is long."""
     import os
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # before gradleak.targets turns it off
     from transformers import AutoTokenizer
 
     from gradleak.core.target import TargetSpec
@@ -97,7 +97,6 @@ def _tokenizer(name: str) -> object:
     from gradleak.targets.huggingface import HuggingFace
     from gradleak.targets.minilm import MiniLM, installed_folder
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     spec: TargetSpec = resolve_target(name)
     if isinstance(spec, MiniLM):
         return AutoTokenizer.from_pretrained(installed_folder())
