@@ -15,6 +15,7 @@ from gradleak.cli.finetune import finetune
 from gradleak.cli.prior import prior_app
 from gradleak.cli.run import run
 from gradleak.cli.show import show
+from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
 
@@ -31,6 +32,7 @@ Exit codes:
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
 app.command(epilog=EPILOG)(audit)
 app.command(epilog=EPILOG)(run)
+app.command(epilog=EPILOG)(tune)
 app.command()(finetune)
 app.command()(show)
 app.command("list")(list_components)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec; other files (tuning.json) may lie beside
+
 
 def show(
     record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
@@ -33,7 +35,7 @@ def list_folder(folder: Path) -> None:
     from gradleak.report.layout import open_console
     from gradleak.report.listing import folder_table
 
-    paths = [path for pattern in ("*.json", "*/*.json") for path in sorted(folder.glob(pattern)) if not path.name.startswith(".")]
+    paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
     if not paths:
         raise RecordError(f"{folder} holds no records. Name the folder that was given as --out.")
     open_console().print(folder_table([(str(path.relative_to(folder)), read_record(path)) for path in paths]))

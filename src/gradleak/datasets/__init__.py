@@ -13,8 +13,9 @@ from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
 from gradleak.datasets.lamp_selection import Selection
 from gradleak.datasets.rows import known_format
+from gradleak.datasets.tuning_part import TuningPart
 
-__all__ = ["Canaries", "Cola", "File", "Hub", "RottenTomatoes", "Selection", "Sst2", "resolve_dataset"]
+__all__ = ["Canaries", "Cola", "File", "Hub", "RottenTomatoes", "Selection", "Sst2", "TuningPart", "resolve_dataset"]
 
 
 def resolve_dataset(described: str) -> Dataset:
