@@ -36,7 +36,8 @@ TEXTS = ("the cat is red .", "my phone number is five five zero one .")  # of di
 EQUAL_TEXTS = ("the cat is red .", "my dog was bad !")  # of one length
 
 # One small architecture a line: what differs between them is what can go wrong. MPNet has a table of relative positions shared by
-# all examples, ALBERT one layer used three times, ELECTRA word embeddings narrower than the model, GPT-2 Conv1D and no mask.
+# all examples, ALBERT one layer used three times, ELECTRA word embeddings narrower than the model, GPT-2 Conv1D and no mask,
+# Llama RMSNorm and a gated FFN, GPT-NeoX each head's query, key and value beside one another in one matrix.
 LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Bert": LAYERS,
@@ -46,6 +47,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Electra": {**LAYERS, "embedding_size": 16},
     "Albert": {**LAYERS, "num_hidden_layers": 3, "embedding_size": 16},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "Llama": {**LAYERS, "num_key_value_heads": 1},
+    "GPTNeoX": LAYERS,
 }
 
 
@@ -141,7 +144,7 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
         sent = protect_in_turn(
             defenses, protocol.update(target, with_axes(private.batch, 1)), [Streams.root("client", 0).child("batch", index)]
         )
-        seen = sent.select((view or Everything()).visible(target)).detached_clone()
+        seen = (view or Everything()).show(target, sent).detached_clone()
         knows = Knowledge(private.batch.labels.clone(), private.lengths, len(texts), defenses)
         return Observation(index, (Round(target, seen),), knows, protocol)
 

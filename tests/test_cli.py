@@ -14,6 +14,7 @@ import gradleak
 from gradleak import __version__
 from gradleak.cli import main
 from gradleak.cli.components import KINDS
+from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
 
 AUDIT = ["audit", "--target", "tiny", "--attack", "tag:steps=3", "--limit", "2", "--device", "cpu"]
@@ -119,6 +120,21 @@ def test_attacks_are_listed_with_fields_requirements_and_papers(capsys: Captured
     out = capsys.readouterr().out
     for part in ("steps=2500", "batch_size", "labels", "Deng et al."):
         assert part in out
+
+
+def test_layers_and_modules_are_short_for_a_view(tmp_path: Path, capsys: Captured) -> None:
+    assert main([*AUDIT, "--layers", "1-2", "--modules", "query, head", "--json", "--out", str(tmp_path)]) == 0
+    view = json.loads(capsys.readouterr().out)["spec"]["view"]
+    assert view == {"name": "parts", "layers": "1-2", "modules": ["query", "head"]}
+    assert "describe a view of their own: leave --view out" in error(capsys, *AUDIT, "--layers", "1", "--view", "lamp")
+    assert "name nothing" in error(capsys, *AUDIT, "--modules", ",")
+    assert "Unknown module 'qury' (did you mean 'query'?)" in error(capsys, *AUDIT, "--modules", "key,qury")
+
+
+def test_the_help_names_every_module(capsys: Captured) -> None:
+    assert main(["audit", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(module in out for module in MODULES)
 
 
 def test_knowing_nothing_is_said_as_none(tmp_path: Path, capsys: Captured) -> None:

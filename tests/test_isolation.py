@@ -173,7 +173,7 @@ def settings(**changes: Any) -> AuditSpec:
     return AuditSpec.from_plain(plain | changes)
 
 
-@pytest.mark.parametrize("view", ["everything", "lamp"])
+@pytest.mark.parametrize("view", ["everything", "lamp", "parts:layers=1,modules=[query]"])
 @pytest.mark.parametrize("defenses", [[], ["gaussian_noise:std=0.01"]])
 def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(view: str, defenses: list[str]) -> None:
     spec = settings(view=view, defenses=defenses)

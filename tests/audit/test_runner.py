@@ -176,6 +176,25 @@ def test_a_gradient_that_is_not_finite_is_refused_by_tensor(monkeypatch: pytest.
         run_audit(settings())
 
 
+def test_an_update_of_zeros_is_refused_by_batch_and_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradleak.targets.text_classifier import TextClassifier
+
+    plain = TextClassifier.losses
+    monkeypatch.setattr(TextClassifier, "losses", lambda *given: plain(*given) * 0)
+    with pytest.raises(
+        GradleakError, match=r"The update of batch 0 is zero in all that is seen \(classifier\.weight, classifier"
+    ):
+        run_audit(settings(view="parts:modules=[head]"))
+
+
+@pytest.mark.parametrize(
+    ("view", "parameters"), [("parts:layers=2,modules=[query,key]", 2 * 32 * 32), ("parts:modules=[head]", 2 * 32 + 2)]
+)
+def test_the_record_counts_the_parameters_of_the_parts_that_are_seen(view: str, parameters: int) -> None:
+    record = run_audit(settings(view=view, attacks=["tag:steps=2"])).record
+    assert record.target.visible_parameters == parameters < record.target.parameters
+
+
 def test_noise_lowers_what_is_found(tiny: Target) -> None:
     quiet, loud = (
         run_audit(settings(limit=6, attacks=["dlg:steps=150"], defenses=d)).record for d in ([], ["gaussian_noise:std=10"])

@@ -19,6 +19,7 @@ from gradleak.matching.factors import Thin
 from gradleak.matching.matcher import FactoredMatcher, SimulatedMatcher
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
+from gradleak.views import Everything, Parts
 
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
 UNEQUAL = [("the cat is red .", "my phone number is five five zero one ."), ("we owes the bank .", "she left")]
@@ -172,6 +173,77 @@ def test_observations_with_different_views_share_a_pass_and_give_what_each_gives
         alone, slope = distances_and_slopes([observation], batch[place : place + 1], distance, plain)
         torch.testing.assert_close(together[place], alone[0], rtol=1e-9, atol=0)
         torch.testing.assert_close(slopes[place], slope[0], rtol=1e-9, atol=1e-12)
+
+
+VIEWS = [Parts("2", ("query",)), Everything(), Parts("", ("layernorm", "value")), Parts("1"), Parts("", ("head",))]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("distance", DISTANCES, ids=repr)
+@pytest.mark.parametrize("architecture", ["Bert", "GPT2"])
+def test_a_map_of_parts_in_one_pass_gives_what_each_part_gives_alone(
+    random_target: Callable[..., Target], observe: Observe, architecture: str, distance: Distance, plain: bool
+) -> None:
+    target = random_target(architecture, torch.float64)
+    observations = [observe(target, EQUAL[0], index=place, view=view) for place, view in enumerate(VIEWS)]
+    batch = candidates(observations)
+    together, slopes = distances_and_slopes(observations, batch, distance, plain)
+    for place, observation in enumerate(observations):
+        alone, slope = distances_and_slopes([observation], batch[place : place + 1], distance, plain)
+        torch.testing.assert_close(together[place], alone[0], rtol=1e-9, atol=0)
+        torch.testing.assert_close(slopes[place], slope[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("distance", DISTANCES, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("architecture", "view"),
+    [
+        ("GPT2", Parts("2", ("query",))),
+        ("GPT2", Parts("1", ("key", "value", "attention_output"))),
+        ("GPTNeoX", Parts("2", ("query",))),
+        ("GPTNeoX", Parts()),
+        ("Llama", Parts("1", ("key", "ffn_in"))),
+        ("Llama", Parts("", ("layernorm",))),  # RMSNorm: all that is seen is left to autograd
+        ("Bert", Parts("2", ("query",))),
+        ("Albert", Parts("1", ("ffn_out",))),
+    ],
+    ids=str,
+)
+def test_it_agrees_on_parts(
+    random_target: Callable[..., Target], observe: Observe, architecture: str, view: Parts, dtype: torch.dtype, distance: Distance
+) -> None:
+    target = random_target(architecture, dtype)
+    observations = [observe(target, pair, index=place, view=view) for place, pair in enumerate(EQUAL)]
+    assert_agree(observations, distance)
+
+
+@pytest.mark.parametrize("distance", DISTANCES, ids=repr)
+def test_it_agrees_on_a_slice_that_is_left_to_autograd(
+    random_model: Callable[..., Any], observe: Observe, distance: Distance
+) -> None:
+    model = random_model("GPT2").double()
+    first, second = (block.attn.c_attn for block in model.transformer.h)
+    second.weight = first.weight
+    target = TextClassifier("tied", model, tiny_tokenizer())
+    observations = [observe(target, pair, index=place, view=Parts("1", ("query", "value"))) for place, pair in enumerate(EQUAL)]
+    matcher = for_observations(observations, distance)
+    assert isinstance(matcher, FactoredMatcher)
+    assert matcher._sums.plan.by_autograd == tuple(f"transformer.h.0.attn.c_attn.weight[{part}]" for part in ("query", "value"))
+    assert_agree(observations, distance)
+
+
+def test_only_what_is_seen_is_computed(random_target: Callable[..., Target], observe: Observe) -> None:
+    matcher = for_observations([observe(random_target("GPT2"), EQUAL[0], view=Parts("2", ("query",)))], Cosine())
+    assert isinstance(matcher, FactoredMatcher)
+    assert matcher.names == ("transformer.h.1.attn.c_attn.weight[query]",)
+    assert matcher._sums.plan.modules == ("transformer.h.1.attn.c_attn",)
+
+
+def test_an_observation_with_nothing_to_match_is_refused_among_others(tiny: Target, observe: Observe) -> None:
+    views = (Everything(), Parts("", ("word_embedding",)))
+    with pytest.raises(GradleakError, match="Nothing in the visible update can be matched"):
+        for_observations([observe(tiny, index=place, view=view) for place, view in enumerate(views)], Cosine())
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -8,10 +8,9 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Knowledge, Observation, Round
+from gradleak.core.observation import Knowledge, Observation, Round, check_update
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.update import Update
 
 
 def private_examples(spec: AuditSpec) -> list[Example]:
@@ -41,8 +40,8 @@ def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) 
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
     update = spec.protocol.update(target, _alone(private.batch), per_example=per_example)
     sent = protect_in_turn(spec.defenses, update, [stream])
-    seen = sent.select(spec.view.visible(target)).detached_clone()
-    _refuse_not_finite(seen, index)
+    seen = spec.view.show(target, sent).detached_clone()
+    check_update(target, seen, f"The update of batch {index}")
     knows = Knowledge(
         labels=private.batch.labels.detach().clone(),
         lengths=private.lengths,
@@ -72,12 +71,3 @@ def _alone(batch: Batch) -> Batch:
     """One client's batch with a clients axis of size one."""
     assert batch.ids is not None
     return Batch(ids=batch.ids[None], mask=batch.mask[None], labels=batch.labels[None])
-
-
-def _refuse_not_finite(update: Update, index: int) -> None:
-    for name, tensor in update.tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise GradleakError(
-                f"The update of batch {index} is not finite in {name}: the model or the protocol diverged. "
-                "Check the weights for NaN, or use --dtype float64."
-            )

@@ -77,7 +77,7 @@ class Runner:
     def __init__(self, spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], parts: Parts, display: Display) -> None:
         self.spec, self.target, self.private, self.parts, self.display = spec, target, private, parts, display
         self.prior: Prior = spec.prior.open(target)
-        self.visible = spec.view.visible(target)
+        self.visible = tuple(target.part(name) for name in spec.view.visible(target))
         self.peak_memory: int | None = None
 
     def attack_all(self) -> dict[str, list[Outcome]]:
@@ -138,7 +138,7 @@ class Runner:
         return guessed_batch(self.target, guess.sentences, labels)
 
     def _batches_at_once(self) -> int:
-        bytes_each = sum(self.target.parameters[name].numel() for name in self.visible) * 4
+        bytes_each = sum(part.size for part in self.visible) * 4
         room = UPDATES_IN_MEMORY
         if self.target.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.target.device)[0] // 4
@@ -163,7 +163,7 @@ def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, 
             name=to_string(spec.target),
             fingerprint=spec.target.fingerprint(),
             parameters=sum(value.numel() for value in target.parameters.values()),
-            visible_parameters=sum(target.parameters[name].numel() for name in runner.visible),
+            visible_parameters=sum(part.size for part in runner.visible),
         ),
         secrets=_secrets(runner.private, key, keep_secrets),
         attacks=attacks,

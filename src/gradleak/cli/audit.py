@@ -24,7 +24,15 @@ def audit(
         list[str] | None,
         option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),
     ] = None,
-    view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
+    view: Annotated[str | None, option("Which part of the update is seen. [everything]")] = None,
+    layers: Annotated[str | None, option("See these layers only: all, 5, 3-6 or 1,4-6. Short for --view parts:layers=…")] = None,
+    modules: Annotated[
+        str | None,
+        option(
+            "See these modules only, with commas: query, key, value, attention_output, ffn_in, ffn_out, layernorm, bias, "
+            "word_embedding, position_embedding, pooler, head, other. With --layers: of these layers."
+        ),
+    ] = None,
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
     metric: Annotated[list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")] = None,
     device: Device = "auto",
@@ -52,7 +60,7 @@ def audit(
         "defenses": defense,
         "attacks": attack,
         "know": know,
-        "view": view,
+        "view": seen(view, layers, modules),
         "prior": prior,
         "metrics": metric,
         "seed": seed,
@@ -60,6 +68,20 @@ def audit(
         "time_limit": time_limit,
     }
     run_and_print(settings, device, out, as_json, keep_secrets, show, allow_pickle)
+
+
+def seen(view: str | None, layers: str | None, modules: str | None) -> str | dict[str, Any] | None:
+    """The view that the flags describe."""
+    if layers is None and modules is None:
+        return view
+    from gradleak.core.errors import GradleakError
+
+    names = [word.strip() for word in (modules or "").split(",") if word.strip()]
+    if view is not None:
+        raise GradleakError("--layers and --modules describe a view of their own: leave --view out, or leave them out.")
+    if not layers and not names:
+        raise GradleakError("--layers and --modules name nothing: write for example --layers 3-6 --modules query,key.")
+    return {"name": "parts", "layers": layers or "", "modules": names}
 
 
 def run_and_print(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -94,8 +95,31 @@ class Observation:
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example
         update = self.protocol.update(self.target, batches, per_example=per_example)
-        return protect_in_turn(defenses, update, rngs).select(self.update.tensors)
+        seen = (self.target.part(name) for name in self.update.tensors)
+        return protect_in_turn(defenses, update, rngs).cut(seen)
 
     def limited_to(self, facts: Iterable[Fact]) -> "Observation":
         """The same observation for an attacker who knows less."""
         return replace(self, knows=self.knows.limited_to(facts))
+
+
+def check_update(target: Target, update: Update, called: str = "The update") -> None:
+    """Refuses an update that cannot be this model's, by the tensor that does not fit, and one that says nothing at all."""
+    for name, tensor in update.tensors.items():
+        part = target.part(name)
+        shape = tuple(tensor.shape[2 if update.per_example else 1 :])
+        if shape != part.shape:
+            raise GradleakError(
+                f"{called} has {name} of shape {list(shape)}, which is {list(part.shape)} in this model: "
+                "it was made with another one."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise GradleakError(
+                f"{called} is not finite in {name}: the model or the protocol diverged. "
+                "Check the weights for NaN, or use --dtype float64."
+            )
+    if not any(bool(tensor.any()) for tensor in update.tensors.values()):
+        names = ", ".join(list(update.tensors)[:3]) + (" …" if len(update.tensors) > 3 else "")
+        raise GradleakError(
+            f"{called} is zero in all that is seen ({names}): nothing can be rebuilt from it. Choose another view."
+        )

@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
-from gradleak.core.registry import Component
+from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part, by_name
+from gradleak.core.registry import Component, did_you_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +24,7 @@ class Vocabulary:
     prefix: tuple[int, ...]  # [CLS] or the like
     suffix: tuple[int, ...]  # [SEP] or the like
     pad: int
+    specials: tuple[int, ...] = ()  # [CLS], [SEP], [MASK] and the like; never allowed inside
 
     def frame(self, length: int) -> tuple[list[int], list[bool]]:
         """Ids of a sentence of that many tokens with only its special ones filled in, and which places those are."""
@@ -55,6 +59,16 @@ class Target(ABC):
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """Parameter names by role: `word_embedding`, `position_embedding`, `head`, `head_bias`; empty where there is none."""
 
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Part, ...]:
+        """The parameters that train, each with its layer and module; fused ones as their slices."""
+
+    @property
+    @abstractmethod
+    def frozen_parts(self) -> tuple[Part, ...]:
+        """The same for the parameters that do not train, hence are never sent."""
+
     @abstractmethod
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         """The loss of each example, differentiable in embeddings, soft labels and the given parameters."""
@@ -82,6 +96,17 @@ class Target(ABC):
     @property
     def dtype(self) -> torch.dtype:
         return self.vocabulary.embeddings.dtype
+
+    def part(self, name: str) -> Part:
+        """The part of a name, as tensors of an update are called; the name of a fused parameter is the whole of it."""
+        if name not in self._by_name:
+            near = did_you_mean(name, list(self._by_name))
+            raise GradleakError(f"This model does not train {name!r}{near} Is it of another model, or frozen in this one?")
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Part]:
+        return by_name(self.parts, self.parameters)
 
     def embed(self, ids: Int[Tensor, "*lead tokens"]) -> Float[Tensor, "*lead tokens hidden"]:
         """Word embeddings of ids."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradleak.core.parts import Part
+
 
 @dataclass(frozen=True, eq=False)
 class Update:
@@ -26,6 +28,10 @@ class Update:
     def select(self, names: Iterable[str]) -> "Update":
         """Only the named tensors."""
         return Update({name: self.tensors[name] for name in names}, self.per_example)
+
+    def cut(self, parts: Iterable[Part]) -> "Update":
+        """Only these parts of an update of whole parameters; slices of one parameter become tensors of their own."""
+        return Update({part.name: part.of(self.tensors[part.parameter]) for part in parts}, self.per_example)
 
     def detached_clone(self) -> "Update":
         """Copies that share neither history nor storage with this update."""

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 from gradleak.core.registry import Component
 from gradleak.core.target import Target
+from gradleak.core.update import Update
 
 
 class View(Component, ABC):
@@ -11,4 +12,8 @@ class View(Component, ABC):
 
     @abstractmethod
     def visible(self, target: Target) -> tuple[str, ...]:
-        """Names of the tensors that are seen."""
+        """Names of the tensors that are seen: of parameters, or of parts (`PARAMETER[query]`) where a slice is seen."""
+
+    def show(self, target: Target, update: Update) -> Update:
+        """What is seen of an update of whole parameters."""
+        return update.cut(target.part(name) for name in self.visible(target))

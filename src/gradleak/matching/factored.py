@@ -27,12 +27,14 @@ class FactoredSums:
         self.residuals = residuals
         self.modules = {name: target.module.get_submodule(name) for name in plan.modules}
         self.observed = [_arrange(group, observed) for group in plan.groups]
+        self.by_autograd = tuple(target.part(name) for name in plan.by_autograd)
         self.observed_by_autograd = {name: observed[name].flatten(1) for name in plan.by_autograd}
 
     def __call__(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             batch, wanted = self._differentiable(batch)
-            copies = {name: self.target.parameters[name].detach().requires_grad_() for name in self.plan.by_autograd}
+            wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
+            copies = {name: self.target.parameters[name].detach().requires_grad_() for name in wholes}
             with captured(self.modules, batch.mask[..., 0].numel()) as uses:
                 losses = self.target.losses(batch, copies).mean(-1)
             calls = _with_gradients(losses.sum(), uses.calls, wanted, bool(copies))
@@ -61,7 +63,7 @@ class FactoredSums:
             gradients = torch.stack([self._vector(member, calls[member.module], shape) for member in group.members])
             return vector_sums(gradients, kept, self.residuals)  # type: ignore[arg-type]
         inputs, deltas = (
-            torch.stack(parts) for parts in zip(*(_joined(calls[m.module], shape) for m in group.members), strict=True)
+            torch.stack(parts) for parts in zip(*(_joined(member, calls, shape) for member in group.members), strict=True)
         )
         if group.form == "lookup":
             return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
@@ -74,10 +76,10 @@ class FactoredSums:
             deltas = deltas * (ids != module.padding_idx)[..., None]
         if not self.residuals:
             return lookup_angles(ids, deltas, observed)
-        m, o, c, uses, width = deltas.shape
-        table = deltas.new_zeros(m * o * c, module.num_embeddings, width)
-        index = ids.reshape(-1, uses, 1).expand(-1, -1, width)
-        table = table.scatter_add(1, index, deltas.reshape(-1, uses, width))
+        m, o, c = deltas.shape[:3]
+        # A product with one-hot rows, not scatter_add: that sums in any order on a GPU, and no run would repeat another.
+        rows = torch.arange(module.num_embeddings, device=ids.device)
+        table = (ids[..., None] == rows).to(deltas.dtype).mT @ deltas
         return vector_sums(table.view(m, o, c, -1), observed.flatten(2), residuals=True)
 
     def _vector(self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> Tensor:
@@ -85,11 +87,11 @@ class FactoredSums:
         module = self.modules[member.module]
         total: Tensor | int = 0
         for use, delta in calls:
-            if isinstance(module, nn.LayerNorm) and member.parameter.endswith("weight"):
+            if isinstance(module, nn.LayerNorm) and member.part.parameter.endswith("weight"):
                 delta = delta * F.layer_norm(use.inputs, module.normalized_shape, eps=module.eps)
             total = total + delta.reshape(*shape, -1, delta.shape[-1]).sum(-2)
         assert isinstance(total, Tensor)
-        return total
+        return member.part.of(total)
 
     def _autograd_sums(self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice) -> Sums:
         """What has no closed form here: one backward pass a candidate."""
@@ -99,16 +101,18 @@ class FactoredSums:
                 torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, retain_graph=True, materialize_grads=True)
                 for loss in losses.flatten()
             ]
-        for place, name in enumerate(copies):
-            gradients = torch.stack([gradients[place].flatten() for gradients in per_candidate]).view(1, *losses.shape, -1)
-            pairs.append(vector_sums(gradients, self.observed_by_autograd[name][None, rows], self.residuals))
+        places = {name: place for place, name in enumerate(copies)}
+        for part in self.by_autograd:
+            whole = torch.stack([gradients[places[part.parameter]] for gradients in per_candidate])
+            gradients = part.of(whole).flatten(1).view(1, *losses.shape, -1)
+            pairs.append(vector_sums(gradients, self.observed_by_autograd[part.name][None, rows], self.residuals))
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second
 
 
 def _arrange(group: Group, observed: Mapping[str, Tensor]) -> Observed:
     """The observed tensors of a group, stacked [members, observations, …], matrices as thin factors where that pays."""
-    stacked = torch.stack([observed[member.parameter] for member in group.members])
+    stacked = torch.stack([observed[member.part.name] for member in group.members])
     if group.form != "outer":
         return stacked
     matrices = stacked.mT if group.members[0].kind is Kind.CONV1D else stacked
@@ -119,15 +123,19 @@ def _arrange(group: Group, observed: Mapping[str, Tensor]) -> Observed:
 def _with_gradients(total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: bool, again: bool) -> Calls:
     """Adds to every use the gradient of the loss with respect to its output; zero where the loss does not depend on it."""
     outputs = [use.output for uses in calls.values() for use in uses]
+    if not outputs:
+        return {}  # all that is seen is left to autograd
     deltas = iter(torch.autograd.grad(total, outputs, create_graph=wanted, retain_graph=wanted or again, materialize_grads=True))
     return {name: [(use, next(deltas)) for use in uses] for name, uses in calls.items()}
 
 
-def _joined(calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Inputs and output gradients of all uses of a module, [observations, candidates, uses, …]."""
+def _joined(member: Member, calls: Calls, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Inputs and output gradients of all uses of a module, [observations, candidates, uses, …]; of a slice, its outputs only."""
+    uses = calls[member.module]
     inputs = [
         use.inputs.reshape(*shape, -1, use.inputs.shape[-1]) if use.inputs.is_floating_point() else use.inputs.reshape(*shape, -1)
-        for use, _ in calls
+        for use, _ in uses
     ]
-    deltas = [delta.reshape(*shape, -1, delta.shape[-1]) for _, delta in calls]
-    return torch.cat(inputs, dim=2), torch.cat(deltas, dim=2)
+    deltas = torch.cat([delta.reshape(*shape, -1, delta.shape[-1]) for _, delta in uses], dim=2)
+    cut = member.part.cut
+    return torch.cat(inputs, dim=2), deltas if cut is None else cut.of(deltas, axis=-1)

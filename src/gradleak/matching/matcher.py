@@ -10,6 +10,7 @@ from torch import Tensor
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
+from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.distances import Distance, Statistics
@@ -25,7 +26,7 @@ class Matcher(ABC):
         self.target: Target = observations[0].target
         self.distance = distance
         self.names = names
-        observed = {name: _stack(observations, name) for name in names}
+        observed = _stacked(observations, names)
         self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
         self.weights = _weights(observations, observed)
 
@@ -44,9 +45,8 @@ class FactoredMatcher(Matcher):
 
     def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
         plan = make_plan(observations[0].target, names)
-        super().__init__(observations, distance, plan.parameters)
-        observed = {name: _stack(observations, name) for name in plan.parameters}
-        self._sums = FactoredSums(self.target, plan, observed, distance.residuals)
+        super().__init__(observations, distance, plan.names)
+        self._sums = FactoredSums(self.target, plan, _stacked(observations, plan.names), distance.residuals)
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         return self._sums(batch, rows)
@@ -68,44 +68,57 @@ class SimulatedMatcher(Matcher):
         sent = observation.simulate(batch, rngs).tensors
         pairs = []
         for name in self.names:
-            seen = _seen(observation, name).flatten()
+            seen = _seen(observation, self.target.part(name)).flatten()
             # What this observation does not show has weight zero: any gradient will do.
             gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
             pairs.append(vector_sums(gradients[None, None], seen[None, None], self.distance.residuals))
         return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack([second[0, 0] for _, second in pairs], -1)
 
 
-def for_observations(observations: Sequence[Observation], distance: Distance, plain: bool = False) -> Matcher:
-    """The fastest matcher that is right for these observations; `plain` asks for the reference instead."""
+def for_observations(
+    observations: Sequence[Observation], distance: Distance, plain: bool = False, keep_silent: bool = False
+) -> Matcher:
+    """The fastest matcher that is right for these observations; `plain` asks for the reference instead.
+
+    `keep_silent` matches tensors without signal too, as LAMP's released code does: only for comparison with it.
+    """
     target = observations[0].target
     if any(observation.target is not target for observation in observations):
         raise GradleakError("Observations of different models cannot be attacked in one pass.")
     seen = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
-    names = matchable(target, seen)
-    if not names:
+    names = matchable(target, seen, keep_silent)
+    if not all(set(names) & set(observation.update.tensors) for observation in observations):
         raise GradleakError(
             "Nothing in the visible update can be matched: only word embeddings, or tensors without signal, are seen."
         )
     if plain or not all(observation.protocol.one_gradient for observation in observations):
-        return SimulatedMatcher(observations, distance, names)
-    return FactoredMatcher(observations, distance, names)
+        matcher: Matcher = SimulatedMatcher(observations, distance, names)
+    else:
+        matcher = FactoredMatcher(observations, distance, names)
+    if keep_silent:
+        matcher.weights = _weights(observations, _stacked(observations, matcher.names), silent=0.0)
+    return matcher
 
 
-def _seen(observation: Observation, name: str) -> Tensor:
+def _seen(observation: Observation, part: Part) -> Tensor:
     """One tensor as observed; zeros where this observation does not show it (its weight is then zero too)."""
-    shown = observation.update.tensors.get(name)
-    return torch.zeros_like(observation.target.parameters[name]) if shown is None else shown[0]
+    shown = observation.update.tensors.get(part.name)
+    return observation.target.parameters[part.parameter].new_zeros(part.shape) if shown is None else shown[0]
 
 
-def _stack(observations: Sequence[Observation], name: str) -> Float[Tensor, "observations *shape"]:
-    return torch.stack([_seen(observation, name) for observation in observations])
+def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
+    """Each tensor as all observations show it, [observations, …]."""
+    parts = [observations[0].target.part(name) for name in names]
+    return {part.name: torch.stack([_seen(observation, part) for observation in observations]) for part in parts}
 
 
-def _weights(observations: Sequence[Observation], observed: Mapping[str, Tensor]) -> Float[Tensor, "observations tensors"]:
+def _weights(
+    observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float = SILENT
+) -> Float[Tensor, "observations tensors"]:
     """One where a tensor is seen and carries signal, zero elsewhere."""
     sizes = torch.stack([tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1)
     seen = torch.tensor([[name in observation.update.tensors for name in observed] for observation in observations]).to(
         sizes.device
     )
     medians = torch.stack([row[shown].median() for row, shown in zip(sizes, seen, strict=True)])
-    return (seen & (sizes > SILENT * medians[:, None])).to(sizes.dtype)
+    return (seen & (sizes > silent * medians[:, None])).to(sizes.dtype)

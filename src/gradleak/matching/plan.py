@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradleak.core.batch import Batch
+from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, call_shapes, kind_of
@@ -17,9 +18,9 @@ SILENT = 1e-6  # a tensor whose root mean square is this far under the median ca
 
 @dataclass(frozen=True)
 class Member:
-    """One parameter and the module that uses it."""
+    """One parameter, or slice of one, and the module that uses it."""
 
-    parameter: str
+    part: Part
     module: str
     kind: Kind
 
@@ -34,32 +35,32 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups with a closed form, and the parameters left to autograd."""
+    """Groups with a closed form, and the names of the parts left to autograd."""
 
     groups: tuple[Group, ...]
     by_autograd: tuple[str, ...]
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        """All parameters, in the order in which the engine stacks their sums."""
-        return (*(member.parameter for group in self.groups for member in group.members), *self.by_autograd)
+    def names(self) -> tuple[str, ...]:
+        """All parts, in the order in which the engine stacks their sums."""
+        return (*(member.part.name for group in self.groups for member in group.members), *self.by_autograd)
 
     @property
     def modules(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(member.module for group in self.groups for member in group.members))
 
 
-def matchable(target: Target, names: Iterable[str]) -> tuple[str, ...]:
-    """The named parameters whose gradient can be computed from embeddings and is not zero by construction.
+def matchable(target: Target, names: Iterable[str], keep_silent: bool = False) -> tuple[str, ...]:
+    """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero by construction.
 
     The word embeddings are out: a candidate made of embeddings does not look anything up in them.
     """
-    unreachable = set(target.groups["word_embedding"]) | structurally_silent(target)
+    unreachable = set(target.groups["word_embedding"]) | (set() if keep_silent else structurally_silent(target))
     return tuple(name for name in names if name not in unreachable)
 
 
 def structurally_silent(target: Target) -> set[str]:
-    """Parameters whose gradient vanishes whatever the data: BERT's key bias, for softmax ignores shifts.
+    """Parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for softmax ignores shifts.
 
     Their rounding noise would count as much as any other tensor in the cosine distance.
     """
@@ -73,30 +74,34 @@ def structurally_silent(target: Target) -> set[str]:
     labels = torch.tensor([0, target.classes - 1], device=target.device)
     losses = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels), copies)
     # Weighted, so that two examples of opposite labels do not cancel in the head.
-    gradients = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), allow_unused=True)
-    sizes = {name: 0.0 if g is None else float(g.square().mean().sqrt()) for name, g in zip(copies, gradients, strict=True)}
+    found = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True)
+    gradients = dict(zip(copies, found, strict=True))
+    sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
     median = sorted(sizes.values())[len(sizes) // 2]
+    slices = {part.name: part.of(gradients[part.parameter]) for part in target.parts if part.cut is not None}
+    sizes |= {name: float(gradient.square().mean().sqrt()) for name, gradient in slices.items()}
     return {name for name, size in sizes.items() if size <= SILENT * median}
 
 
 def make_plan(target: Target, names: Iterable[str]) -> Plan:
-    """Sorts parameters into groups by form, shape and calls."""
+    """Sorts parts into groups by form, shape and calls."""
     shapes = call_shapes(target)
     owners = _owners(target.module)
     groups: dict[tuple[object, ...], list[Member]] = defaultdict(list)
     by_autograd = []
-    for name in names:
-        uses = owners[name]
+    for part in map(target.part, names):
+        uses = owners[part.parameter]
         module_name, attribute = uses[0]
         module = target.module.get_submodule(module_name)
         kind = kind_of(module)
         if len(uses) > 1 or kind is None or module_name not in shapes:
-            by_autograd.append(name)  # tied, of an unknown kind, or not called with one row an example
+            by_autograd.append(part.name)  # tied, of an unknown kind, or not called with one row an example
             continue
         form = _form(kind, attribute)
-        size = tuple(module.get_parameter(attribute).shape)
-        shape = size[::-1] if kind is Kind.CONV1D and form == "outer" else size
-        groups[(form, shape, shapes[module_name] if form != "vector" else ())].append(Member(name, module_name, kind))
+        turned = kind is Kind.CONV1D and form == "outer"
+        shape = part.shape[::-1] if turned else part.shape
+        calls = shapes[module_name] if form != "vector" else ()
+        groups[(form, turned, shape, calls)].append(Member(part, module_name, kind))
     return Plan(tuple(Group(str(key[0]), tuple(members)) for key, members in groups.items()), tuple(by_autograd))
 
 

@@ -25,7 +25,7 @@ class HuggingFace(TargetSpec):
     classes: int | None = None  # the checkpoint's own number, or 2 where it has no head
     head_std: float = 0.02  # spread of a random head, where the checkpoint has none (LAMP)
     head_seed: int = 0  # every audit of one study attacks the same head
-    frozen: tuple[str, ...] = ()  # groups of parameters that do not train, hence are not sent
+    frozen: tuple[str, ...] = ()  # groups, modules or layers (layers:1-3) that do not train, hence are not sent
     attend_padding: bool = False  # pass no attention mask, as LAMP's released code does at B > 1
     allow_pickle: bool = False  # load .bin weights, which can run code
 

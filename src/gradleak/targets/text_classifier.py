@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part
 from gradleak.core.target import Target, Vocabulary
+from gradleak.targets.freezing import frozen_parameters
+from gradleak.targets.parts import groups_of, parts_of
 
 UNUSED = re.compile(r"^[\[<]unused_?\d+[\]>]$")  # BERT's spare ids: never in a text
 
@@ -27,8 +30,12 @@ class TextClassifier(Target):
         self.classes = _classes(name, model.config)
         self.vocabulary = _vocabulary(name, model, tokenizer)
         self.hidden_size = int(self.vocabulary.embeddings.shape[1])
-        self._groups = _groups(model, self.classes)
-        self._parameters = _training(name, model, self._groups, frozen)
+        self._groups = groups_of(model, self.classes)
+        parts = parts_of(model, self._groups)
+        left_out = frozen_parameters(name, parts, self._groups, frozen)
+        self._parts = tuple(part for part in parts if part.parameter not in left_out)
+        self._frozen_parts = tuple(part for part in parts if part.parameter in left_out)
+        self._parameters = {parameter: value for parameter, value in model.named_parameters() if parameter not in left_out}
         self._aliases = _aliases(model)
         self.longest = _longest(model.config, tokenizer)
         self.padding_is_free = self._probe()
@@ -40,6 +47,14 @@ class TextClassifier(Target):
     @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         return self._groups
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self._parts
+
+    @property
+    def frozen_parts(self) -> tuple[Part, ...]:
+        return self._frozen_parts
 
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
@@ -175,34 +190,8 @@ def _vocabulary(name: str, model: Any, tokenizer: Any) -> Vocabulary:
         prefix=tuple(framed[:start]),
         suffix=tuple(framed[start + len(bare) :]),
         pad=int(pad),
+        specials=tuple(sorted(special)),
     )
-
-
-def _groups(model: Any, classes: int) -> dict[str, tuple[str, ...]]:
-    """Parameter names by role, found by identity and shape rather than by any architecture's names."""
-    words = model.get_input_embeddings().weight
-    positions = getattr(model.config, "max_position_embeddings", None)
-    tables = {
-        id(m.weight)
-        for m in model.modules()
-        if isinstance(m, nn.Embedding) and m.num_embeddings == positions and m.weight is not words
-    }
-    inside_base = {id(parameter) for parameter in model.base_model.parameters()}
-    head = {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside_base}
-    return {
-        "word_embedding": tuple(name for name, p in model.named_parameters() if p is words),
-        "position_embedding": tuple(name for name, p in model.named_parameters() if id(p) in tables),
-        "head": tuple(head),
-        "head_bias": tuple(name for name, p in head.items() if p.ndim == 1 and p.shape[0] == classes)[-1:],
-    }
-
-
-def _training(name: str, model: Any, groups: Mapping[str, tuple[str, ...]], frozen: Sequence[str]) -> dict[str, Tensor]:
-    unknown = [group for group in frozen if group not in groups]
-    if unknown:
-        raise GradleakError(f"{name} has no group of parameters called {unknown[0]!r} to freeze; groups are {', '.join(groups)}.")
-    left_out = {parameter for group in frozen for parameter in groups[group]}
-    return {parameter: value for parameter, value in model.named_parameters() if parameter not in left_out}
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:
