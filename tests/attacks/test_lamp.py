@@ -71,7 +71,7 @@ def test_the_score_of_an_order_is_that_of_the_reordered_sentence(tiny64: Target,
     ids = torch.zeros_like(search.rows.frame)
     orders = torch.arange(ids.shape[-1]).repeat(len(TEXTS), 2, 1)
     orders[:, 1, [2, 3]] = orders[:, 1, [3, 2]]
-    scores = order_scores(search, search.embeddings, ids, orders, 0, prior_weight=0.0)
+    scores = order_scores(search, search.embeddings, ids, orders, prior_weight=0.0)
     swapped = search.embeddings.clone()
     swapped[:, :, [2, 3]] = swapped[:, :, [3, 2]]
     assert torch.allclose(scores[:, 0], distances(search, search.embeddings))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradleak.attacks.gradient_matching.moves import reorderings
+from gradleak.attacks.gradient_matching.moves import exchanges, reorderings
 from gradleak.core.streams import Streams
 
 
@@ -44,3 +44,25 @@ def _move(order: list[int], a: int, b: int) -> list[int]:
 
 def _exchange(order: list[int], a: int, b: int, c: int) -> list[int]:
     return order[:a] + order[b:c] + order[a:b] + order[c:]
+
+
+def test_exchanges_move_words_between_sentences_only() -> None:
+    firsts, free = [1, 11, 21], [4, 6, 1]
+    orders = exchanges(torch.arange(30).repeat(200, 1), firsts, free, Streams.root("moves", 0).generator())
+    assert torch.equal(orders[0], torch.arange(30))
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(30).expand(200, 30))
+    inside = torch.zeros(30, dtype=torch.bool)
+    for first, count in zip(firsts, free, strict=True):
+        inside[first : first + count] = True
+    moved = orders != torch.arange(30)
+    assert not bool(moved[:, ~inside].any())
+    assert bool((orders // 10 != torch.arange(30) // 10)[moved].all())  # whatever moves, moves to another sentence
+    assert bool(moved[1:].any(dim=1).all())
+
+
+def test_a_padded_prefix_goes_behind_the_padding() -> None:
+    orders = reorderings(3, 200, Streams.root("moves", 0).generator(), padded=5)
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(5).expand(200, 5))
+    others, prefixes = orders[[n for n in range(1, 200) if (n - 1) % 4 != 3]], orders[4::4]
+    assert torch.equal(others[:, 3:], torch.arange(3, 5).expand(len(others), 2))
+    assert bool((prefixes[:, -1] < 3).all())

@@ -12,7 +12,8 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 
 TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}  # of sentences scored in one pass: the logits are the large part
-SAMPLES = 20  # sentences drawn for a blind guess, of which the likeliest counts
+BEAMS = 20  # kept in the search of a blind guess
+SAMPLES = 20  # texts drawn for a blind guess in another vocabulary, of which the likeliest counts
 TYPICAL_WORDS = 10
 
 
@@ -22,6 +23,7 @@ class SameVocabulary(Prior):
     def __init__(self, model: Any, target: Target) -> None:
         self.model = model.eval().requires_grad_(False).to(target.device)
         self.vocabulary = target.vocabulary
+        self._likely: dict[int, list[int]] = {}
 
     @torch.no_grad()
     def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
@@ -36,17 +38,29 @@ class SameVocabulary(Prior):
         counted = torch.arange(1, longest, device=ids.device) < lengths[:, None]
         return (losses * counted).sum(1) / (lengths - 1)
 
-    @torch.no_grad()
     def likely(self, length: int, streams: Streams) -> list[int]:
+        """The likeliest sentence a beam search finds: it depends on the length alone, so it is searched once for each."""
+        if length not in self._likely:
+            self._likely[length] = self._beam_search(length)
+        return list(self._likely[length])
+
+    @torch.no_grad()
+    def _beam_search(self, length: int) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
-        ids = torch.tensor(frame).repeat(SAMPLES, 1).to(self.vocabulary.embeddings.device)
-        generator = streams.generator()
+        device = self.vocabulary.embeddings.device
+        beams = torch.tensor(frame[:1], device=device)[None]
+        scores = torch.zeros(1, device=device)
         for place in range(1, length):
-            if not fixed[place]:
-                logits = self.model(input_ids=ids[:, :place]).logits[:, -1].masked_fill(~self.vocabulary.allowed, -torch.inf)
-                ids[:, place] = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator)[:, 0].to(ids.device)
-        best = self.nll(ids, torch.full((SAMPLES,), length, device=ids.device)).argmin()
-        return [int(number) for number in ids[best]]
+            logits = self.model(input_ids=beams).logits[:, -1].float().log_softmax(-1)
+            if fixed[place]:
+                logits = logits[:, frame[place] : frame[place] + 1]
+            else:
+                logits = logits.masked_fill(~self.vocabulary.allowed, -torch.inf)
+            scores, chosen = (scores[:, None] + logits).flatten().topk(min(BEAMS, logits.numel()))
+            beam, word = chosen // logits.shape[1], chosen % logits.shape[1]
+            words = torch.full_like(word, frame[place]) if fixed[place] else word
+            beams = torch.cat([beams[beam], words[:, None]], dim=1)
+        return [int(number) for number in beams[scores.argmax()]]
 
     def likely_length(self) -> int:
         return TYPICAL_WORDS + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)

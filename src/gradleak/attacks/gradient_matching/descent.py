@@ -36,6 +36,16 @@ class StepDecay(Schedule):
 
 
 @dataclass(frozen=True)
+class Linear(Schedule):
+    """Falls evenly to zero over `over` steps (LAMP on BERT-large: 10,000, of which 5,000 are taken)."""
+
+    over: int = 10_000
+
+    def factor(self, step: int) -> float:
+        return max(0.0, 1 - step / self.over)
+
+
+@dataclass(frozen=True)
 class Adam:
     """Adam (Kingma & Ba 2015) on every row by itself: all its operations are elementwise but the clipping, which is per row."""
 
@@ -45,6 +55,7 @@ class Adam:
     first_decay: float = 0.9
     second_decay: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0  # decoupled (AdamW, Loshchilov & Hutter 2019)
 
     def begin(self, embeddings: Float[Tensor, "rows *shape"]) -> "AdamState":
         return AdamState(self, torch.zeros_like(embeddings), torch.zeros_like(embeddings))
@@ -72,4 +83,6 @@ class AdamState:
         self.taken += 1
         first_scale, second_scale = 1 - settings.first_decay**self.taken, 1 - settings.second_decay**self.taken
         spread = (self.second / second_scale).sqrt_().add_(settings.epsilon)
+        if settings.weight_decay:
+            embeddings.mul_(1 - rate * settings.weight_decay)
         embeddings.addcdiv_(self.first, spread, value=-rate / first_scale)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.descent import AdamState
-from gradleak.attacks.gradient_matching.moves import reorderings
+from gradleak.attacks.gradient_matching.moves import exchanges, reorderings
 from gradleak.attacks.gradient_matching.passes import rows_in_passes
 from gradleak.attacks.gradient_matching.problems import Rows, nearest_tokens
 from gradleak.core.attack import Bench
@@ -27,7 +27,7 @@ class DiscreteRounds:
     candidates: int = 200  # orders tried for each sentence in a round
     prior_weight: float = 0.2
     rounds_at_end: int = 0  # instead of alternating: so many rounds after the last step
-    moments_follow: bool = True  # the optimiser's moments move with the words; the released code leaves them behind
+    across: bool = False  # in a batch, also try exchanges between sentences (the paper has none)
 
     def due(self, taken: int, steps: int) -> bool:
         """Whether a round follows that many steps."""
@@ -35,51 +35,58 @@ class DiscreteRounds:
 
     def round(self, search: "Search", state: AdamState, number: int) -> None:
         """One round over every sentence of every row: the best of the candidate orders is taken."""
-        rows, embeddings = search.rows, search.embeddings
-        ids = nearest_tokens(rows, embeddings)
-        for sentence in range(embeddings.shape[1]):
-            orders = candidate_orders(rows, search.bench, self.candidates, number, sentence, "round").to(embeddings.device)
-            scores = order_scores(search, embeddings, ids, orders, sentence, self.prior_weight)
-            chosen = orders[torch.arange(len(orders), device=orders.device), scores.argmin(1)]
-            moving = [embeddings, state.first, state.second] if self.moments_follow else [embeddings]
+        slips, rows = search.loop.slips, search.rows
+        ids = nearest_tokens(rows, search.embeddings)
+        best = torch.full((len(rows.problems),), torch.inf, device=ids.device, dtype=rows.target.dtype)
+        for orders in self._orders(rows, search.bench, number, slips.padded_prefix):
+            scores = order_scores(search, search.embeddings, ids, orders, self.prior_weight)
+            lowest, place = scores.min(1)
+            if slips.stale_rounds:
+                place = torch.where(lowest < best, place, 0)
+                best = torch.minimum(best, lowest)
+            chosen = orders[torch.arange(len(orders), device=orders.device), place]
+            moving = [search.embeddings] if slips.moments_stay else [search.embeddings, state.first, state.second]
             for tensor in moving:
-                tensor[:, sentence] = _taken(tensor[:, sentence], chosen)
-            ids[:, sentence] = ids[:, sentence].gather(1, chosen)
+                tensor.copy_(reordered(tensor, chosen))
+            ids = ids if slips.stale_rounds else ids.flatten(1).gather(1, chosen).view_as(ids)
+
+    def _orders(self, rows: Rows, bench: Bench, number: int, padded_prefix: bool) -> list[Int[Tensor, "rows candidates places"]]:
+        sentences = range(rows.mask.shape[1])
+        made = [candidate_orders(rows, bench, self.candidates, number, one, "round", padded_prefix) for one in sentences]
+        if self.across and len(sentences) > 1:
+            made.append(candidate_exchanges(rows, bench, self.candidates, number, "across"))
+        return made
 
 
 def order_scores(
     search: "Search",
     embeddings: Float[Tensor, "rows examples tokens hidden"],
     ids: Int[Tensor, "rows examples tokens"],
-    orders: Int[Tensor, "rows candidates tokens"],
-    sentence: int,
+    orders: Int[Tensor, "rows candidates places"],
     prior_weight: float,
 ) -> Float[Tensor, "rows candidates"]:
-    """Matching distance plus weighted prior of every candidate order of one sentence."""
+    """Matching distance plus weighted prior of every candidate order of the places of a batch."""
     rows, count = search.rows, orders.shape[1]
 
     def matched(piece: slice) -> Tensor:
-        candidates = embeddings[piece, None].expand(-1, count, -1, -1, -1).clone()
-        candidates[:, :, sentence] = _taken(embeddings[piece, sentence][:, None].expand(-1, count, -1, -1), orders[piece])
+        candidates = reordered(embeddings[piece, None].expand(-1, count, -1, -1, -1), orders[piece])
         return search.matcher.distances(rows.batch(candidates, piece), piece)
 
     scores = rows_in_passes(rows, count).run(matched, len(rows.problems))
     if prior_weight == 0:
         return scores
-    reordered = ids[:, sentence, None].expand(-1, count, -1).gather(2, orders)
-    nll = sentence_nll(search.bench, rows, reordered, sentence)
-    # The mean over all tokens of the batch: one sentence counts by its length.
-    return scores + prior_weight * nll * _share(rows, sentence)[:, None]
+    moved = ids.flatten(1)[:, None].expand(-1, count, -1).gather(2, orders).view(len(ids), count, *ids.shape[1:])
+    return scores + prior_weight * batch_nll(search.bench, rows, moved)
 
 
-def sentence_nll(
-    bench: Bench, rows: Rows, ids: Int[Tensor, "rows candidates tokens"], sentence: int
-) -> Float[Tensor, "rows candidates"]:
-    """The prior's mean negative log-likelihood of a token for every candidate of one sentence; duplicates are scored once."""
-    lengths = torch.tensor([problem.hypothesis.lengths[sentence] for problem in rows.problems], device=ids.device)
-    keyed = torch.cat([ids, lengths[:, None, None].expand(-1, ids.shape[1], 1)], dim=-1).flatten(0, 1)
+def batch_nll(bench: Bench, rows: Rows, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
+    """The prior's mean negative log-likelihood over the tokens of a batch; sentences that occur twice are scored once."""
+    lengths = torch.tensor([problem.hypothesis.lengths for problem in rows.problems], device=ids.device)
+    keyed = torch.cat([ids, lengths[:, None, :, None].expand(*ids.shape[:3], 1)], dim=-1).flatten(0, 2)
     distinct, back = torch.unique(keyed, dim=0, return_inverse=True)
-    return bench.prior.nll(distinct[:, :-1], distinct[:, -1]).to(rows.target.dtype)[back].view(ids.shape[:2])
+    nll = bench.prior.nll(distinct[:, :-1], distinct[:, -1]).to(rows.target.dtype)[back].view(ids.shape[:3])
+    shares = lengths / lengths.sum(1, keepdim=True)  # one sentence counts by its length
+    return (nll * shares[:, None].to(nll.dtype)).sum(-1)
 
 
 def token_scores(
@@ -92,34 +99,42 @@ def token_scores(
         return matcher.distances(rows.batch(rows.target.embed(ids[piece]), piece), piece)
 
     scores = rows_in_passes(rows, ids.shape[1]).run(matched, len(rows.problems))
-    if prior_weight == 0:
-        return scores
-    for sentence in range(ids.shape[2]):
-        nll = sentence_nll(search.bench, rows, ids[:, :, sentence], sentence)
-        scores = scores + prior_weight * nll * _share(rows, sentence)[:, None]
-    return scores
+    return scores if prior_weight == 0 else scores + prior_weight * batch_nll(search.bench, rows, ids)
 
 
 def candidate_orders(
-    rows: Rows, bench: Bench, count: int, number: int, sentence: int, purpose: str
-) -> Int[Tensor, "rows candidates tokens"]:
-    """Candidate orders of one sentence of every row, each row from its own stream; special and padding places stay."""
-    width = rows.mask.shape[-1]
-    orders = torch.arange(width).repeat(len(rows.problems), count, 1)
+    rows: Rows, bench: Bench, count: int, number: int, sentence: int, purpose: str, padded_prefix: bool = False
+) -> Int[Tensor, "rows candidates places"]:
+    """Orders of a batch's places that reorder one sentence, each row from its own stream; special and padding places stay."""
+    examples, width = rows.mask.shape[1:]
+    orders = torch.arange(examples * width).repeat(len(rows.problems), count, 1)
     before, after = len(rows.target.vocabulary.prefix), len(rows.target.vocabulary.suffix)
     for row, problem in enumerate(rows.problems):
         stream = bench.streams_of(problem.observation).child(purpose, problem.number, number, sentence)
-        free = problem.hypothesis.lengths[sentence] - before - after
-        orders[row, :, before : before + free] = before + reorderings(free, count, stream.generator())
-    return orders
+        lengths = problem.hypothesis.lengths
+        free = lengths[sentence] - before - after
+        padded = max(lengths) - before - after if padded_prefix else free
+        first = sentence * width + before
+        orders[row, :, first : first + padded] = first + reorderings(free, count, stream.generator(), padded)
+    return orders.to(rows.target.device)
 
 
-def _taken(
-    values: Float[Tensor, "*lead tokens hidden"], orders: Int[Tensor, "*lead tokens"]
-) -> Float[Tensor, "*lead tokens hidden"]:
-    return values.gather(-2, orders[..., None].expand(*orders.shape, values.shape[-1]))
+def candidate_exchanges(rows: Rows, bench: Bench, count: int, number: int, purpose: str) -> Int[Tensor, "rows candidates places"]:
+    """Orders of a batch's places that exchange words, or runs of words of one length, between two of its sentences."""
+    examples, width = rows.mask.shape[1:]
+    orders = torch.arange(examples * width).repeat(len(rows.problems), count, 1)
+    before, after = len(rows.target.vocabulary.prefix), len(rows.target.vocabulary.suffix)
+    for row, problem in enumerate(rows.problems):
+        stream = bench.streams_of(problem.observation).child(purpose, problem.number, number)
+        free = [length - before - after for length in problem.hypothesis.lengths]
+        firsts = [sentence * width + before for sentence in range(examples)]
+        orders[row] = exchanges(orders[row], firsts, free, stream.generator())
+    return orders.to(rows.target.device)
 
 
-def _share(rows: Rows, sentence: int) -> Float[Tensor, "rows"]:
-    lengths = [problem.hypothesis.lengths for problem in rows.problems]
-    return torch.tensor([one[sentence] / sum(one) for one in lengths], device=rows.target.device, dtype=rows.target.dtype)
+def reordered(
+    values: Float[Tensor, "*lead examples tokens hidden"], orders: Int[Tensor, "*lead places"]
+) -> Float[Tensor, "*lead examples tokens hidden"]:
+    """The embeddings of a batch with its places in another order."""
+    flat = values.flatten(-3, -2)
+    return flat.gather(-2, orders[..., None].expand(*orders.shape, flat.shape[-1])).view(values.shape)

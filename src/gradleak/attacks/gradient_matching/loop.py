@@ -12,7 +12,8 @@ from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
 from gradleak.attacks.gradient_matching.polish import Polish
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.gradient_matching.slips import NONE, Slips
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import Start
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
@@ -38,22 +39,33 @@ class MatchingLoop:
     discrete: DiscreteRounds | None = None
     polish: Polish | None = None  # a last search on whole words
     answer_by_prior: float | None = None  # weight of the prior when choosing among kept guesses; none: the lowest loss counts
+    slips: Slips = NONE
+    restarts: int = 0  # further tries for observations whose guess, as words, is not matched to within `good_enough`
+    good_enough: float = 1e-3
 
     @property
     def requires(self) -> frozenset[Fact]:
         return self.assumptions.requires
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        """All observations together; where several hypotheses were tried, the one that matches best."""
+        """All observations together; where several hypotheses or tries were made, the one that matches best."""
         began = time.monotonic()
-        tried: dict[int, list[Reconstruction]] = {observation.index: [] for observation in observations}
-        for group in problems_of(observations, self.assumptions):
-            search = Search(self, lay_out(group), bench)
-            search.run()
-            for row, problem in enumerate(search.rows.problems):
-                tried[problem.observation.index].append(search.reconstruction(row))
+        tried: dict[int, list[Tried]] = {observation.index: [] for observation in observations}
+        left = list(observations)
+        for attempt in range(1 + self.restarts):
+            for group in problems_of(left, self.assumptions, attempt):
+                self._try(group, bench, tried)
+            left = [one for one in left if min(guess.distance for guess in tried[one.index]) > self.good_enough]
+            if not left or bench.out_of_time:
+                break
         seconds = (time.monotonic() - began) / len(observations)
         return [_best(tried[observation.index], seconds) for observation in observations]
+
+    def _try(self, group: Sequence[Problem], bench: Bench, tried: "dict[int, list[Tried]]") -> None:
+        search = Search(self, lay_out(group, self.slips.specials_inside), bench)
+        search.run()
+        for row, problem in enumerate(search.rows.problems):
+            tried[problem.observation.index].append(Tried(float(search.judged[row]), search.reconstruction(row)))
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         """The distance at given token ids."""
@@ -61,9 +73,19 @@ class MatchingLoop:
             alone = [([observation], [batch]) for observation, batch in zip(observations, batches, strict=True)]
         else:
             alone = [(list(observations), list(batches))]
-        return torch.cat(
-            [for_observations(seen, self.distance).distances(side_by_side(secrets))[:, 0] for seen, secrets in alone]
-        )
+        return torch.cat([self.matcher(seen).distances(side_by_side(secrets))[:, 0] for seen, secrets in alone])
+
+    def matcher(self, observations: Sequence[Observation]) -> Matcher:
+        """What the search minimises, for these observations."""
+        return for_observations(observations, self.distance, keep_silent=self.slips.silent_tensors)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A guess and how far it is from what was seen."""
+
+    distance: float
+    guess: Reconstruction
 
 
 class Search:
@@ -71,8 +93,8 @@ class Search:
 
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
-        self.matcher: Matcher = for_observations([problem.observation for problem in rows.problems], loop.distance)
-        self.slopes = Slopes(self.matcher, rows, loop.norm_weight)
+        self.matcher: Matcher = loop.matcher([problem.observation for problem in rows.problems])
+        self.slopes = Slopes(self.matcher, rows, loop.norm_weight, loop.slips.padding_in_penalty)
         self.frame = rows.target.embed(rows.frame)
         self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
         self.best = self.embeddings.clone()
@@ -81,6 +103,7 @@ class Search:
         self.guesses: list[tuple[int, Tensor]] = []
         self.guesses_to_judge: list[Tensor] = []
         self.answers = self.rows.frame
+        self.judged = self.best_losses  # the distance of the answers
         self.taken = 0
         self._shown = 0.0
 
@@ -96,6 +119,7 @@ class Search:
             self.taken = step + 1
             if discrete is not None and discrete.due(self.taken, self.loop.steps):
                 discrete.round(self, state, self.taken)
+                self.embeddings = self._framed(self.embeddings)
                 self.guesses_to_judge.append(nearest_tokens(self.rows, self.embeddings))
             if self.bench.out_of_time:
                 break
@@ -105,6 +129,8 @@ class Search:
         losses, _ = self.losses_and_gradients()
         self._keep(self.taken, losses, last=True)
         self.answers = self._choose()
+        by_words = self.loop.answer_by_prior is not None
+        self.judged = token_scores(self, self.answers[:, None], self.matcher, 0.0)[:, 0] if by_words else self.best_losses
 
     def losses_and_gradients(self) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
         """The distance of every row and its slope."""
@@ -157,7 +183,7 @@ class Search:
         return torch.where(self.rows.fixed[..., None], self.frame, embeddings)
 
 
-def _best(tried: Sequence[Reconstruction], seconds: float) -> Reconstruction:
-    """The hypothesis that matches best, at the cost of all that were tried."""
-    best = min(tried, key=lambda guess: torch.inf if guess.loss is None else guess.loss)
-    return replace(best, cost=Cost(seconds, sum(guess.cost.steps for guess in tried)))
+def _best(tried: Sequence[Tried], seconds: float) -> Reconstruction:
+    """The guess that matches best, at the cost of all that were tried."""
+    best = min(tried, key=lambda one: one.distance).guess
+    return replace(best, cost=Cost(seconds, sum(one.guess.cost.steps for one in tried)))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.discrete import candidate_orders, token_scores
+from gradleak.attacks.gradient_matching.discrete import candidate_exchanges, candidate_orders, token_scores
 
 if TYPE_CHECKING:
     from gradleak.attacks.gradient_matching.loop import Search
@@ -49,25 +49,27 @@ class Polish:
 
     def _candidates(self, search: "Search", ids: Tensor, pools: list[Tensor], number: int, sentence: int) -> Tensor:
         """[rows, candidates, examples, tokens]: the guess itself, reordered, and with single words exchanged."""
-        orders = candidate_orders(search.rows, search.bench, self.orders, number, sentence, "polish").to(ids.device)
-        reordered = ids[:, None].expand(-1, orders.shape[1], -1, -1).clone()
-        reordered[:, :, sentence] = ids[:, sentence, None].expand(-1, orders.shape[1], -1).gather(2, orders)
+        orders = [candidate_orders(search.rows, search.bench, self.orders, number, sentence, "polish")]
+        if search.rows.mask.shape[1] > 1:  # words may be in the wrong sentence
+            orders.append(candidate_exchanges(search.rows, search.bench, self.orders // 2, number, f"polish {sentence}"))
+        places = torch.cat(orders, dim=1)
+        moved = ids.flatten(1)[:, None].expand(-1, places.shape[1], -1).gather(2, places)
+        moved = moved.view(len(ids), places.shape[1], *ids.shape[1:])
         exchanged = ids[:, None].expand(-1, self.substitutions, -1, -1).clone()
         for row, problem in enumerate(search.rows.problems):
             stream = search.bench.streams_of(problem.observation).child("exchange", problem.number, number, sentence)
             free = (~search.rows.fixed[row, sentence]).nonzero()[:, 0].cpu()
             draws = torch.rand(2, self.substitutions, generator=stream.generator(), dtype=torch.float64)
-            places = free[(draws[0] * len(free)).long()]
+            where = free[(draws[0] * len(free)).long()]
             words = pools[row].cpu()[(draws[1] * len(pools[row])).long()]
-            exchanged[row, torch.arange(self.substitutions), sentence, places.to(ids.device)] = words.to(ids.device)
-        return torch.cat([reordered, exchanged], dim=1)
+            exchanged[row, torch.arange(self.substitutions), sentence, where.to(ids.device)] = words.to(ids.device)
+        return torch.cat([moved, exchanged], dim=1)
 
 
 def _pools(search: "Search", nearest: int) -> list[Int[Tensor, "words"]]:
     """Words that may belong to a row: the nearest to its embeddings at every free place, at the lowest loss and at the end."""
-    vocabulary = search.rows.target.vocabulary
-    words = vocabulary.allowed.nonzero()[:, 0]
-    directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
+    words = search.rows.words
+    directions = torch.nn.functional.normalize(search.rows.target.vocabulary.embeddings[words], dim=-1)
     pools = []
     for row, fixed in enumerate(search.rows.fixed):
         places = torch.cat([search.best[row][~fixed], search.embeddings[row][~fixed]])

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Hypothesis
+from gradleak.attacks.gradient_matching.hypotheses import MOST, Assumptions, Hypothesis
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
@@ -21,7 +21,7 @@ class Problem:
 
     observation: Observation
     hypothesis: Hypothesis
-    number: int  # which hypothesis of its observation: names its random stream
+    number: int  # which hypothesis of its observation, and which try: names its random stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,7 @@ class Rows:
     mask: Bool[Tensor, "rows examples tokens"]
     frame: Int[Tensor, "rows examples tokens"]  # special tokens in place, padding elsewhere
     fixed: Bool[Tensor, "rows examples tokens"]  # places a search must not touch
+    words: Int[Tensor, "words"]  # what may be guessed inside a sentence
 
     def batch(self, embeddings: Float[Tensor, "rows candidates examples tokens hidden"], rows: slice = slice(None)) -> Batch:
         """Candidates [rows, candidates, …] as a batch, cut to the longest sentence of these rows."""
@@ -49,10 +50,10 @@ class Rows:
         return tuple(tuple(sentence[:length]) for sentence, length in zip(ids.tolist(), lengths, strict=True))
 
 
-def problems_of(observations: Sequence[Observation], assumptions: Assumptions) -> list[list[Problem]]:
+def problems_of(observations: Sequence[Observation], assumptions: Assumptions, attempt: int = 0) -> list[list[Problem]]:
     """All problems of these observations in groups that may share a pass: one group, unless the model reads padding."""
     problems = [
-        Problem(observation, hypothesis, number)
+        Problem(observation, hypothesis, number + MOST * attempt)
         for observation in observations
         for number, hypothesis in enumerate(assumptions.hypotheses(observation))
     ]
@@ -64,7 +65,7 @@ def problems_of(observations: Sequence[Observation], assumptions: Assumptions) -
     return [list(group) for _, group in by_length]
 
 
-def lay_out(problems: Sequence[Problem]) -> Rows:
+def lay_out(problems: Sequence[Problem], specials_inside: bool = False) -> Rows:
     """Problems as rows of one shape."""
     target = problems[0].observation.target
     width, examples = max(max(problem.hypothesis.lengths) for problem in problems), len(problems[0].hypothesis.labels)
@@ -79,13 +80,17 @@ def lay_out(problems: Sequence[Problem]) -> Rows:
             fixed[row, place, :length] = torch.tensor(special)
     labels = torch.tensor([problem.hypothesis.labels for problem in problems])
     device = target.device
-    return Rows(target, tuple(problems), labels.to(device), mask.to(device), frame.to(device), fixed.to(device))
+    allowed = target.vocabulary.allowed.clone()
+    if specials_inside:
+        allowed[list(target.vocabulary.specials)] = True
+    words = allowed.nonzero()[:, 0]
+    return Rows(target, tuple(problems), labels.to(device), mask.to(device), frame.to(device), fixed.to(device), words)
 
 
 def nearest_tokens(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Int[Tensor, "rows examples tokens"]:
     """The allowed word whose embedding points most nearly the same way; special tokens stay where they are."""
     vocabulary = rows.target.vocabulary
-    words = vocabulary.allowed.nonzero()[:, 0]
+    words = rows.words
     directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
     flat = torch.nn.functional.normalize(embeddings.detach(), dim=-1).flatten(0, -2)
     nearest = torch.cat([words[(part @ directions.T).argmax(-1)] for part in torch.split(flat, 4096)])

@@ -1,7 +1,7 @@
 """Losses and slopes of all rows, in pieces that fit the memory; on a GPU every piece is a recorded graph."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.problems import Rows
@@ -15,9 +15,10 @@ ROWS_ON_GPU = 128  # one H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50
 class Slopes:
     """Computes the distance of every row and its gradient with respect to the embeddings."""
 
-    def __init__(self, matcher: Matcher, rows: Rows, norm_weight: float = 0.0) -> None:
+    def __init__(self, matcher: Matcher, rows: Rows, norm_weight: float = 0.0, penalise_padding: bool = False) -> None:
         self.matcher, self.rows, self.norm_weight = matcher, rows, norm_weight
         self.word_norm = rows.target.vocabulary.mean_norm
+        self.penalised = _whole_batches(rows) if penalise_padding else rows.mask
         self.chunks = Chunks(rows_at_once(rows))
         self.recorded: dict[tuple[int, int], Function] = {}
 
@@ -43,7 +44,7 @@ class Slopes:
             leaf = values.detach().requires_grad_()
             losses = self.matcher.distances(self.rows.batch(leaf[:, None], rows), rows)[:, 0]
             if self.norm_weight:
-                losses = losses + self.norm_weight * self._length_penalty(leaf, self.rows.mask[rows])
+                losses = losses + self.norm_weight * self._length_penalty(leaf, self.penalised[rows])
             return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
 
         if example.device.type != "cuda":
@@ -52,6 +53,13 @@ class Slopes:
         if key not in self.recorded:
             self.recorded[key] = record(losses_and_gradients, example)
         return self.recorded[key]
+
+
+def _whole_batches(rows: Rows) -> Bool[Tensor, "rows examples tokens"]:
+    """Every place of a batch, its own padding included."""
+    longest = torch.tensor([max(problem.hypothesis.lengths) for problem in rows.problems], device=rows.mask.device)
+    places = torch.arange(rows.mask.shape[-1], device=rows.mask.device)
+    return (places < longest[:, None, None]).expand_as(rows.mask)
 
 
 def rows_at_once(rows: Rows) -> int:

@@ -1,7 +1,7 @@
 """LAMP: continuous steps and discrete rounds in turn, guided by a language model (Balunović et al., NeurIPS 2022)."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
 from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
@@ -9,9 +9,13 @@ from gradleak.attacks.gradient_matching.discrete import DiscreteRounds
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.polish import Polish
+from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
+
+if TYPE_CHECKING:
+    from gradleak.attacks.recipes.bert_large import LampBertLarge
 
 Discrete = Literal["alternate", "at_end", "none"]
 CITES = "Balunović et al., NeurIPS 2022"
@@ -19,23 +23,25 @@ CITES = "Balunović et al., NeurIPS 2022"
 
 def lamp_loop(recipe: "LampCos | LampL2L1", distance: Distance) -> MatchingLoop:
     """LAMP's parts, numbers of supplement D: 200 orders a round, every 75 steps after the first tenth; decay 0.89 each 50."""
-    every = 75
-    rounds = {
-        "alternate": DiscreteRounds(every, prior_weight=recipe.prior_weight),
-        "at_end": DiscreteRounds(every, prior_weight=recipe.prior_weight, rounds_at_end=recipe.steps // every),
-        "none": None,
-    }
     return MatchingLoop(
         distance=distance,
         start=TwoStep(recipe.starts),
-        optimiser=Adam(recipe.learning_rate, StepDecay(0.89, 50)),
+        optimiser=Adam(recipe.learning_rate, StepDecay(recipe.decay, 50)),
         steps=recipe.steps,
         assumptions=Assumptions(recipe.labels, recipe.lengths, longest=recipe.longest),
         norm_weight=recipe.norm_weight,
-        discrete=rounds[recipe.discrete],
+        discrete=discrete_rounds(recipe, every=75),
         # The released code takes the embeddings of the lowest continuous loss, which throws late rounds away.
-        answer_by_prior=recipe.prior_weight,
+        answer_by_prior=None if recipe.faithful else recipe.prior_weight,
+        slips=RELEASED if recipe.faithful else NONE,
     )
+
+
+def discrete_rounds(recipe: "LampCos | LampL2L1 | LampBertLarge", every: int) -> DiscreteRounds | None:
+    """When words are reordered: between the steps, only after them, or never (the last two are ablations of Table 4)."""
+    rounds = DiscreteRounds(every, prior_weight=recipe.prior_weight, across=recipe.across)
+    choices = {"alternate": rounds, "at_end": replace(rounds, rounds_at_end=recipe.steps // every), "none": None}
+    return choices[recipe.discrete]
 
 
 @register("attack", "lamp_cos")
@@ -48,10 +54,13 @@ class LampCos(MatchingAttack):
     steps: int = 2000
     starts: int = 500
     learning_rate: float = 0.01
+    decay: float = 0.89  # every 50 steps
     prior_weight: float = 0.2
     norm_weight: float = 1.0
     distance: Literal["cosine", "l2"] = "cosine"  # l2 is the ablation of Table 4
     discrete: Discrete = "alternate"
+    across: bool = False  # also try exchanges between the sentences of a batch
+    faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
@@ -71,10 +80,13 @@ class LampL2L1(MatchingAttack):
     steps: int = 2000
     starts: int = 500
     learning_rate: float = 0.01
+    decay: float = 0.89  # every 50 steps
     prior_weight: float = 60.0
     norm_weight: float = 25.0
     l1_weight: float = 0.01
     discrete: Discrete = "alternate"
+    across: bool = False  # also try exchanges between the sentences of a batch
+    faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
@@ -106,14 +118,15 @@ class LampQuick(MatchingAttack):
 @register("attack", "lamp_plus")
 @dataclass(frozen=True)
 class LampPlus(MatchingAttack):
-    """LAMP with the cosine distance, and a last search over whole words: chained moves and exchanges judged by the distance."""
+    """LAMP with the cosine distance, a last search over whole words (moves and exchanges), and a second try where that failed."""
 
-    cites = CITES + "; the last search is ours"
+    cites = CITES + "; the last search and the restarts are ours"
 
     steps: int = 2000
     starts: int = 500
     polish_rounds: int = 60
     polish_prior_weight: float = 0.02
+    restarts: int = 1  # for sentences whose guess does not explain the update
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
@@ -121,4 +134,5 @@ class LampPlus(MatchingAttack):
     @property
     def loop(self) -> MatchingLoop:
         base = LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, longest=self.longest).loop
-        return replace(base, polish=Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight))
+        polish = Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight)
+        return replace(base, polish=polish, restarts=self.restarts)
