@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradleak.targets.huggingface import sha256_of
+from gradleak.targets.loading import sha256_of
 from gradleak.targets.minilm import installed_folder
 
 

@@ -10,9 +10,9 @@ from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 
 
-@register("attack", "bag_of_words")
+@register("attack", "words_by_id")
 @dataclass(frozen=True)
-class BagOfWords(Attack):
+class WordsById(Attack):
     """Says the words whose embedding has a gradient, in the order of their ids; it does not search for their order."""
 
     @property
@@ -23,8 +23,8 @@ class BagOfWords(Attack):
         return [self._guess(observation) for observation in observations]
 
     def _guess(self, observation: Observation) -> Reconstruction:
-        vocabulary, found = observation.target.vocabulary, evidence.words(observation)
-        words = [word for word in found.values if vocabulary.allowed[word]] if found else []
+        vocabulary, found = observation.target.vocabulary, evidence.bag_of_words(observation)
+        words = found.values if found else ()
         (length,) = observation.knows.lengths or ()  # batches of one
         sentence, fixed = vocabulary.frame(length)
         for word, place in zip(words, [place for place, special in enumerate(fixed) if not special], strict=False):
@@ -32,7 +32,7 @@ class BagOfWords(Attack):
         return Reconstruction(sentences=(tuple(sentence),))
 
 
-record = gradleak.measure(target="tiny", attacks=["bag_of_words"], limit=16).record
+record = gradleak.measure(target="tiny", attacks=["words_by_id"], limit=16).record
 for name, score in record.worst_case.items():
     if name in ("rouge1", "bag_f1", "exact_match"):
         print(f"{name:<12} {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind {score.blind:.2f}")

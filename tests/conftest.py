@@ -28,6 +28,7 @@ from gradleak.protocols.fedsgd import FedSGD  # noqa: E402
 from gradleak.targets.minilm import PACKAGE, MiniLM  # noqa: E402
 from gradleak.targets.text_classifier import TextClassifier  # noqa: E402
 from gradleak.targets.tiny import Tiny, redraw, tiny_tokenizer  # noqa: E402
+from gradleak.targets.tiny_causal import TinyCausal  # noqa: E402
 from gradleak.views import Everything  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -62,6 +63,12 @@ def tiny() -> Target:
 def tiny64() -> Target:
     """The same in float64."""
     return Tiny().open(CPU, torch.float64)
+
+
+@pytest.fixture(scope="session", params=["gpt2", "llama"])
+def causal(request: pytest.FixtureRequest) -> Target:
+    """A random causal language model of two layers, float64; GPT-2-shaped, then Llama-shaped."""
+    return TinyCausal(shape=request.param).open(CPU, torch.float64)
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +152,8 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
             defenses, protocol.update(target, with_axes(private.batch, 1)), [Streams.root("client", 0).child("batch", index)]
         )
         seen = (view or Everything()).show(target, sent).detached_clone()
-        knows = Knowledge(private.batch.labels.clone(), private.lengths, len(texts), defenses)
+        known = None if target.labels_are_tokens else private.batch.labels.clone()
+        knows = Knowledge(known, private.lengths, len(texts), defenses)
         return Observation(index, (Round(target, seen),), knows, protocol)
 
     return make

@@ -160,6 +160,24 @@ def test_the_fast_matcher_and_the_simulated_client_agree(
 
 
 @each("protocol")
+@each("view")
+@pytest.mark.parametrize("distance", [Cosine(), SquaredL2(), L2L1()], ids=repr)
+def test_they_agree_on_a_language_model(
+    causal: Target,
+    observe: Callable[..., Observation],
+    make_private: Callable[..., PrivateBatch],
+    add_axes: Callable[[Batch, int], Batch],
+    distance: Distance,
+    view: View,
+    protocol: Protocol,
+) -> None:
+    observation, other = observe(causal, TEXTS[0], protocol=protocol, view=view), make_private(causal, TEXTS[1][::-1]).batch
+    fast, slow = (for_observations([observation], distance, plain=plain).distances(add_axes(other, 2)) for plain in (False, True))
+    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=0)
+    assert float(fast) > 0
+
+
+@each("protocol")
 def test_a_protocol_treats_clients_apart_and_examples_alike(
     tiny64: Target, make_private: Callable[..., PrivateBatch], add_axes: Callable[[Batch, int], Batch], protocol: Protocol
 ) -> None:

@@ -173,12 +173,12 @@ def settings(**changes: Any) -> AuditSpec:
     return AuditSpec.from_plain(plain | changes)
 
 
+@pytest.mark.parametrize("target", ["tiny", "tiny_causal", "tiny_causal:shape=llama"])  # a language model's labels are the text
 @pytest.mark.parametrize("view", ["everything", "lamp", "parts:layers=1,modules=[query]"])
 @pytest.mark.parametrize("defenses", [[], ["gaussian_noise:std=0.01"]])
-def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(view: str, defenses: list[str]) -> None:
-    spec = settings(view=view, defenses=defenses)
-    target = spec.target.open(torch.device("cpu"))
-    KNOWN[:] = [secrets_of(private_batches(spec, target))]
+def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target: str, view: str, defenses: list[str]) -> None:
+    spec = settings(target=target, view=view, defenses=defenses)
+    KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
     assert found == [[]]

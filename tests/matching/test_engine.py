@@ -204,7 +204,7 @@ def test_a_map_of_parts_in_one_pass_gives_what_each_part_gives_alone(
         ("GPTNeoX", Parts("2", ("query",))),
         ("GPTNeoX", Parts()),
         ("Llama", Parts("1", ("key", "ffn_in"))),
-        ("Llama", Parts("", ("layernorm",))),  # RMSNorm: all that is seen is left to autograd
+        ("Llama", Parts("", ("layernorm",))),  # RMSNorm alone
         ("Bert", Parts("2", ("query",))),
         ("Albert", Parts("1", ("ffn_out",))),
     ],

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from gradleak.priors.frequent_words import FrequentWords
 from gradleak.priors.language_model import OwnVocabulary, SameVocabulary
 from gradleak.priors.packed import load_packed, pack, save_packed, unpack
 from gradleak.targets.tiny import tiny_tokenizer
+from gradleak.targets.tiny_causal import TinyCausal
 
 
 def rows(target: Target, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,3 +132,17 @@ def test_packed_weights_and_facts_come_back(tmp_path: Path) -> None:
     assert told == facts
     assert torch.equal(again["b"], weights["b"])
     assert torch.allclose(again["a"], weights["a"], atol=0.02)
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama"])
+def test_a_sentence_of_a_language_models_vocabulary_has_only_words_where_nothing_frames_it(
+    shape: Literal["gpt2", "llama"],
+) -> None:
+    target = TinyCausal(shape=shape).open(torch.device("cpu"))
+    model = TinyCausal(shape=shape, seed=1).open(torch.device("cpu")).module
+    for prior in (FrequentWords().open(target), SameVocabulary(model, target)):
+        ids = prior.likely(6, Streams.root("test", 0))
+        first = len(target.vocabulary.prefix)
+        assert len(ids) == 6
+        assert tuple(ids[:first]) == target.vocabulary.prefix
+        assert all(bool(target.vocabulary.allowed[number]) for number in ids[first:])

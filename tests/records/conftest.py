@@ -9,6 +9,7 @@ from gradleak.records.schema import (
     CostRecord,
     DataRecord,
     ExampleRecord,
+    FindingRecord,
     Record,
     Score,
     SecretRecord,
@@ -41,4 +42,8 @@ def record() -> Record:
         attacks={"lamp_cos": attack},
         worst_case={"rouge1": score},
         flags=(RaisedFlag("few_examples", "1 example."),),
+        findings=(
+            FindingRecord(0, "bag_of_words", True, "rows of the word embeddings", 3, (), 1.0, 1.0),
+            FindingRecord(0, "distinct_tokens", False, "a rank", 1, (5,)),
+        ),
     )

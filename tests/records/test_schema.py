@@ -18,13 +18,19 @@ def test_what_is_written_is_read_back(record: Record) -> None:
 
 def test_the_json_has_the_published_keys(record: Record) -> None:
     plain = record.to_json()
-    keys = "schema id created spec versions machine data target secrets attacks worst_case flags"
+    keys = "schema id created spec versions machine data target secrets attacks worst_case flags findings"
     assert list(plain) == keys.split() and plain["schema"] == SCHEMA
     attack = plain["attacks"]["lamp_cos"]
-    assert list(attack) == ["spec", "scores", "examples", "batches", "knowledge", "flags", "cost"]
+    assert list(attack) == ["spec", "scores", "examples", "batches", "knowledge", "flags", "cost", "stages"]
     score_keys = "mean low high blind blind_low blind_high unit direction n"
     assert list(attack["scores"]["rouge1"]) == score_keys.split()
     assert attack["batches"][0]["losses"] == [[1, 0.5], [2, None]] and attack["batches"][0]["guesses"] == [[2, ["a cat"]]]
+
+
+def test_a_record_of_before_there_were_findings_is_read(record: Record) -> None:
+    plain = record.to_json()
+    del plain["findings"]
+    assert Record.from_json(plain) == replace(record, findings=())
 
 
 def test_private_text_appears_only_when_kept(record: Record) -> None:

@@ -2,11 +2,12 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from gradleak.records.schema import Record, Score
+from gradleak.records.schema import FindingRecord, Record, Score
 from gradleak.report.listing import Row, cell_tables, folder_table
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
 from gradleak.report.reconstructions import kept_secrets
@@ -27,6 +28,25 @@ def test_says_n_seed_target_device_and_time(make_record: Make) -> None:
     text = " ".join(printed(make_record()).split())
     for part in ("n = 1", "seed 7", "target tiny", "device cpu", "attacks took 0.0 s", "data canaries ·", "defense none"):
         assert part in text
+
+
+def test_says_what_the_updates_say_outright_even_where_no_attack_succeeds(make_record: Make) -> None:
+    said = (
+        FindingRecord(0, "labels", True, "a sign", 1, (1,), 1.0, 1.0),
+        FindingRecord(0, "distinct_tokens", False, "a rank", 1, (7,)),
+        FindingRecord(0, "bag_of_words", True, "some rows", 5, (), 0.8, 1.0),
+        FindingRecord(0, "special_tokens", True, "some rows", 2, (), 1.0, 1.0),
+    )
+    text = " ".join(printed(replace(make_record(mean=0.2, flags=("near_chance",)), findings=said)).split())
+    assert "What the update says outright" in text
+    assert "labels 100.0 % right, read in every batch, exact (a sign)" in text
+    assert "different inputs 7 a batch, read in every batch, an estimate (a rank)" in text
+    assert "bag of words 5 words a batch, 80.0 % of the true ones in it, 100.0 % of it true, read in every batch, exact" in text
+    assert "the updates name every word in 1 of 1 batches" in text
+    assert "special" not in text
+    nothing = printed(make_record(mean=0.2, flags=("near_chance",)))
+    assert "outright" not in nothing
+    assert "name every word" not in nothing
 
 
 def test_a_missing_mean_is_a_dash(make_record: Make) -> None:

@@ -43,28 +43,17 @@ def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) 
     seen = spec.view.show(target, sent).detached_clone()
     check_update(target, seen, f"The update of batch {index}")
     knows = Knowledge(
-        labels=private.batch.labels.detach().clone(),
+        labels=None if target.labels_are_tokens else private.batch.labels.detach().clone(),
         lengths=private.lengths,
         batch_size=len(private.examples),
         defenses=spec.defenses,
     )
-    return Observation(index, (Round(target, seen),), knows.limited_to(spec.know), spec.protocol)
+    return Observation(index, (Round(target, seen),), knows.limited_to(spec.granted), spec.protocol)
 
 
 def update_norm(observation: Observation) -> float:
     """The norm of all that is seen."""
     return float(torch.stack(list(observation.update.norms().values())).norm())
-
-
-def guessed_batch(target: Target, sentences: Sequence[Sequence[int]], labels: Sequence[int]) -> Batch:
-    """A guess as a batch of token ids, for the attack's own objective."""
-    lengths = [len(sentence) for sentence in sentences]
-    ids = torch.full((len(sentences), max(lengths)), target.vocabulary.pad)
-    for row, sentence in enumerate(sentences):
-        ids[row, : len(sentence)] = torch.tensor(sentence)
-    return Batch(
-        ids=ids.to(target.device), mask=target.attention_mask(lengths), labels=torch.tensor(list(labels)).to(target.device)
-    )
 
 
 def _alone(batch: Batch) -> Batch:

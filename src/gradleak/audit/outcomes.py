@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradleak.core.attack import Cost, Reconstruction, Trace
+from gradleak.core.attack import Cost, Reconstruction, Stage, Trace
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,12 @@ def _read(plain: dict[str, Any]) -> Outcome:
         guesses=tuple((step, _sentences(guess)) for step, guess in found["trace"]["guesses"]),
     )
     labels = None if found["labels"] is None else tuple(found["labels"])
+    stages = tuple(
+        Stage(one["attack"], _sentences(one["sentences"]), one["certified"], Cost(**one["cost"])) for one in found["stages"]
+    )
+    cost = Cost(**found["cost"])
     reconstruction = Reconstruction(
-        _sentences(found["sentences"]), found["certified"], found["loss"], labels, trace, Cost(**found["cost"])
+        _sentences(found["sentences"]), found["certified"], found["loss"], labels, trace, cost, stages
     )
     return Outcome(reconstruction, plain["objective_at_guess"], plain["objective_at_truth"], plain["update_norm"])
 

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from gradleak.attacks.blind import Blind
-from gradleak.audit.client import guessed_batch, observe, private_batches, private_examples, update_norm
+from gradleak.audit.client import observe, private_batches, private_examples, update_norm
 from gradleak.audit.display import Display, Silent
+from gradleak.audit.findings import finding_records
 from gradleak.audit.outcomes import Outcome, Parts
-from gradleak.audit.scoring import score_attack, worst_case
+from gradleak.audit.scoring import worst_case
 from gradleak.audit.spec import AuditSpec
+from gradleak.audit.stages import score_with_stages
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.observation import Fact, Observation
@@ -24,7 +26,7 @@ from gradleak.core.prior import Prior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.records.schema import DataRecord, Record, SecretRecord, TargetRecord, now
+from gradleak.records.schema import DataRecord, FindingRecord, Record, SecretRecord, TargetRecord, now
 from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key, write_record
 
 UPDATES_IN_MEMORY = 4 * 2**30  # bytes of visible updates held at once on a CPU
@@ -79,6 +81,7 @@ class Runner:
         self.prior: Prior = spec.prior.open(target)
         self.visible = tuple(target.part(name) for name in spec.view.visible(target))
         self.peak_memory: int | None = None
+        self.findings: list[FindingRecord] = []
 
     def attack_all(self) -> dict[str, list[Outcome]]:
         """Outcomes of every attack, and of the blind one that knows as much (under `blind of KEY`)."""
@@ -87,14 +90,12 @@ class Runner:
         size = self._batches_at_once()
         for start in range(0, len(self.private), size):
             group = range(start, min(start + size, len(self.private)))
-            observations: list[Observation] = []
+            observations = [observe(self.spec, self.target, self.private[index], index) for index in group]
+            self.findings += finding_records(observations, self.private)
             for place, (key, attack) in enumerate(attacks.items()):
                 part = f"{place}-{group.start}-{group.stop}"
                 outcomes = self.parts.load(part)
                 if outcomes is None:
-                    observations = observations or [
-                        observe(self.spec, self.target, self.private[index], index) for index in group
-                    ]
                     outcomes = self._attack(key, attack, observations)
                     self.parts.save(part, outcomes)
                 results[key] += outcomes[: len(group)]
@@ -103,7 +104,7 @@ class Runner:
 
     def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
         """The attack's outcomes, then the blind attack's with the same knowledge."""
-        limited = [observation.limited_to(attack.requires | {Fact.DEFENSE}) for observation in observations]
+        limited = [observation.limited_to(self.spec.told(attack) | {Fact.DEFENSE}) for observation in observations]
         progress = Progress()
         deadline = None if self.spec.time_limit is None else time.monotonic() + self.spec.time_limit
         bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, deadline)
@@ -134,8 +135,10 @@ class Runner:
         return at_guess.tolist(), at_truth.tolist()
 
     def _as_batch(self, guess: Reconstruction, secret: Batch) -> Batch:
+        if self.target.labels_are_tokens:
+            return self.target.batch_of(guess.sentences, None)
         labels = secret.labels.tolist() if guess.labels is None else guess.labels
-        return guessed_batch(self.target, guess.sentences, labels)
+        return self.target.batch_of(guess.sentences, labels)
 
     def _batches_at_once(self) -> int:
         bytes_each = sum(part.size for part in self.visible) * 4
@@ -148,7 +151,9 @@ class Runner:
 def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, device: str, keep_secrets: bool) -> Record:
     spec, target = runner.spec, runner.target
     attacks = {
-        name: score_attack(spec, target, attack, runner.private, outcomes[name], outcomes[f"blind of {name}"], runner.peak_memory)
+        name: score_with_stages(
+            spec, target, attack, runner.private, outcomes[name], outcomes[f"blind of {name}"], runner.peak_memory
+        )
         for name, attack in spec.attack_keys().items()
     }
     examples = [example for private in runner.private for example in private.examples]
@@ -169,6 +174,7 @@ def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, 
         attacks=attacks,
         worst_case=worst_case(spec, attacks),
         flags=tuple({flag.name: flag for flag in raised}.values()),
+        findings=tuple(runner.findings),
     )
 
 

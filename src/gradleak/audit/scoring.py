@@ -1,12 +1,13 @@
 """Scores of an attack beside the blind one, with intervals, flags and the worst case over attacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gradleak.audit.outcomes import Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.observation import Fact
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import align
@@ -29,8 +30,8 @@ def score_attack(
 ) -> AttackRecord:
     """Everything one attack did, scored."""
     pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
-    values = _values(spec.metrics, pairs)
-    blind_values = _values(spec.metrics, pair_up(target, private, [outcome.reconstruction for outcome in blind]))
+    values = values_of(spec.metrics, pairs)
+    blind_values = values_of(spec.metrics, pair_up(target, private, [outcome.reconstruction for outcome in blind]))
     clusters = [index for index, batch in enumerate(private) for _ in batch.examples]
     places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
     examples = tuple(
@@ -47,11 +48,13 @@ def score_attack(
     )
     return AttackRecord(
         spec=to_dict(attack),
-        scores={metric.name: _score(metric, values[metric.name], blind_values[metric.name], clusters) for metric in spec.metrics},
+        scores={
+            metric.name: score_of(metric, values[metric.name], blind_values[metric.name], clusters) for metric in spec.metrics
+        },
         examples=examples,
         batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
-        knowledge=tuple(sorted(attack.requires)),
-        flags=_flags(attack, outcomes, values, blind_values, clusters),
+        knowledge=tuple(sorted(spec.told(attack))),
+        flags=_flags(spec.told(attack), outcomes, values, blind_values, clusters),
         cost=CostRecord(
             seconds=sum(outcome.reconstruction.cost.seconds for outcome in outcomes),
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
@@ -75,7 +78,7 @@ def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str
                 *([example.blind_values[metric.name] for example in record.examples] for record in records), strict=True
             )
         ]
-        result[metric.name] = _score(metric, values, blind, clusters)
+        result[metric.name] = score_of(metric, values, blind, clusters)
     return result
 
 
@@ -101,11 +104,13 @@ def sentence(target: Target, ids: Sequence[int]) -> Sentence:
     return Sentence(text=target.decode(inside), legacy=target.decode(ids, keep_special=True), ids=inside)
 
 
-def _values(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
+def values_of(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
+    """The values of all pairs by metric."""
     return {metric.name: metric.values(pairs) for metric in metrics}
 
 
-def _score(metric: Metric, values: Sequence[float | None], blind: Sequence[float | None], clusters: Sequence[int]) -> Score:
+def score_of(metric: Metric, values: Sequence[float | None], blind: Sequence[float | None], clusters: Sequence[int]) -> Score:
+    """One metric with its interval, beside the blind attack's."""
     kept = [place for place, value in enumerate(values) if value is not None]
     if not kept:
         return Score(None, None, None, None, None, None, metric.unit, metric.direction, 0)
@@ -131,14 +136,14 @@ def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:
 
 
 def _flags(
-    attack: Attack, outcomes: Sequence[Outcome], values: Values, blind: Values, clusters: Sequence[int]
+    told: Iterable[Fact], outcomes: Sequence[Outcome], values: Values, blind: Values, clusters: Sequence[int]
 ) -> tuple[RaisedFlag, ...]:
     at_guess = [outcome.objective_at_guess for outcome in outcomes]
     at_truth = [outcome.objective_at_truth for outcome in outcomes]
     raised = [
         flags.search_failed(at_guess, at_truth),
         flags.few_examples(len(clusters)),
-        flags.generous_knowledge(attack.requires),
+        flags.generous_knowledge(told),
         flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
         flags.no_objective(any(value is not None for value in at_truth)),
     ]

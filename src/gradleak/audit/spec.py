@@ -61,15 +61,24 @@ class AuditSpec:
         self._refuse_missing_knowledge()
 
     def _refuse_missing_knowledge(self) -> None:
-        granted = set(self.know)
+        granted = set(self.granted)
         for attack in self.attacks:
-            missing = sorted(attack.requires - granted)
+            missing = sorted(self.told(attack) - granted)
             if missing:
                 grants = ", ".join(sorted(granted)) or "nothing"
                 way_out = f", or use {attack.name}:{missing[0]}=enumerate" if missing[0] in ("labels", "lengths") else ""
                 raise GradleakError(
                     f"{attack.name} requires {missing[0]}; this audit grants {grants}. Add --know {missing[0]}{way_out}."
                 )
+
+    @property
+    def granted(self) -> tuple[Fact, ...]:
+        """What the attacker may be told. The labels of a language model are the secret itself, whatever `know` says."""
+        return tuple(fact for fact in self.know if not (self.target.labels_are_tokens and fact is Fact.LABELS))
+
+    def told(self, attack: Attack) -> frozenset[Fact]:
+        """The facts an attack requires of this target: without labels where its guess is its labels."""
+        return attack.requires - ({Fact.LABELS} if self.target.labels_are_tokens else set())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the record's spec, and what its id is the hash of."""
@@ -82,7 +91,7 @@ class AuditSpec:
             "defenses": [to_dict(defense) for defense in self.defenses],
             "view": to_dict(self.view),
             "attacks": [to_dict(attack) for attack in self.attacks],
-            "know": sorted(str(fact) for fact in self.know),
+            "know": sorted(str(fact) for fact in self.granted),
             "prior": to_dict(self.prior),
             "metrics": [to_dict(metric) for metric in self.metrics],
             "seed": self.seed,

@@ -34,6 +34,16 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What one attack of several made of an observation."""
+
+    attack: str
+    sentences: Sentences
+    certified: bool
+    cost: Cost
+
+
+@dataclass(frozen=True)
 class Reconstruction:
     """The guess for one observation: token ids of each sentence, special ones included."""
 
@@ -43,6 +53,7 @@ class Reconstruction:
     labels: tuple[int, ...] | None = None  # the labels the guess was found with
     trace: Trace = Trace()
     cost: Cost = Cost()
+    stages: tuple[Stage, ...] = ()  # of an attack that is several in turn
 
 
 @dataclass
@@ -83,7 +94,7 @@ class Attack(Component, ABC):
 
     @property
     def requires(self) -> frozenset[Fact]:
-        """Facts without which it cannot run."""
+        """Facts without which it cannot run. Labels are granted of classifiers only: of a language model they are the secret."""
         return frozenset()
 
     @abstractmethod

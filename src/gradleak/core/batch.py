@@ -20,11 +20,14 @@ class Batch:
     """Anything shaped like client data; attackers make their own.
 
     Leading axes are free: [examples] for one client, [clients, examples] for many at once.
-    Exactly one of `ids` and `embeddings` is given; `labels` are class numbers or probabilities over the classes.
+    Exactly one of `ids` and `embeddings` is given. `labels` are class numbers or probabilities over the classes; of a language
+    model they are the tokens themselves, one a position, as ids or as probabilities over the vocabulary.
     """
 
     mask: Bool[Tensor, "*lead tokens"]  # positions the model attends to
-    labels: Int[Tensor, "*lead"] | Float[Tensor, "*lead classes"]
+    labels: (
+        Int[Tensor, "*lead"] | Float[Tensor, "*lead classes"] | Int[Tensor, "*lead tokens"] | Float[Tensor, "*lead tokens words"]
+    )
     ids: Int[Tensor, "*lead tokens"] | None = None
     embeddings: Float[Tensor, "*lead tokens hidden"] | None = None
 

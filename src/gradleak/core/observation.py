@@ -30,7 +30,7 @@ class Fact(StrEnum):
 class Knowledge:
     """What the threat model grants; what is not granted is absent."""
 
-    labels: Int[Tensor, "examples"] | None = None
+    labels: Int[Tensor, "examples"] | None = None  # classes; those of a language model are the secret and never granted
     lengths: tuple[int, ...] | None = None  # tokens of each example, special ones included
     batch_size: int | None = None
     defenses: tuple[Defense, ...] | None = None

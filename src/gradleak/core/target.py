@@ -1,9 +1,11 @@
 """The model under audit."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,12 +44,15 @@ class Vocabulary:
 class Target(ABC):
     """An opened model: weights on a device, its tokenizer and its per-example loss. Holds nothing of anyone's data."""
 
+    labels_are_tokens: ClassVar[bool] = False  # a language model: what it learns to predict is the text itself
+
     module: nn.Module
     vocabulary: Vocabulary
-    classes: int
+    classes: int  # how many labels there are: of a language model, words
     hidden_size: int
     attend_padding: bool  # the client passes no attention mask (LAMP's released code)
     padding_is_free: bool  # masked positions change nothing, so that sentences of different lengths may share a pass
+    words_are_outputs: bool = False  # word embeddings tied to the output layer: every row has a gradient whatever the text
 
     @property
     @abstractmethod
@@ -71,11 +76,14 @@ class Target(ABC):
 
     @abstractmethod
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
-        """The loss of each example, differentiable in embeddings, soft labels and the given parameters."""
+        """The loss of each example, differentiable in embeddings, soft labels and the given parameters.
+
+        A language model takes its labels from the batch's ids, and from its labels only where embeddings are given.
+        """
 
     @abstractmethod
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
-        """The model's class probabilities for each example."""
+        """The model's class probabilities for each example; of a language model, those of the word after its last."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -112,6 +120,20 @@ class Target(ABC):
         """Word embeddings of ids."""
         return self.vocabulary.embeddings[ids]
 
+    def any_labels(self, examples: int, tokens: int) -> Int[Tensor, "examples"] | Int[Tensor, "examples tokens"]:
+        """Labels as different as can be, for passes that ask how the model computes and not what."""
+        shape = (examples, tokens) if self.labels_are_tokens else (examples,)
+        return torch.linspace(0, self.classes - 1, math.prod(shape), device=self.device).long().view(shape)
+
+    def batch_of(self, sentences: Sequence[Sequence[int]], labels: Sequence[int] | None) -> Batch:
+        """Sentences as a client would batch them; without labels the sentences themselves are the labels."""
+        lengths = [len(sentence) for sentence in sentences]
+        ids = torch.full((len(sentences), max(lengths)), self.vocabulary.pad)
+        for row, sentence in enumerate(sentences):
+            ids[row, : len(sentence)] = torch.tensor(sentence)
+        classes = ids if labels is None else torch.tensor(list(labels))
+        return Batch(ids=ids.to(self.device), mask=self.attention_mask(lengths), labels=classes.to(self.device))
+
     def attention_mask(self, lengths: Sequence[int]) -> Bool[Tensor, "examples tokens"]:
         """The mask a client passes for a batch of sentences of these lengths."""
         width = max(lengths)
@@ -121,6 +143,8 @@ class Target(ABC):
 
 class TargetSpec(Component, ABC):
     """Says which model, without holding it; the runner opens it on a device and keeps it."""
+
+    labels_are_tokens: ClassVar[bool] = False  # as the target it opens
 
     @abstractmethod
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:

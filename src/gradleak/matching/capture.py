@@ -20,6 +20,7 @@ class Kind(StrEnum):
     LINEAR = "linear"
     CONV1D = "conv1d"  # GPT-2's transposed linear
     LAYER_NORM = "layer_norm"
+    RMS_NORM = "rms_norm"  # Llama's
     EMBEDDING = "embedding"
 
 
@@ -46,9 +47,24 @@ def kind_of(module: nn.Module) -> Kind | None:
         return Kind.CONV1D
     if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and module.weight is not None:
         return Kind.LAYER_NORM
+    if type(module).__name__.endswith("RMSNorm") and _scales_only(module):
+        return Kind.RMS_NORM
     if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
         return Kind.EMBEDDING
     return None
+
+
+@torch.no_grad()
+def _scales_only(module: nn.Module) -> bool:
+    """Whether the output is weight · x/rms(x), so that x/rms(x) is output/weight; Gemma's 1 + weight, say, goes to autograd."""
+    parameters = dict(module.named_parameters())
+    if list(parameters) != ["weight"] or parameters["weight"].ndim != 1 or bool((parameters["weight"] == 0).any()):
+        return False
+    steps = torch.arange(1, parameters["weight"].numel() + 1).to(parameters["weight"])
+    inputs, weight = torch.stack([steps.sin(), steps.cos()])[None], 1 + (2 * steps).sin()
+    output = torch.func.functional_call(module, {"weight": weight}, (inputs,))
+    expected = weight * inputs / inputs.square().mean(-1, keepdim=True).sqrt()  # the module's ε is far below these inputs
+    return torch.allclose(output, expected, rtol=1e-3, atol=1e-3)
 
 
 @contextmanager
@@ -105,7 +121,7 @@ def _calls(target: Target, modules: Mapping[str, nn.Module], examples: int, toke
     batch = Batch(
         embeddings=torch.zeros(examples, tokens, target.hidden_size, device=target.device, dtype=target.dtype),
         mask=torch.ones(examples, tokens, dtype=torch.bool, device=target.device),
-        labels=torch.zeros(examples, dtype=torch.int64, device=target.device),
+        labels=target.any_labels(examples, tokens),
     )
     with captured(modules, examples) as uses:
         target.losses(batch)

@@ -52,10 +52,11 @@ class FactoredSums:
         """A batch of embeddings that ask for gradients (the layers' gradients need a graph), and whether the caller asked too."""
         embeddings = self.target.embed(batch.ids) if batch.ids is not None else batch.embeddings
         assert embeddings is not None
-        wanted = embeddings.requires_grad or batch.labels.requires_grad
+        labels = batch.ids if batch.ids is not None and self.target.labels_are_tokens else batch.labels
+        wanted = embeddings.requires_grad or labels.requires_grad
         if not embeddings.requires_grad:
             embeddings = embeddings.detach().requires_grad_()
-        return replace(batch, ids=None, embeddings=embeddings), wanted
+        return replace(batch, ids=None, embeddings=embeddings, labels=labels), wanted
 
     def _group_sums(self, group: Group, observed: Observed, calls: Calls, shape: torch.Size, rows: slice) -> Sums:
         kept = observed.rows(rows) if isinstance(observed, Thin) else observed[:, rows]
@@ -83,12 +84,14 @@ class FactoredSums:
         return vector_sums(table.view(m, o, c, -1), observed.flatten(2), residuals=True)
 
     def _vector(self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> Tensor:
-        """The gradient of a bias (Σδ) or of a LayerNorm's weight (Σδ∘x̂), for every candidate."""
+        """The gradient of a bias (Σδ) or of a norm's weight (Σδ∘x̂), for every candidate."""
         module = self.modules[member.module]
         total: Tensor | int = 0
         for use, delta in calls:
             if isinstance(module, nn.LayerNorm) and member.part.parameter.endswith("weight"):
                 delta = delta * F.layer_norm(use.inputs, module.normalized_shape, eps=module.eps)
+            elif member.kind is Kind.RMS_NORM:
+                delta = delta * use.output / module.get_parameter("weight")
             total = total + delta.reshape(*shape, -1, delta.shape[-1]).sum(-2)
         assert isinstance(total, Tensor)
         return member.part.of(total)

@@ -53,7 +53,8 @@ class Plan:
 def matchable(target: Target, names: Iterable[str], keep_silent: bool = False) -> tuple[str, ...]:
     """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero by construction.
 
-    The word embeddings are out: a candidate made of embeddings does not look anything up in them.
+    The word embeddings are out: a candidate made of embeddings does not look anything up in them. So is an output layer tied to
+    them: its gradient is the sum of both sides, of which only one can be computed.
     """
     unreachable = set(target.groups["word_embedding"]) | (set() if keep_silent else structurally_silent(target))
     return tuple(name for name in names if name not in unreachable)
@@ -71,10 +72,11 @@ def structurally_silent(target: Target) -> set[str]:
     )
     copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
     mask = torch.ones(shape[:2], dtype=torch.bool, device=target.device)
-    labels = torch.tensor([0, target.classes - 1], device=target.device)
-    losses = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels), copies)
-    # Weighted, so that two examples of opposite labels do not cancel in the head.
-    found = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True)
+    labels = target.any_labels(*shape[:2])
+    with torch.enable_grad():
+        losses = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels), copies)
+        # Weighted, so that two examples of opposite labels do not cancel in the head.
+        found = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True)
     gradients = dict(zip(copies, found, strict=True))
     sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
     median = sorted(sizes.values())[len(sizes) // 2]
@@ -106,7 +108,7 @@ def make_plan(target: Target, names: Iterable[str]) -> Plan:
 
 
 def _form(kind: Kind, attribute: str) -> str:
-    if attribute == "bias" or kind is Kind.LAYER_NORM:
+    if attribute == "bias" or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
         return "vector"
     return "lookup" if kind is Kind.EMBEDDING else "outer"
 

@@ -39,7 +39,7 @@ class FrequentWords(PriorSpec):
 
     def open(self, target: Target) -> Prior:
         words = ENGLISH if self.corpus is None else _counted(Path(self.corpus))
-        ids = [number for word in words for number in target.encode([word])[0]]
+        (ids,) = target.encode([" ".join(words)])  # together: GPT-2 has one token for a word after a space, another without
         allowed = target.vocabulary.allowed
         return _Frequent(target, [number for number in dict.fromkeys(ids) if bool(allowed[number])], self.length)
 

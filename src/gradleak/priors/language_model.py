@@ -48,9 +48,11 @@ class SameVocabulary(Prior):
     def _beam_search(self, length: int) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
         device = self.vocabulary.embeddings.device
-        beams = torch.tensor(frame[:1], device=device)[None]
+        # Where no token begins a text (GPT-2), the one that separates texts comes before it, and is taken off again.
+        outside = 0 if fixed[0] else 1
+        beams = torch.tensor([self.vocabulary.pad] if outside else frame[:1], device=device)[None]
         scores = torch.zeros(1, device=device)
-        for place in range(1, length):
+        for place in range(1 - outside, length):
             logits = self.model(input_ids=beams).logits[:, -1].float().log_softmax(-1)
             if fixed[place]:
                 logits = logits[:, frame[place] : frame[place] + 1]
@@ -60,7 +62,7 @@ class SameVocabulary(Prior):
             beam, word = chosen // logits.shape[1], chosen % logits.shape[1]
             words = torch.full_like(word, frame[place]) if fixed[place] else word
             beams = torch.cat([beams[beam], words[:, None]], dim=1)
-        return [int(number) for number in beams[scores.argmax()]]
+        return [int(number) for number in beams[scores.argmax(), outside:]]
 
     def likely_length(self) -> int:
         return TYPICAL_WORDS + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)

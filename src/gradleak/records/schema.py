@@ -68,12 +68,37 @@ class BatchRecord:
 
 
 @dataclass(frozen=True)
+class FindingRecord:
+    """What one client's update says outright, without any attack. Words are counted and never kept: they are the secret."""
+
+    batch: int
+    name: str  # labels, longest_length, distinct_tokens, bag_of_words, special_tokens
+    exact: bool  # certain, or an estimate
+    source: str
+    count: int  # how many values were read
+    values: tuple[int, ...] = ()  # what was read, unless that is words
+    recall: float | None = None  # the share of the truth that was read; none where there is nothing to compare with
+    precision: float | None = None  # the share of what was read that is true
+
+
+@dataclass(frozen=True)
 class CostRecord:
     """What an attack took over all batches."""
 
     seconds: float = 0.0
     steps: int = 0
     peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One attack of several in turn: what it scored on the batches that reached it."""
+
+    attack: str
+    batches: tuple[int, ...]
+    certified: int  # batches whose guess it proved
+    seconds: float
+    scores: dict[str, Score]
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,7 @@ class AttackRecord:
     knowledge: tuple[str, ...] = ()
     flags: tuple[RaisedFlag, ...] = ()
     cost: CostRecord = CostRecord()
+    stages: tuple[StageRecord, ...] = ()  # where it is several attacks in turn
 
 
 @dataclass(frozen=True)
@@ -122,6 +148,7 @@ class Record:
     attacks: dict[str, AttackRecord]
     worst_case: dict[str, Score]
     flags: tuple[RaisedFlag, ...] = ()
+    findings: tuple[FindingRecord, ...] = ()  # of every batch; none in records of before there were any
 
     @property
     def id(self) -> str:

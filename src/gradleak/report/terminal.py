@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gradleak.records.schema import Record
+from gradleak.records.schema import Record, StageRecord
+from gradleak.report.findings import outright
 from gradleak.report.numbers import duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
 from gradleak.report.scores import score_tables
@@ -17,6 +18,10 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
     """Draws the record. Without `guesses` none is drawn: a good one is the private text."""
     console.print(Text(f"Audit {record.id}", style="bold"))
     console.print(heading(record), style="dim")
+    said = outright(record)
+    if said is not None:
+        console.print(Text("\nWhat the update says outright", style="bold"))
+        console.print(Padding(said, (0, 0, 0, 2)))
     for name, attack in record.attacks.items():
         shown = min(len(attack.examples), SHOWN)
         console.print(Text(f"\n{name}: first {shown} of {len(attack.examples)} reconstructions", style="bold"))
@@ -24,6 +29,8 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
             console.print(Padding(reconstructions(record, attack, secrets, shown), (0, 0, 0, 2)))
         else:
             console.print("  hidden, since a good guess is the private text; add --show to see them.", style="dim")
+        for stage in attack.stages:
+            console.print(f"  {stage_sentence(stage)}", style="dim")
         for title, table in trace(attack, secrets) if with_trace and guesses else ():
             console.print(Text(f"\n  {title}", style="bold"))
             console.print(Padding(table, (0, 0, 0, 2)))
@@ -41,6 +48,14 @@ def _print_scores(console: Console, record: Record) -> None:
     for name, details in raised(record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
     console.print(closing_sentence(record), style="bold")
+
+
+def stage_sentence(stage: StageRecord) -> str:
+    """What one attack of several did: `span: 3 batches, 3 proven, exact_match 100.0, 20 s`."""
+    exact = stage.scores.get("exact_match")
+    scored = "" if exact is None or exact.mean is None else f", exact_match {100 * exact.mean:.1f}"
+    reached = "1 batch" if len(stage.batches) == 1 else f"{len(stage.batches)} batches"
+    return f"{stage.attack}: {reached}, {stage.certified} proven{scored}, {duration(stage.seconds)}"
 
 
 def heading(record: Record) -> str:

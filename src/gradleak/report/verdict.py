@@ -2,6 +2,7 @@
 
 from gradleak.records.flags import FLAGS
 from gradleak.records.schema import Record, Score
+from gradleak.report.findings import named_words
 from gradleak.report.numbers import gain, mean_and_interval, number
 
 LEADING = "rouge1"
@@ -58,7 +59,15 @@ def closing_sentence(record: Record) -> str:
     return (
         f"These attacks rebuilt no more than a blind guess{measure}, as far as these examples can tell.{elsewhere} "
         "That bounds these attacks, not what a stronger one could do." + (f" In doubt: {doubts}." if doubts else "")
-    )
+    ) + _without_attack(record)
+
+
+def _without_attack(record: Record) -> str:
+    """What needs no attack at all: words that the updates name themselves."""
+    named = named_words(record)
+    if not named:
+        return ""
+    return f" Yet the updates name every word in {named} of {record.data.batches} batches: that leaks without any attack."
 
 
 def beats_blind(record: Record) -> list[str]:

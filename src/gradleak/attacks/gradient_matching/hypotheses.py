@@ -1,6 +1,7 @@
 """What an attack assumes of labels and lengths: given, read off the update, or tried one by one."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ MOST = 256  # hypotheses tried for one observation
 class Hypothesis:
     """Labels and lengths (special tokens included) of the sentences of one batch."""
 
-    labels: tuple[int, ...]
+    labels: tuple[int, ...] | None  # none where the sentences themselves are the labels
     lengths: tuple[int, ...]
 
 
@@ -24,7 +25,7 @@ class Hypothesis:
 class Assumptions:
     """Where labels and lengths come from."""
 
-    labels: Source = "known"
+    labels: Source | Literal["unused"] = "known"
     lengths: Source = "known"
     shortest: int = 4  # tokens, special ones included, when lengths are enumerated
     longest: int = 32
@@ -44,7 +45,11 @@ class Assumptions:
             )
         return [Hypothesis(labels, lengths) for labels, lengths in combinations]
 
-    def _labels(self, observation: Observation) -> list[tuple[int, ...]]:
+    def _labels(self, observation: Observation) -> Sequence[tuple[int, ...] | None]:
+        if observation.target.labels_are_tokens:
+            return [None]
+        if self.labels == "unused":
+            return [(0,) * observation.batch_size]
         if self.labels == "known":
             assert observation.knows.labels is not None
             return [tuple(observation.knows.labels.tolist())]

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.hypotheses import MOST, Assumptions, Hypothesis
+from gradleak.attacks.gradient_matching.token_labels import soft_tokens
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
@@ -30,7 +31,7 @@ class Rows:
 
     target: Target
     problems: tuple[Problem, ...]
-    labels: Int[Tensor, "rows examples"]
+    labels: Int[Tensor, "rows examples"] | None  # none where a candidate's own tokens are its labels
     mask: Bool[Tensor, "rows examples tokens"]
     frame: Int[Tensor, "rows examples tokens"]  # special tokens in place, padding elsewhere
     fixed: Bool[Tensor, "rows examples tokens"]  # places a search must not touch
@@ -38,11 +39,31 @@ class Rows:
 
     def batch(self, embeddings: Float[Tensor, "rows candidates examples tokens hidden"], rows: slice = slice(None)) -> Batch:
         """Candidates [rows, candidates, …] as a batch, cut to the longest sentence of these rows."""
-        tokens = int(max(max(problem.hypothesis.lengths) for problem in self.problems[rows]))
-        count, candidates = embeddings.shape[:2]
-        mask = self.mask[rows, None, :, :tokens].expand(count, candidates, -1, -1)
-        labels = self.labels[rows, None].expand(count, candidates, -1)
-        return Batch(embeddings=embeddings[..., :tokens, :], mask=mask, labels=labels)
+        kept = embeddings[..., : self._longest(rows), :]
+        labels = soft_tokens(self.target, kept) if self.labels is None else self._classes(rows, kept)
+        return Batch(embeddings=kept, mask=self._masks(rows, kept), labels=labels)
+
+    def token_batch(self, ids: Int[Tensor, "rows candidates examples tokens"], rows: slice = slice(None)) -> Batch:
+        """The same for candidates of whole words: where tokens are labels, these are the words."""
+        kept = ids[..., : self._longest(rows)]
+        labels = kept if self.labels is None else self._classes(rows, kept)
+        return Batch(embeddings=self.target.embed(kept), mask=self._masks(rows, kept), labels=labels)
+
+    def _longest(self, rows: slice) -> int:
+        return int(max(max(problem.hypothesis.lengths) for problem in self.problems[rows]))
+
+    def _masks(self, rows: slice, kept: Tensor) -> Tensor:
+        return self.mask[rows, None, :, : kept.shape[3]].expand(*kept.shape[:2], -1, -1)
+
+    def _classes(self, rows: slice, kept: Tensor) -> Tensor:
+        assert self.labels is not None
+        return self.labels[rows, None].expand(*kept.shape[:2], -1)
+
+    def take(self, places: Int[Tensor, "some"]) -> "Rows":
+        """Some of the rows."""
+        kept = tuple(self.problems[place] for place in places.tolist())
+        labels = None if self.labels is None else self.labels[places]
+        return Rows(self.target, kept, labels, self.mask[places], self.frame[places], self.fixed[places], self.words)
 
     def sentences(self, ids: Int[Tensor, "examples tokens"], row: int) -> Sentences:
         """Token ids of one row without its padding."""
@@ -68,7 +89,7 @@ def problems_of(observations: Sequence[Observation], assumptions: Assumptions, a
 def lay_out(problems: Sequence[Problem], specials_inside: bool = False) -> Rows:
     """Problems as rows of one shape."""
     target = problems[0].observation.target
-    width, examples = max(max(problem.hypothesis.lengths) for problem in problems), len(problems[0].hypothesis.labels)
+    width, examples = max(max(problem.hypothesis.lengths) for problem in problems), len(problems[0].hypothesis.lengths)
     frame = torch.full((len(problems), examples, width), target.vocabulary.pad)
     fixed, mask = torch.ones_like(frame).bool(), torch.zeros_like(frame).bool()
     for row, problem in enumerate(problems):
@@ -78,13 +99,14 @@ def lay_out(problems: Sequence[Problem], specials_inside: bool = False) -> Rows:
             ids, special = target.vocabulary.frame(length)
             frame[row, place, :length] = torch.tensor(ids)
             fixed[row, place, :length] = torch.tensor(special)
-    labels = torch.tensor([problem.hypothesis.labels for problem in problems])
     device = target.device
+    labels = [problem.hypothesis.labels for problem in problems]
+    classes = None if target.labels_are_tokens else torch.tensor(labels).to(device)
     allowed = target.vocabulary.allowed.clone()
     if specials_inside:
         allowed[list(target.vocabulary.specials)] = True
     words = allowed.nonzero()[:, 0]
-    return Rows(target, tuple(problems), labels.to(device), mask.to(device), frame.to(device), fixed.to(device), words)
+    return Rows(target, tuple(problems), classes, mask.to(device), frame.to(device), fixed.to(device), words)
 
 
 def nearest_tokens(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Int[Tensor, "rows examples tokens"]:
@@ -105,8 +127,9 @@ def side_by_side(batches: Sequence[Batch]) -> Batch:
         assert rows is not None
         return torch.nn.functional.pad(rows, (0, width - rows.shape[-1]))[None]
 
+    classes = all(batch.labels.shape == batch.lead for batch in batches)
     return Batch(
         ids=torch.stack([padded(batch.ids) for batch in batches]),
         mask=torch.stack([padded(batch.mask) for batch in batches]),
-        labels=torch.stack([batch.labels[None] for batch in batches]),
+        labels=torch.stack([batch.labels[None] if classes else padded(batch.labels) for batch in batches]),
     )

@@ -66,7 +66,10 @@ def rows_at_once(rows: Rows) -> int:
     """How many rows a pass may hold: activations of a double backward pass, about 150 numbers a token, layer and hidden unit."""
     target = rows.target
     layers = max(2, len(target.parameters) // 16)
-    bytes_a_row = rows.mask[0].numel() * target.hidden_size * layers * 150 * target.vocabulary.embeddings.element_size()
+    numbers_a_token = target.hidden_size * layers * 150
+    if target.labels_are_tokens:
+        numbers_a_token += 12 * target.classes  # logits, labels and their slopes, each as wide as the vocabulary
+    bytes_a_row = rows.mask[0].numel() * numbers_a_token * target.vocabulary.embeddings.element_size()
     if target.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(target.device)
         return max(1, min(ROWS_ON_GPU, int(0.1 * free / bytes_a_row)))

@@ -1,0 +1,41 @@
+"""What is read off an update, and how the rows that a batch touched are told from the others."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gradleak.core.observation import Observation
+
+ABOVE_FLOOR = 10.0  # a row this many times above the quiet rows' size was touched by the batch
+ABOVE_ROUNDING = 1e-6  # of the largest row: what lies under it is rounding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Numbers read off an update, and whether they are certain or an estimate."""
+
+    name: str
+    values: tuple[int, ...]
+    exact: bool
+    source: str
+
+
+def seen(observation: Observation, group: str) -> Tensor | None:
+    """The tensor of a role (`head_bias`, `word_embedding` …) as it was seen; none if it was not."""
+    names = [name for name in observation.target.groups[group] if name in observation.update.tensors]
+    return observation.update.tensors[names[0]][0] if names else None
+
+
+def noisy(observation: Observation) -> bool:
+    """Whether the attacker knows of noise in the update."""
+    return any(defense.channel().noise_std > 0 for defense in observation.knows.defenses or ())
+
+
+def touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Bool[Tensor, "rows"]:
+    """Rows larger than rounding and, through noise, than the noise: most rows are untouched, hence of its size."""
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    floor = norms.quantile(0.25) if through_noise else 0.0
+    above: Tensor = (norms > ABOVE_FLOOR * floor) & (norms > ABOVE_ROUNDING * norms.max())
+    return above

@@ -1,0 +1,117 @@
+"""An opened Hugging Face causal language model: it learns to predict each token from those before it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part
+from gradleak.core.target import Target
+from gradleak.targets import transformer
+
+
+class CausalLanguageModel(Target):
+    """Eval mode, gradients off, as any target. Labels are the tokens themselves; a label of the data is not read.
+
+    The loss of an example is the mean over its predicted tokens, all but the first; padding does not count. A batch's loss is the
+    mean over its examples. (Hugging Face takes one mean over all tokens of a batch, where long texts weigh more: at one example
+    the two are the same.)
+    """
+
+    labels_are_tokens: ClassVar[bool] = True
+    attend_padding = False  # what follows a text cannot change it: there is nothing to choose
+
+    def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = ()) -> None:
+        self.name = name
+        self.module: nn.Module = model.eval().requires_grad_(False)
+        model.config.use_cache = False  # of keys and values, which only generating needs
+        self.tokenizer = tokenizer
+        self.vocabulary = transformer.vocabulary_of(name, model, tokenizer)
+        self.classes, self.hidden_size = (int(size) for size in self.vocabulary.embeddings.shape)
+        self._weights = transformer.weights_of(name, model, self.classes, frozen)
+        self._aliases = transformer.aliases_of(model)
+        self.words_are_outputs = any(len(self._aliases[word]) > 1 for word in self.groups["word_embedding"])
+        self.longest = transformer.longest_of(model.config, tokenizer)
+        self.padding_is_free = self._probe()
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        return self._weights.parameters
+
+    @property
+    def groups(self) -> Mapping[str, tuple[str, ...]]:
+        return self._weights.groups
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self._weights.parts
+
+    @property
+    def frozen_parts(self) -> tuple[Part, ...]:
+        return self._weights.frozen_parts
+
+    def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
+        logits = self._logits(batch, parameters)
+        counted = batch.mask.reshape(logits.shape[:2])[:, 1:]
+        values = F.cross_entropy(logits[:, :-1].flatten(0, 1), self._next_tokens(batch), reduction="none").view(counted.shape)
+        return ((values * counted).sum(1) / counted.sum(1).clamp_min(1)).view(batch.lead)
+
+    def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
+        logits = self._logits(batch, None)
+        last = batch.mask.reshape(logits.shape[:2]).sum(1) - 1
+        return logits[torch.arange(len(logits), device=self.device), last].softmax(-1).view(*batch.lead, self.classes)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return transformer.encode(self.tokenizer, texts)
+
+    def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
+        return transformer.decode(self.tokenizer, ids, keep_special)
+
+    def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
+        rows = self.encode([example.text for example in examples])
+        lengths = tuple(len(row) for row in rows)
+        specials = len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
+        transformer.refuse_lengths(self.name, lengths, specials, self.longest, self.padding_is_free)
+        for place, tokens in enumerate(lengths, start=1):
+            if tokens < 2:
+                raise GradleakError(
+                    f"Text {place} of the batch has one token, of which a language model learns nothing: "
+                    "each token is predicted from those before it. Remove it from the data."
+                )
+        ids = transformer.padded(rows, self.vocabulary.pad).to(self.device)
+        return PrivateBatch(Batch(ids=ids, mask=self.attention_mask(lengths), labels=ids.clone()), tuple(examples), lengths)
+
+    def _next_tokens(self, batch: Batch) -> Int[Tensor, "predicted"] | Float[Tensor, "predicted words"]:
+        """Labels of all positions but the first of every example, hard or soft."""
+        labels = batch.labels if batch.ids is None else batch.ids
+        words = labels.shape[-1:] if labels.is_floating_point() else ()
+        if tuple(labels.shape) != (*batch.mask.shape, *words):
+            raise ValueError(f"embeddings of a text come with one label a token, not with labels of shape {list(labels.shape)}")
+        return labels.reshape(-1, batch.mask.shape[-1], *words)[:, 1:].flatten(0, 1)
+
+    def _logits(self, batch: Batch, parameters: Mapping[str, Tensor] | None) -> Float[Tensor, "examples tokens words"]:
+        return transformer.logits_of(self.module, self._aliases, batch, parameters)
+
+    @torch.no_grad()
+    def _probe(self) -> bool:
+        """Refuses a model that does not accept embeddings as it accepts ids, or reads ahead; tells whether padding is free."""
+        words = transformer.ordinary(self.vocabulary, 6)
+        ids, other = (torch.tensor([[*self.vocabulary.prefix, *row]], device=self.device) for row in (words[:5], words[1:]))
+        whole = torch.ones_like(ids).bool()
+        by_ids = self._logits(Batch(ids=ids, mask=whole, labels=ids), None)
+        transformer.refuse_unreachable(
+            self.name, by_ids, lambda: self._logits(Batch(embeddings=self.embed(ids), mask=whole, labels=ids), None)
+        )
+        if by_ids.shape[-1] != self.classes:
+            raise GradleakError(f"{self.name} predicts {by_ids.shape[-1]} words and embeds {self.classes}: it cannot be audited.")
+        changed = torch.cat([ids[:, :-1], other[:, -1:]], dim=1)
+        if not transformer.same_logits(by_ids[:, :-1], self._logits(Batch(ids=changed, mask=whole, labels=ids), None)[:, :-1]):
+            raise GradleakError(f"{self.name} reads the tokens it is to predict: it is not a causal language model.")
+        padded, mask = F.pad(ids, (0, 3), value=self.vocabulary.pad), F.pad(whole, (0, 3))
+        with_padding = self._logits(Batch(embeddings=self.embed(padded), mask=mask, labels=padded), None)
+        return transformer.same_logits(by_ids, with_padding[:, : ids.shape[1]])

@@ -1,0 +1,95 @@
+"""Hugging Face models and tokenizers from a hub id or a folder, with what can go wrong said in a sentence."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from gradleak.core.errors import GradleakError
+
+
+def quiet_transformers() -> Any:
+    """The library, without its warnings and progress bars."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def source_of(path: str) -> str | Path:
+    """A folder where there is one of that name, else a hub id."""
+    return Path(path) if Path(path).is_dir() else path
+
+
+def load_tokenizer(name: str, source: str | Path) -> Any:
+    """The tokenizer that lies beside a model."""
+    if isinstance(source, Path) and not any(
+        (source / part).exists() for part in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")
+    ):
+        raise GradleakError(f"{name} has no tokenizer files (tokenizer.json, vocab.txt …): save the tokenizer into that folder.")
+    try:
+        return quiet_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise GradleakError(f"No tokenizer could be loaded for {name}: {_first_line(error)}") from error
+
+
+def load_model(
+    auto_class: Any,
+    called: str,
+    name: str,
+    source: str | Path,
+    dtype: torch.dtype,
+    safetensors_only: bool,
+    options: Mapping[str, Any],
+) -> tuple[Any, set[str]]:
+    """The model with eager attention (fused kernels have no second derivative), and the names its checkpoint lacks."""
+    if isinstance(source, Path):
+        _refuse_folder(name, source, safetensors_only)
+    try:
+        with torch.random.fork_rng(devices=[]):  # the library draws missing weights from the global generator
+            model, info = auto_class.from_pretrained(
+                source,
+                attn_implementation="eager",
+                dtype=dtype,
+                trust_remote_code=False,
+                use_safetensors=True if safetensors_only else None,
+                output_loading_info=True,
+                **options,
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise GradleakError(f"The model {name} could not be loaded as a {called}: {_first_line(error)}") from error
+    return model, set(info["missing_keys"])
+
+
+def _refuse_folder(name: str, folder: Path, safetensors_only: bool) -> None:
+    if not (folder / "config.json").exists():
+        raise GradleakError(f"{name} has no config.json: it is not a Hugging Face model folder.")
+    if safetensors_only and not list(folder.glob("*.safetensors")):
+        raise GradleakError(
+            f"{name} has no .safetensors weights; pickled weights can run code. "
+            "Convert them, or pass --allow-pickle if you trust them."
+        )
+
+
+def fingerprint_of(path: str) -> str:
+    """A hash of the weights in a folder, or the hub id."""
+    folder = Path(path)
+    weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []
+    if not weights:
+        return f"hub:{path}"
+    together = "".join(sha256_of(file) for file in weights) if len(weights) > 1 else sha256_of(weights[0])
+    return "sha256:" + (hashlib.sha256(together.encode()).hexdigest() if len(weights) > 1 else together)[:16]
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
