@@ -12,6 +12,7 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
+from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.run import run
 from gradleak.cli.show import show
@@ -33,6 +34,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 app.command(epilog=EPILOG)(audit)
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(tune)
+app.command("map", epilog=EPILOG)(leak_map)
 app.command()(finetune)
 app.command()(show)
 app.command("list")(list_components)

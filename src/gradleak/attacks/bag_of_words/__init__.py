@@ -1,0 +1,1 @@
+"""Known words, unknown order: what is left to search where the word embeddings' gradient is seen."""

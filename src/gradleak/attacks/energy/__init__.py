@@ -1,0 +1,1 @@
+"""Our own search: sentences whose layer inputs explain the whole of what was seen."""

@@ -1,0 +1,129 @@
+"""The explained-energy search as an attack."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gradleak.attacks.energy.objective import Energy
+from gradleak.attacks.energy.search import SearchSettings, WordSearch
+from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
+from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
+from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
+from gradleak.core.batch import Batch
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.registry import register
+from gradleak.core.target import Target
+
+NEEDED = 2.0  # nats by which the objective must rise without a word for the word to be proven
+
+
+@dataclass(frozen=True)
+class Found:
+    """A guess under one hypothesis of the lengths."""
+
+    score: float
+    tokens: int
+    guess: Reconstruction
+
+
+@register("attack", "energy")
+@dataclass(frozen=True)
+class EnergyAttack(Attack):
+    """Looks for words whose layer inputs explain the seen matrices whole: any linear modules of any layers, no labels needed."""
+
+    cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
+
+    proposals: int = 128
+    sweeps: int = 4
+    restarts: int = 8
+    prior_weight: float = 0.0
+    lengths: Source = "known"
+    longest: int = 32  # tokens, when lengths are enumerated
+
+    @property
+    def settings(self) -> SearchSettings:
+        return SearchSettings(self.proposals, self.sweeps, self.restarts, prior_weight=self.prior_weight)
+
+    @property
+    def assumptions(self) -> Assumptions:
+        return Assumptions("unused", self.lengths, longest=self.longest)
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return self.assumptions.requires
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        began = time.monotonic()
+        found: dict[int, list[Found]] = {observation.index: [] for observation in observations}
+        for group in problems_of(observations, self.assumptions):
+            for problem, one in zip(group, self._search(group, bench), strict=True):
+                found[problem.observation.index].append(one)
+        seconds = (time.monotonic() - began) / len(observations)
+        return [self._best(found[observation.index], seconds) for observation in observations]
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+        if observations[0].target.padding_is_free:
+            together = [(list(observations), list(batches))]
+        else:
+            together = [([observation], [batch]) for observation, batch in zip(observations, batches, strict=True)]
+        with torch.no_grad():
+            return torch.cat([Energy(seen).scores(side_by_side(secrets), slice(None))[:, 0] for seen, secrets in together])
+
+    def _search(self, group: Sequence[Problem], bench: Bench) -> list[Found]:
+        rows = lay_out(group)
+        energy = Energy([problem.observation for problem in rows.problems])
+        search = WordSearch(rows, energy, bench, self.settings, filler_of(rows.target))
+        search.on_progress = lambda done, total: _report(search, bench, done, total)
+        search.run()
+        proven = certified(search)
+        return [
+            Found(
+                float(search.best_scores[row]),
+                sum(problem.hypothesis.lengths),
+                Reconstruction(
+                    sentences=rows.sentences(search.best[row], row),
+                    certified=bool(proven[row]),
+                    loss=float(search.best_scores[row]),
+                    cost=Cost(steps=search.passes),
+                ),
+            )
+            for row, problem in enumerate(rows.problems)
+        ]
+
+    def _best(self, found: Sequence[Found], seconds: float) -> Reconstruction:
+        """The shortest that explains everything (a longer one explains no less), or else the one that explains most."""
+        whole = [one for one in found if one.score <= self.settings.solved]
+        best = min(whole, key=lambda one: one.tokens) if whole else min(found, key=lambda one: one.score)
+        guess = best.guess
+        cost = Cost(seconds, sum(one.guess.cost.steps for one in found))
+        return Reconstruction(guess.sentences, guess.certified, guess.loss, cost=cost)
+
+
+def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
+    """Rows whose words explain all that was seen, and in which no word could be left out.
+
+    Sentences of a batch are told apart by layers after the first only: where these are not seen, nothing is proven.
+    """
+    whole = search.best_scores <= search.settings.solved
+    without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
+    needed = (without >= search.best_scores[:, None] + NEEDED).all(1)
+    return whole & needed & (search.rows.mask.shape[1] == 1 or search.energy.sees_beyond_the_first_layer)
+
+
+def filler_of(target: Target) -> int:
+    """The word that stands for none: [MASK] where the model has one, otherwise its padding or the first ordinary word."""
+    for number in target.vocabulary.specials:
+        if "mask" in target.decode([number], keep_special=True).lower():
+            return number
+    return int(target.vocabulary.allowed.nonzero()[0, 0])
+
+
+def _report(search: WordSearch, bench: Bench, done: int, total: int) -> None:
+    rows: Rows = search.rows
+    order = sorted(range(len(rows.problems)), key=lambda row: rows.problems[row].observation.index)
+    texts = [rows.target.decode(sentence) for row in order[:6] for sentence in rows.sentences(search.best[row], row)]
+    bench.progress.report(done, total, float(search.best_scores.mean()), texts)

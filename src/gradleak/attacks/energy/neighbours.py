@@ -1,0 +1,45 @@
+"""All guesses one move away: two words exchanged, or one moved elsewhere."""
+
+import itertools
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.problems import Rows
+
+MOST = 600  # moves tried at once; of more (long sentences, large batches) the ones between nearest places
+
+
+def neighbours(rows: Rows) -> Int[Tensor, "rows moves places"]:
+    """Orders of a batch's places, every row its own; rows with fewer are filled up with the order they have."""
+    made = [_orders((~fixed).flatten().nonzero()[:, 0].tolist(), fixed.numel()) for fixed in rows.fixed]
+    most = max(len(one) for one in made)
+    orders = torch.arange(rows.fixed[0].numel()).repeat(len(made), most, 1)
+    for row, one in enumerate(made):
+        orders[row, : len(one)] = torch.tensor(one)
+    return orders.to(rows.target.device)
+
+
+def _orders(free: list[int], size: int) -> list[list[int]]:
+    """Exchanges of any two free places, and moves of the word at one to before another."""
+    made = [list(range(size))]
+    pairs = sorted(itertools.combinations(range(len(free)), 2), key=lambda pair: pair[1] - pair[0])
+    for one, two in pairs:
+        order = list(range(size))
+        order[free[one]], order[free[two]] = free[two], free[one]
+        made.append(order)
+        if two - one > 1:
+            made += [_moved(free, size, one, two), _moved(free, size, two, one)]
+        if len(made) > MOST:
+            break
+    return made
+
+
+def _moved(free: list[int], size: int, start: int, end: int) -> list[int]:
+    order = list(range(size))
+    words = [place for place in free if place != free[start]]
+    words.insert(end, free[start])
+    for place, word in zip(free, words, strict=True):
+        order[place] = word
+    return order

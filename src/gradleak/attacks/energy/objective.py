@@ -1,0 +1,141 @@
+"""How much of the seen gradients a sentence leaves unexplained, whatever the gradients of its outputs were.
+
+The gradient of a linear layer is G = Σ_t δ_t x_tᵀ. With the δ unknown, the most that a sentence with inputs H = (x_t) can explain
+of it is ‖G·P_H‖², where P_H projects on the span of the x_t. The objective is the mean over the visible matrices of
+log(1 − ‖G·P_H‖²/‖G‖²): under Gaussian noise the profile likelihood, without noise (numerically) −∞ at the truth. It takes forward
+passes only, no labels.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradleak.attacks.energy.heads import heads_of
+from gradleak.attacks.energy.structure import Structure, structure_of
+from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.parts import Part
+from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+
+FLOOR = 1e-7  # of a squared share: what float32 cannot tell from nothing
+RIDGE = 1e-6  # added to Gram matrices, relative to their mean diagonal
+SIGNAL = 1e-6  # singular values below this share of the largest are rounding
+
+
+class Energy:
+    """The objective for several observations at once; what one of them does not show does not count for it."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self.target = observations[0].target
+        names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+        self.parts = linear_parts(self.target, tuple(names))
+        if not self.parts:
+            raise GradleakError(
+                "energy needs the gradient of at least one weight matrix inside a transformer layer, and none is visible."
+            )
+        self.structures = [structure_of(self.target, part) for part in self.parts]
+        self.seen = [Seen(observations, part) for part in self.parts]
+        self.heads = [heads for part in self.parts if (heads := heads_of(self.target, part)) is not None]
+        self.bases = [heads.seen(observations) for heads in self.heads]
+        self.inputs = ModuleInputs(self.target, (*self.parts, *(heads.source for heads in self.heads)))
+        self.weights = self._weights()
+
+    def _weights(self) -> Float[Tensor, "observations terms"]:
+        """Every visible matrix counts the same; where its heads are compared too, half of it is theirs."""
+        shown = torch.stack([seen.shown for seen in self.seen], dim=1).to(self.target.dtype)
+        shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
+        split = [self.parts.index(heads.part) for heads in self.heads]
+        shares[:, split] /= 2
+        return torch.cat([shares, shares[:, split]], dim=1)
+
+    @property
+    def sees_beyond_the_first_layer(self) -> Bool[Tensor, "observations"]:
+        """Observations that show a matrix whose inputs have mixed."""
+        deeper = [seen.shown for part, seen in zip(self.parts, self.seen, strict=True) if part.layer != 1]
+        return torch.stack([torch.zeros_like(self.seen[0].shown), *deeper]).any(0)
+
+    def take(self, places: Int[Tensor, "some"]) -> "Energy":
+        """The objective of some of the observations."""
+        part = copy.copy(self)
+        part.seen = [one.take(places) for one in self.seen]
+        part.bases = [bases[places] for bases in self.bases]
+        part.weights = self.weights[places]
+        return part
+
+    def scores(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates"]:
+        """The objective of batches [observations, candidates, examples, tokens(, hidden)]; lower explains more."""
+        unexplained = self.unexplained(batch, rows)
+        return (unexplained.clamp_min(FLOOR).log() * self.weights[rows, None]).sum(-1)
+
+    def unexplained(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates terms"]:
+        """For every matrix the share of its squared norm that lies outside the span of the candidate's inputs; then by heads."""
+        inputs = self.inputs(batch)
+        spans: dict[tuple[str, Structure], tuple[Tensor, Tensor]] = {}
+        shares = []
+        for part, structure, seen in zip(self.parts, self.structures, self.seen, strict=True):
+            key = (self._source(inputs, part), structure)
+            if key not in spans:
+                spans[key] = _factored(structure.directions(inputs[module_of(part)], batch.mask))
+            shares.append(seen.outside(*spans[key], rows))
+        for heads, bases in zip(self.heads, self.bases, strict=True):
+            shares.append(heads.outside(self.target, inputs, batch.mask, bases[rows]))
+        return torch.stack(shares, dim=-1)
+
+    def _source(self, inputs: Mapping[str, Tensor], part: Part) -> str:
+        """Modules fed by one tensor (query, key, value) share its span: the first of them stands for all."""
+        mine = inputs[module_of(part)]
+        return next(name for name, tensor in inputs.items() if tensor.data_ptr() == mine.data_ptr())
+
+
+class Seen:
+    """The directions in which one matrix was seen, of every observation: S·Vᵀ of its singular value decomposition."""
+
+    def __init__(self, observations: Sequence[Observation], part: Part) -> None:
+        target = observations[0].target
+        matrices = [matrix_of(target, part, one.update.tensors[part.name])[0] for one in observations if _shows(one, part)]
+        found = [_directions(matrix) for matrix in matrices]
+        width, most = matrices[0].shape[1], max(len(one) for one in found)
+        self.rows = torch.zeros(len(observations), most, width, device=target.device, dtype=target.dtype)
+        self.shown = torch.tensor([_shows(one, part) for one in observations], device=target.device)
+        for place, one in zip(self.shown.nonzero()[:, 0].tolist(), found, strict=True):
+            self.rows[place, : len(one)] = one
+
+    def take(self, places: Int[Tensor, "some"]) -> "Seen":
+        """Of some of the observations."""
+        part = copy.copy(self)
+        part.rows, part.shown = self.rows[places], self.shown[places]
+        return part
+
+    def outside(
+        self, directions: Float[Tensor, "o c uses width"], cholesky: Float[Tensor, "o c uses uses"], rows: slice
+    ) -> Float[Tensor, "o c"]:
+        """The share of ‖S·Vᵀ‖² = ‖G‖² outside the span of the directions."""
+        seen = self.rows[rows]
+        products = directions @ seen.mT[:, None]
+        inside: Tensor = torch.linalg.solve_triangular(cholesky, products, upper=False).square().sum((-1, -2))
+        return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
+
+
+def _shows(observation: Observation, part: Part) -> bool:
+    return part.name in observation.update.tensors and bool(observation.update.tensors[part.name].any())
+
+
+def _directions(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "rank inputs"]:
+    """S·Vᵀ, normalised to a largest value of one so that tiny gradients do not underflow; rounding is left out."""
+    _, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    kept = values > SIGNAL * values[0]
+    scaled: Tensor = values[kept, None] / values[0] * right[kept]
+    return scaled.to(matrix.dtype)
+
+
+def _factored(directions: Float[Tensor, "o c uses width"]) -> tuple[Tensor, Tensor]:
+    """The directions and the Cholesky factor of their Gram matrix; masked ones are zero and count for nothing."""
+    gram = directions @ directions.mT
+    size = gram.shape[-1]
+    ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    identity = torch.eye(size, device=gram.device, dtype=gram.dtype)
+    return directions, torch.linalg.cholesky(gram + ridge[..., None, None] * identity)

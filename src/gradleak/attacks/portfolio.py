@@ -1,0 +1,96 @@
+"""Several attacks in turn, the exact ones first; the next one gets what the ones before could not prove."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.attacks import evidence
+from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.gradient_matching.hypotheses import Source
+from gradleak.attacks.recipes.lamp import LampPlus
+from gradleak.attacks.span.attack import Span
+from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Stage
+from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.registry import register
+
+
+@register("attack", "portfolio")
+@dataclass(frozen=True)
+class Portfolio(Attack):
+    """Span, then energy, then LAMP with a last search: each where none before it proved its guess. The default of an audit."""
+
+    restarts: int = 8  # of energy
+    steps: int = 2000  # of LAMP; 0 leaves it out
+    starts: int = 500
+    labels: Source = "known"  # for LAMP and for judging; span and energy need none
+    lengths: Source = "known"
+
+    @property
+    def members(self) -> tuple[Attack, ...]:
+        lamp = LampPlus(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths)
+        members = (Span(), EnergyAttack(restarts=self.restarts, lengths=self.lengths), lamp)
+        return members if self.steps else members[:-1]
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return frozenset().union(*(member.requires for member in self.members))
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        """The proven guess of each observation, or of those that were made the one that matches best."""
+        made: dict[int, list[tuple[str, Reconstruction]]] = {observation.index: [] for observation in observations}
+        for member in self.members:
+            left = [one for one in observations if not any(guess.certified for _, guess in made[one.index])]
+            if not left or bench.out_of_time:
+                break
+            for observation, guess in zip(left, _attempted(member, left, bench), strict=True):
+                if guess is not None:
+                    made[observation.index].append((member.name, guess))
+        return [self._chosen(observation, made[observation.index]) for observation in observations]
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
+        try:
+            return LampPlus(labels=self.labels, lengths=self.lengths).objective(observations, batches)
+        except GradleakError:  # nothing that is seen can be matched
+            return None
+
+    def _chosen(self, observation: Observation, made: Sequence[tuple[str, Reconstruction]]) -> Reconstruction:
+        if not made:
+            raise GradleakError("No attack of the portfolio applies to what is visible: see gradleak list attacks.")
+        best = min(made, key=lambda one: self._distance(observation, one[1]))[1]
+        stages = tuple(Stage(name, guess.sentences, guess.certified, guess.cost) for name, guess in made)
+        cost = Cost(sum(stage.cost.seconds for stage in stages), sum(stage.cost.steps for stage in stages))
+        return replace(best, cost=cost, stages=stages)
+
+    def _distance(self, observation: Observation, guess: Reconstruction) -> float:
+        """How far a guess is from what was seen; a proven one is nearest of all."""
+        if guess.certified:
+            return -1.0
+        labels = guess.labels or _labels(observation)
+        fits = observation.target.labels_are_tokens or (labels is not None and len(labels) == len(guess.sentences))
+        if not fits:
+            return torch.inf
+        batch = observation.target.batch_of(guess.sentences, labels)
+        with torch.no_grad():
+            found = self.objective([observation], [batch])
+        return torch.inf if found is None else float(found[0])
+
+
+def _labels(observation: Observation) -> tuple[int, ...] | None:
+    """The labels as known, or as the update shows them."""
+    if observation.knows.labels is not None:
+        return tuple(observation.knows.labels.tolist())
+    found = None if observation.target.labels_are_tokens else evidence.labels(observation)
+    return None if found is None else found.values
+
+
+def _attempted(member: Attack, observations: Sequence[Observation], bench: Bench) -> Sequence[Reconstruction | None]:
+    """The member's guesses, or none where it does not apply to what is visible."""
+    try:
+        return member.reconstruct(observations, bench)
+    except GradleakError:
+        return [None] * len(observations)

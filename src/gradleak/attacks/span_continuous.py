@@ -1,0 +1,140 @@
+"""Embeddings moved until their layer inputs lie in the span of what was seen: the published rival of `energy`."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.attacks.energy.structure import structure_of
+from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
+from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
+from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
+from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.parts import Part
+from gradleak.core.registry import register
+from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+
+SIGNAL = 1e-5  # singular values below this share of the largest are rounding
+
+
+class SpanDistance:
+    """How far the layer inputs of candidates lie from the row spaces of the visible matrices, in the mean over tokens."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self.target = observations[0].target
+        names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+        self.parts = linear_parts(self.target, tuple(names))
+        if not self.parts:
+            raise GradleakError(
+                "span_continuous needs the gradient of a weight matrix inside a transformer layer; none is visible."
+            )
+        self.inputs = ModuleInputs(self.target, self.parts)
+        self.structures = [structure_of(self.target, part) for part in self.parts]
+        self.bases = [torch.stack([_basis(observation, part) for observation in observations]) for part in self.parts]
+        self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(self.target.dtype)
+
+    def __call__(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
+        inputs = self.inputs(batch)
+        shares = []
+        for part, structure, bases in zip(self.parts, self.structures, self.bases, strict=True):
+            directions = structure.directions(inputs[module_of(part)], batch.mask)
+            sizes = directions.square().sum(-1)
+            inside = (directions @ bases[rows].mT[:, None]).square().sum(-1)
+            live = (sizes > 0).to(sizes.dtype)
+            shares.append(((1 - inside / sizes.clamp_min(1e-30)) * live).sum(-1) / live.sum(-1))
+        weights = self.shown[rows] / self.shown[rows].sum(1, keepdim=True)
+        return (torch.stack(shares, dim=-1) * weights[:, None]).sum(-1)
+
+
+def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions inputs"]:
+    """Orthonormal rows that span what was seen; never more than there can be tokens, so that noise does not fill the space."""
+    target = observation.target
+    width = part.shape[0] if target.module.get_parameter(part.parameter).shape == part.shape else part.shape[-1]
+    if part.name not in observation.update.tensors:
+        return torch.zeros(width, part.shape[-1], device=target.device, dtype=target.dtype)
+    matrix = matrix_of(target, part, observation.update.tensors[part.name])[0]
+    _, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    most = sum(observation.knows.lengths) if observation.knows.lengths else len(values)
+    kept = (values > SIGNAL * values[0]) & (torch.arange(len(values), device=values.device) < most)
+    scaled: Tensor = right * kept[:, None]
+    return scaled.to(target.dtype)
+
+
+@register("attack", "span_continuous")
+@dataclass(frozen=True)
+class SpanContinuous(Attack):
+    """Moves embeddings towards the span of the visible matrices, then takes the nearest words; one backward pass a step."""
+
+    cites = "after TIGER (2026)"
+
+    steps: int = 1000
+    learning_rate: float = 0.03
+    starts: int = 4  # searches from different draws; the one whose words fit best counts
+    norm_weight: float = 1.0  # of (mean embedding norm − mean word norm)²
+    lengths: Source = "known"
+    longest: int = 32  # tokens, when lengths are enumerated
+
+    @property
+    def assumptions(self) -> Assumptions:
+        return Assumptions("unused", self.lengths, longest=self.longest)
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return self.assumptions.requires
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        began = time.monotonic()
+        found: dict[int, list[Reconstruction]] = {observation.index: [] for observation in observations}
+        for start in range(self.starts):
+            for group in problems_of(observations, self.assumptions, attempt=start):
+                for problem, guess in zip(group, self._search(group, bench, start), strict=True):
+                    found[problem.observation.index].append(guess)
+        cost = Cost((time.monotonic() - began) / len(observations), self.steps * self.starts)
+        best = [min(found[one.index], key=lambda guess: guess.loss or 0.0) for one in observations]
+        return [Reconstruction(guess.sentences, loss=guess.loss, cost=cost) for guess in best]
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+        with torch.no_grad():
+            pairs = zip(observations, batches, strict=True)
+            return torch.cat([SpanDistance([seen])(side_by_side([batch]))[:, 0] for seen, batch in pairs])
+
+    def _search(self, group: Sequence[Problem], bench: Bench, start: int) -> list[Reconstruction]:
+        rows = lay_out(group)
+        distance = SpanDistance([problem.observation for problem in rows.problems])
+        embeddings = _drawn(rows, bench)
+        state = Adam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(embeddings)
+        for step in range(self.steps):
+            state.step(embeddings, self._slope(rows, distance, embeddings))
+            embeddings = torch.where(rows.fixed[..., None], rows.target.embed(rows.frame), embeddings)
+            bench.progress.report(start * self.steps + step + 1, self.steps * self.starts)
+            if bench.out_of_time:
+                break
+        ids = nearest_tokens(rows, embeddings)
+        with torch.no_grad():
+            losses = distance(rows.batch(rows.target.embed(ids)[:, None]))[:, 0].tolist()
+        return [Reconstruction(rows.sentences(ids[row], row), loss=losses[row]) for row in range(len(group))]
+
+    def _slope(self, rows: Rows, distance: SpanDistance, embeddings: Tensor) -> Tensor:
+        leaf = embeddings.detach().requires_grad_()
+        loss = distance(rows.batch(leaf[:, None])).sum()
+        norms = leaf.square().sum(-1).add(1e-12).sqrt() * rows.mask
+        spread = (norms.sum((1, 2)) / rows.mask.sum((1, 2)) - rows.target.vocabulary.mean_norm).square().sum()
+        return torch.autograd.grad(loss + self.norm_weight * spread, leaf)[0].nan_to_num_()
+
+
+def _drawn(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
+    """One draw of the words' size for each row, from its own stream; special tokens in place."""
+    drawn = torch.zeros(*rows.mask.shape, rows.target.hidden_size)
+    for row, problem in enumerate(rows.problems):
+        stream = bench.streams_of(problem.observation).child("span", problem.number)
+        for place, length in enumerate(problem.hypothesis.lengths):
+            drawn[row, place, :length] = torch.randn(length, drawn.shape[-1], generator=stream.child(place).generator())
+    drawn = drawn / drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12) * rows.target.vocabulary.mean_norm
+    frame = rows.target.embed(rows.frame)
+    return torch.where(rows.fixed[..., None], frame, drawn.to(frame.device, frame.dtype))

@@ -1,0 +1,137 @@
+"""The explained-energy search: its objective, what it knows of each layer, and sentences out of single matrices."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradleak.attacks.energy.attack import EnergyAttack, certified, filler_of
+from gradleak.attacks.energy.neighbours import neighbours
+from gradleak.attacks.energy.objective import Energy
+from gradleak.attacks.energy.search import WordSearch
+from gradleak.attacks.energy.structure import Structure, structure_of
+from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
+from gradleak.core.attack import Bench
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+from gradleak.core.view import View
+from gradleak.priors.frequent_words import FrequentWords
+from gradleak.views import Everything
+from gradleak.views.parts import Parts
+
+TEXTS = ("my phone number is five zero .", "the cat is red .", "she never paid the bank again")
+Observe = Callable[..., Observation]
+ATTACK = EnergyAttack(restarts=10, proposals=128)
+
+
+def seen_of(target: Target, observe: Observe, view: View, texts: tuple[str, ...] = TEXTS) -> list[Observation]:
+    return [observe(target, [text], [1], index=index, view=view) for index, text in enumerate(texts)]
+
+
+def bench_for(target: Target) -> Bench:
+    return Bench(Streams.root("attacker", 3), FrequentWords().open(target))
+
+
+def search_of(seen: list[Observation]) -> WordSearch:
+    rows = lay_out(problems_of(seen, ATTACK.assumptions)[0])
+    energy = Energy([problem.observation for problem in rows.problems])
+    return WordSearch(rows, energy, bench_for(rows.target), ATTACK.settings, filler_of(rows.target))
+
+
+def truth(search: WordSearch) -> Tensor:
+    ids = search.rows.frame.clone()
+    for row, problem in enumerate(search.rows.problems):
+        words = search.rows.target.encode([TEXTS[problem.observation.index]])[0]
+        ids[row, 0, : len(words)] = torch.tensor(words)
+    return ids
+
+
+@pytest.mark.parametrize("module", ["query", "key", "value", "attention_output", "ffn_in", "ffn_out"])
+@pytest.mark.parametrize("layer", ["1", "2"])
+def test_the_truth_explains_every_matrix_of_every_layer(module: str, layer: str, tiny64: Target, observe: Observe) -> None:
+    search = search_of(seen_of(tiny64, observe, Parts(layers=layer, modules=(module,))))
+    assert bool((search.scores(truth(search)[:, None])[:, 0] < -11).all())
+
+
+def test_the_share_explained_is_that_of_a_projection(tiny64: Target, observe: Observe) -> None:
+    search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("query",)), TEXTS[:1]))
+    wrong = truth(search)
+    wrong[0, 0, 2] = wrong[0, 0, 3]
+    batch = search._batch(wrong[:, None], slice(None))
+    gradient = next(iter(search.rows.problems[0].observation.update.tensors.values()))[0]
+    inputs = next(iter(search.energy.inputs(batch).values()))[0, 0, 0]
+    basis = torch.linalg.qr(inputs.T).Q
+    expected = 1 - (gradient @ basis).square().sum() / gradient.square().sum()
+    assert torch.allclose(search.energy.unexplained(batch, slice(None))[0, 0, 0], expected, rtol=1e-3)
+
+
+def test_structure_is_read_off_the_architecture(tiny64: Target) -> None:
+    def structure(layer: int, module: str) -> Structure:
+        part = next(part for part in tiny64.parts if part.layer == layer and part.module == module)
+        return structure_of(tiny64, part)
+
+    assert structure(1, "query") == structure(1, "value") == structure(1, "ffn_in") == Structure()
+    assert structure(1, "key") == structure(2, "key") == Structure(centred=True)
+    assert structure(2, "query") == structure(2, "ffn_out") == Structure(place=0)  # only [CLS] is fed on
+    assert structure(2, "value") == Structure()
+
+
+@pytest.mark.parametrize("view", [Parts("1", ("query",)), Parts("1", ("ffn_in",)), Parts("1")])
+def test_sentences_come_out_of_one_matrix_and_are_certified(view: View, tiny64: Target, observe: Observe) -> None:
+    seen = seen_of(tiny64, observe, view)
+    guesses = ATTACK.reconstruct(seen, bench_for(tiny64))
+    assert [tiny64.decode(guess.sentences[0]) for guess in guesses] == [tiny64.decode(tiny64.encode([text])[0]) for text in TEXTS]
+    assert all(guess.certified for guess in guesses)
+
+
+def test_near_misses_are_not_certified(tiny64: Target, observe: Observe) -> None:
+    search = search_of(seen_of(tiny64, observe, Parts(layers="2")))
+    right = truth(search)
+    search.best, search.best_scores = right, search.scores(right[:, None])[:, 0]
+    assert bool(certified(search).all())
+    exchanged, swapped = right.clone(), right.clone()
+    exchanged[:, 0, 2] = tiny64.encode(["dog"])[0][1]
+    swapped[:, 0, [2, 3]] = swapped[:, 0, [3, 2]]
+    for wrong in (exchanged, swapped):
+        search.best, search.best_scores = wrong, search.scores(wrong[:, None])[:, 0]
+        assert not bool(certified(search).any())
+
+
+def test_a_batch_seen_in_its_first_layer_only_is_never_certified(tiny64: Target, observe: Observe) -> None:
+    seen = [observe(tiny64, list(TEXTS[:2]), [1, 0], view=Parts(layers="1"))]
+    assert not ATTACK.reconstruct(seen, bench_for(tiny64))[0].certified
+
+
+def test_noise_is_never_certified(tiny64: Target, observe: Observe) -> None:
+    seen = seen_of(tiny64, observe, Parts(layers="1"), TEXTS[:1])[0]
+    generator = Streams.root("noise", 0).generator()
+    noisy = {
+        name: tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        for name, tensor in seen.update.tensors.items()
+    }
+    changed = Observation(0, (type(seen.rounds[0])(seen.target, Update(noisy)),), seen.knows, seen.protocol)
+    assert not ATTACK.reconstruct([changed], bench_for(tiny64))[0].certified
+
+
+def test_a_length_that_is_not_known_is_found(tiny64: Target, observe: Observe) -> None:
+    seen = seen_of(tiny64, observe, Parts(layers="1"), TEXTS[1:2])
+    guess = EnergyAttack(restarts=2, proposals=64, lengths="enumerate", longest=9).reconstruct(seen, bench_for(tiny64))[0]
+    assert tiny64.decode(guess.sentences[0]) == "the cat is red."
+
+
+def test_moves_are_permutations_of_free_places(tiny64: Target, observe: Observe) -> None:
+    rows = lay_out(problems_of(seen_of(tiny64, observe, Everything()), ATTACK.assumptions)[0])
+    orders = neighbours(rows)
+    places = torch.arange(orders.shape[-1])
+    assert torch.equal(orders.sort(-1).values, places.expand_as(orders))
+    moved = orders != places
+    assert not bool((moved & rows.fixed.flatten(1)[:, None]).any())
+
+
+def test_an_update_without_matrices_of_layers_is_refused(tiny64: Target, observe: Observe) -> None:
+    with pytest.raises(GradleakError, match="none is visible"):
+        ATTACK.reconstruct(seen_of(tiny64, observe, Parts(modules=("layernorm",))), bench_for(tiny64))

@@ -1,0 +1,201 @@
+"""A map is the audits of its cells, run together: the same updates, the same draws, the same records."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradleak.attacks.blind import Blind
+from gradleak.audit import run_audit
+from gradleak.audit.client import observe, private_batches
+from gradleak.audit.display import Silent
+from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.target import Target
+from gradleak.records.store import read_record
+from gradleak.report.heat_map import WHOLE, HeatMap
+from gradleak.study import leak_map, map_attack
+from gradleak.study.leak_map import run_map
+from gradleak.study.map_attack import MapAttack
+from gradleak.study.map_cells import MAPPED, MapPlan, batches_at_once, plan_map, together
+from gradleak.targets.tiny import Tiny
+
+TINY = {"target": "tiny", "data": "canaries", "limit": 2, "prior": "frequent_words", "dtype": "float64"}
+TAG = "tag:steps=2"
+NOISE = "gaussian_noise:std=0.01"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class MatricesOnly(Attack):
+    """Guesses blindly, and refuses to where no matrix is seen."""
+
+    kind, name = "attack", "matrices_only"
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        return Blind().reconstruct(observations, bench)
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Tensor:
+        if all(tensor.ndim < 3 for one in observations for tensor in one.update.tensors.values()):
+            raise GradleakError("No matrix is seen.")
+        return torch.zeros(len(observations))
+
+
+def planned(modules: Sequence[str] = MAPPED, attack: str = TAG, layers: str = "all", **settings: Any) -> MapPlan:
+    return plan_map(attack, layers, modules, "rouge1", TINY | settings)
+
+
+def for_matrices(plan: MapPlan) -> MapPlan:
+    return replace(plan, base=replace(plan.base, attacks=(MatricesOnly(),)))
+
+
+def mapped(plan: MapPlan, folder: Path) -> HeatMap:
+    return run_map(plan, folder, "cpu", Silent())
+
+
+@pytest.fixture(scope="module")
+def whole_map(tmp_path_factory: pytest.TempPathFactory) -> tuple[MapPlan, HeatMap, Path]:
+    """Every layer and module of tiny."""
+    plan, folder = planned(), tmp_path_factory.mktemp("map")
+    return plan, mapped(plan, folder), folder
+
+
+def test_every_layer_and_module_has_a_cell_and_a_record(whole_map: tuple[MapPlan, HeatMap, Path]) -> None:
+    _, heat_map, folder = whole_map
+    assert [(cell.layer, cell.module) for cell in heat_map.cells] == [(layer, module) for layer in (1, 2) for module in MAPPED]
+    assert {path.stem for path in folder.glob("*.json")} == {"map", *(cell.record for cell in heat_map.cells)}
+    assert not heat_map.absent
+    for cell in heat_map.cells:
+        record = read_record(folder / f"{cell.record}.json")
+        assert record.target.visible_parameters == cell.parameters and record.data.batches == 2
+
+
+def test_a_cell_is_the_audit_of_its_view(whole_map: tuple[MapPlan, HeatMap, Path], tiny64: Target) -> None:
+    plan, heat_map, folder = whole_map
+    for cell in (plan.cells(tiny64)[0][place] for place in (0, 8)):
+        alone, (ours,) = run_audit(cell.spec).record, read_record(folder / f"{cell.spec.id}.json").attacks.values()
+        (theirs,) = alone.attacks.values()
+        assert ours.examples == theirs.examples
+        assert ours.flags == theirs.flags
+        assert [one.loss for one in ours.batches] == pytest.approx([one.loss for one in theirs.batches])
+        assert heat_map.at(cell.layer, cell.module).scores == alone.worst_case  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("defenses", [[], [NOISE]])
+def test_the_same_update_is_seen_through_every_view(tiny64: Target, defenses: list[str]) -> None:
+    plan = planned(("whole", "query", "ffn_out"), defenses=defenses)
+    private = private_batches(plan.base, tiny64)
+    cells, _ = plan.cells(tiny64)
+    seen = MapAttack(plan.base, tiny64, private, Silent()).observe(cells, range(2))
+    whole = {cell.layer: seen[cell] for cell in cells if cell.module == WHOLE}
+    for cell in cells:
+        for batch, one in enumerate(seen[cell]):
+            alone = observe(cell.spec, tiny64, private[batch], batch)
+            assert list(one.update.tensors) == [part.name for part in cell.parts] == list(alone.update.tensors)
+            for name, tensor in one.update.tensors.items():
+                assert torch.equal(tensor, whole[cell.layer][batch].update.tensors[name])
+                assert torch.equal(tensor, alone.update.tensors[name])
+    assert len({one.index for observations in seen.values() for one in observations}) == 2 * len(cells)
+
+
+def test_what_is_finished_is_not_computed_again(
+    whole_map: tuple[MapPlan, HeatMap, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, first, folder = whole_map
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    monkeypatch.setattr(leak_map, "MapAttack", None)
+    again = mapped(plan, copy)
+    assert (again.cells, again.overall, again.leads) == (first.cells, first.overall, first.leads)
+    other = plan_map(TAG, "2", ["query", "whole"], "rouge2", TINY)
+    assert mapped(other, copy).at(2, "query") == first.at(2, "query")
+
+
+def test_an_interrupted_map_goes_on_after_its_last_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, inner, ran = planned(("query", "key")), MapAttack.outcomes, []
+
+    def outcomes(self: MapAttack, cells: Any) -> Any:
+        ran.append(cells[0].layer)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return inner(self, cells)
+
+    monkeypatch.setattr(MapAttack, "outcomes", outcomes)
+    with pytest.raises(KeyboardInterrupt):
+        mapped(plan, tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 2 and not (tmp_path / "map.json").exists()
+    assert len(mapped(plan, tmp_path).cells) == 4
+    assert ran == [1, 2, 2]
+
+
+def test_batches_that_do_not_fit_together_give_the_same_map(
+    whole_map: tuple[MapPlan, HeatMap, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, together, _ = whole_map
+    monkeypatch.setattr(map_attack, "batches_at_once", lambda *_: 1)
+    apart = mapped(planned(("query",), layers="1"), tmp_path)
+    assert apart.at(1, "query").scores == together.at(1, "query").scores  # type: ignore[union-attr]
+
+
+def test_cells_of_one_layer_are_attacked_together_and_memory_counts_all_they_show(tiny64: Target) -> None:
+    cells, _ = planned(("whole", "query")).cells(tiny64)
+    assert [[(cell.layer, cell.module) for cell in group] for group in together(cells)] == [
+        [(1, "whole"), (1, "query")],
+        [(2, "whole"), (2, "query")],
+    ]
+    assert batches_at_once(tiny64, cells[:2]) == 4 * 2**30 // (2 * 8 * sum(part.size for part in cells[0].parts))
+
+
+def test_what_does_not_train_or_is_of_no_use_is_absent_and_not_an_error(tmp_path: Path) -> None:
+    heat_map = mapped(for_matrices(planned(("query", "layernorm"), target={"name": "tiny", "frozen": ["layers:1"]})), tmp_path)
+    assert [(cell.layer, cell.module) for cell in heat_map.cells] == [(2, "query")]
+    reasons = {(one.layer, one.module): one.reason for one in heat_map.absent}
+    assert set(reasons) == {(1, "query"), (1, "layernorm"), (2, "layernorm")}
+    assert "is frozen" in reasons[1, "query"] and reasons[2, "layernorm"] == "No matrix is seen."
+    with pytest.raises(GradleakError, match="No cell could be attacked. No matrix is seen."):
+        mapped(for_matrices(planned(("layernorm",))), tmp_path)
+
+
+def test_a_model_without_any_of_it_is_refused() -> None:
+    frozen = Tiny(frozen=("layers:all",)).open(CPU)
+    with pytest.raises(GradleakError, match="There is nothing to map. Nothing of query trains"):
+        planned(("query",)).cells(frozen)
+
+
+def test_the_map_file_holds_every_metric_of_every_cell(whole_map: tuple[MapPlan, HeatMap, Path]) -> None:
+    plan, heat_map, folder = whole_map
+    kept = json.loads((folder / "map.json").read_text())
+    assert kept["schema"] == "gradleak.map/1" and kept["metric"] == "rouge1"
+    assert len(kept["cells"]) == 14
+    for cell in kept["cells"]:
+        assert {"rouge1", "rouge2", "exact_match"} <= set(cell["scores"]) and cell["seconds"] > 0
+        assert cell["share"] == pytest.approx(cell["parameters"] / kept["parameters"])
+    assert set(kept["leads"]) <= {metric.name for metric in plan.base.metrics}
+    first = heat_map.leads["rouge1"].first
+    means = {module: scores["rouge1"].mean for module, scores in heat_map.overall.items() if module != WHOLE}
+    assert first == max(means, key=lambda module: means[module] or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules": ["querry"]}, r"Unknown module 'querry' \(did you mean 'query'\?\)"),
+        ({"modules": ["hole"]}, r"did you mean 'whole'"),
+        ({"modules": ["head"]}, "head lies in no layer"),
+        ({"modules": []}, "A map needs modules"),
+        ({"layers": "3-1"}, "Layers are written as"),
+        ({"metric": "rouge3"}, "Unknown metric 'rouge3'"),
+        ({"attack": "tagg"}, "Unknown attack 'tagg'"),
+    ],
+)
+def test_bad_plans_are_refused_before_anything_is_opened(changes: dict[str, Any], message: str) -> None:
+    usual = {"attack": TAG, "layers": "all", "modules": ["query"], "metric": "rouge1"}
+    with pytest.raises(GradleakError, match=message):
+        plan_map(**(usual | changes), settings=TINY)
