@@ -205,10 +205,23 @@ def test_a_view_shows_parameters_that_are_sent(tiny: Target, view: View) -> None
 # Attacks and priors
 
 
+SHORT = {
+    "steps": 3,
+    "starts": 2,
+    "restarts": 1,
+    "sweeps": 1,
+    "proposals": 8,
+    "polish_rounds": 1,
+    "orders": 8,
+    "repeats": 4,
+    "beams": 2,
+}
+
+
 def quick(attack: Attack) -> Attack:
-    """The same attack with very few steps."""
-    short = {field.name: 3 for field in dataclasses.fields(attack) if field.name == "steps"}
-    return dataclasses.replace(attack, **short)
+    """The same attack with very few steps and candidates."""
+    fields = {field.name for field in dataclasses.fields(attack)}
+    return dataclasses.replace(attack, **{name: value for name, value in SHORT.items() if name in fields})
 
 
 def attacked(attack: Attack, observations: Sequence[Observation]) -> list[Reconstruction]:

@@ -49,7 +49,7 @@ class Portfolio(Attack):
                 break
             for observation, guess in zip(left, _attempted(member, left, bench), strict=True):
                 if guess is not None:
-                    made[observation.index].append((member.name, guess))
+                    made[observation.index].append((member.name, in_order(guess, observation.knows.lengths)))
         return [self._chosen(observation, made[observation.index]) for observation in observations]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
@@ -70,6 +70,8 @@ class Portfolio(Attack):
         """How far a guess is from what was seen; a proven one is nearest of all."""
         if guess.certified:
             return -1.0
+        if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
+            return torch.inf
         labels = guess.labels or _labels(observation)
         fits = observation.target.labels_are_tokens or (labels is not None and len(labels) == len(guess.sentences))
         if not fits:
@@ -78,6 +80,17 @@ class Portfolio(Attack):
         with torch.no_grad():
             found = self.objective([observation], [batch])
         return torch.inf if found is None else float(found[0])
+
+
+def in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:
+    """Its sentences in the order of the known lengths, which span does not look at; as they are where lengths do not fit."""
+    left = list(guess.sentences)
+    if lengths is None or sorted(map(len, left)) != sorted(lengths):
+        return guess
+    ordered = []
+    for length in lengths:
+        ordered.append(left.pop(next(place for place, sentence in enumerate(left) if len(sentence) == length)))
+    return replace(guess, sentences=tuple(ordered))
 
 
 def _labels(observation: Observation) -> tuple[int, ...] | None:

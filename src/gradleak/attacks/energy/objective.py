@@ -22,7 +22,7 @@ from gradleak.core.parts import Part
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 
 FLOOR = 1e-7  # of a squared share: what float32 cannot tell from nothing
-RIDGE = 1e-6  # added to Gram matrices, relative to their mean diagonal
+RIDGE = 1e-6  # added to Gram matrices, relative to their largest entry
 SIGNAL = 1e-6  # singular values below this share of the largest are rounding
 
 
@@ -136,6 +136,6 @@ def _factored(directions: Float[Tensor, "o c uses width"]) -> tuple[Tensor, Tens
     """The directions and the Cholesky factor of their Gram matrix; masked ones are zero and count for nothing."""
     gram = directions @ directions.mT
     size = gram.shape[-1]
-    ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
+    ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-30)  # not the mean: padding would change it
     identity = torch.eye(size, device=gram.device, dtype=gram.dtype)
     return directions, torch.linalg.cholesky(gram + ridge[..., None, None] * identity)
