@@ -1,0 +1,93 @@
+"""How much the span attack gets back, and how long it takes: python benchmarks/span.py --data cola --batch-size 1 4 8 --limit 20.
+
+Prints a line a batch and, for each batch size, the share of sentences that came back word for word, of batches that were
+certified, of certified batches that were wrong (must be zero), and seconds a batch, processor time and wall clock.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from statistics import mean, median
+
+import torch
+
+from gradleak.attacks.span import Span
+from gradleak.audit import AuditSpec
+from gradleak.audit.client import observe, private_batches
+from gradleak.core.attack import Bench
+from gradleak.core.batch import PrivateBatch
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.priors.frequent_words import FrequentWords
+
+
+@dataclass(frozen=True)
+class Line:
+    """One batch."""
+
+    tokens: int
+    right: int
+    sentences: int
+    certified: bool
+    cpu_seconds: float
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="minilm")
+    parser.add_argument("--data", nargs="+", default=["canaries"])
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[1])
+    parser.add_argument("--limit", type=int, default=10, help="batches")
+    parser.add_argument("--skip", type=int, default=0, help="batches left out at the beginning")
+    parser.add_argument("--seconds", type=float, default=None, help="for each batch")
+    parser.add_argument("--view", default="everything")
+    chosen = parser.parse_args()
+    for data in chosen.data:
+        for size in chosen.batch_size:
+            measure(chosen, data, size)
+
+
+def measure(chosen: argparse.Namespace, data: str, size: int) -> None:
+    settings = {"target": chosen.target, "data": data, "attacks": ["span"], "limit": chosen.limit, "batch_size": size}
+    spec = AuditSpec.from_plain(settings | {"view": chosen.view})
+    target = spec.target.open(torch.device("cpu"))
+    lines = []
+    for index, private in enumerate(private_batches(spec, target)):
+        if index < chosen.skip:
+            continue
+        lines.append(one_batch(spec, target, private, index, chosen.seconds))
+        print(f"  {data} B={size} batch {index}: {lines[-1]}", flush=True)
+    right, sentences = sum(line.right for line in lines), sum(line.sentences for line in lines)
+    wrong = sum(line.certified and line.right < line.sentences for line in lines)
+    print(
+        f"{chosen.target} {data} B={size}: {len(lines)} batches, exact {right}/{sentences} = {100 * right / sentences:.1f} %, "
+        f"certified {sum(line.certified for line in lines)}, of these wrong {wrong}, "
+        f"tokens {min(line.tokens for line in lines)}-{max(line.tokens for line in lines)}, "
+        f"cpu {mean(line.cpu_seconds for line in lines):.1f} s (median {median(line.cpu_seconds for line in lines):.1f}), "
+        f"wall {mean(line.seconds for line in lines):.1f} s",
+        flush=True,
+    )
+
+
+def one_batch(spec: AuditSpec, target: Target, private: PrivateBatch, index: int, limit: float | None) -> Line:
+    observation = observe(spec, target, private, index).limited_to(())
+    deadline = None if limit is None else time.monotonic() + limit
+    bench = Bench(Streams.root("attacker", spec.seed), FrequentWords().open(target), deadline=deadline)
+    processor, wall = time.process_time(), time.monotonic()
+    (guess,) = Span().reconstruct([observation], bench)
+    processor, wall = time.process_time() - processor, time.monotonic() - wall
+    assert private.batch.ids is not None
+    rows = zip(private.batch.ids.tolist(), private.lengths, strict=True)
+    secrets = [tuple(row[:length]) for row, length in rows]
+    left = list(guess.sentences)
+    right = 0
+    for secret in secrets:
+        if secret in left:
+            left.remove(secret)
+            right += 1
+    return Line(sum(private.lengths), right, len(secrets), guess.certified, round(processor, 1), round(wall, 1))
+
+
+if __name__ == "__main__":
+    main()

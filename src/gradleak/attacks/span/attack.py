@@ -1,0 +1,65 @@
+"""The span attack: words and positions from the first layer's span, sentences from deeper ones, a proof at the end."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradleak.attacks.span.row_space import RowSpace, attention_parts, space_of
+from gradleak.attacks.span.scan import Scan, used_positions
+from gradleak.attacks.span.solve import Settings, Solver
+from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.registry import register
+from gradleak.matching.inputs import ModuleInputs
+
+OBSERVATIONS_AT_ONCE = 16  # share one pass over the vocabulary
+
+
+@register("attack", "span")
+@dataclass(frozen=True)
+class Span(Attack):
+    """Finds the exact words from the span of layer inputs; undefended gradients only, no labels or lengths needed (DAGER)."""
+
+    cites = "Petrov et al., NeurIPS 2024 (DAGER); sparse choice of pairs: Wipf & Rao 2007"
+
+    longest: int = 256  # positions to try
+    attempts: int = 16  # sentences searched at once
+    tries: int = 32  # exchanges of words tried for each in one step
+    steps: int = 400  # of the search, at most
+    beam: int = 64  # prefixes alive, for models that do not read ahead
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        found: list[Reconstruction] = []
+        for start in range(0, len(observations), OBSERVATIONS_AT_ONCE):
+            found += self._group(observations[start : start + OBSERVATIONS_AT_ONCE], bench, start, len(observations))
+        return found
+
+    def _group(self, observations: Sequence[Observation], bench: Bench, done: int, total: int) -> list[Reconstruction]:
+        begun = time.monotonic()
+        spaces = [_first_space(observation) for observation in observations]
+        target = observations[0].target
+        inputs = ModuleInputs(target, attention_parts(observations[0], 1)[:1])
+        scan = Scan(target, inputs, spaces, [bench.streams_of(observation) for observation in observations])
+        positions = used_positions(scan, observations, self.longest)
+        pairs = scan.pairs(max(positions))
+        shared = (time.monotonic() - begun) / len(observations)
+        found = []
+        for place, observation in enumerate(observations):
+            bench.progress.report(done + place, total)
+            solver = Solver(observation, spaces[place], pairs[place], positions[place], scan.by_position, self._settings, bench)
+            found.append(solver.solve(shared))
+        return found
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(self.longest, self.attempts, self.tries, self.steps, self.beam)
+
+
+def _first_space(observation: Observation) -> RowSpace:
+    parts = attention_parts(observation, 1)
+    if not parts:
+        raise GradleakError(
+            "span needs the gradient of the first layer's query, key or value, which this view does not show; use energy."
+        )
+    return space_of(observation, parts)

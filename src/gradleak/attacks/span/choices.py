@@ -1,0 +1,89 @@
+"""Words that may stand at each position of a sentence, with how likely each is, and where sentences may end."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradleak.attacks.span.checks import Sentence
+from gradleak.attacks.span.scan import Pairs
+from gradleak.core.target import Vocabulary
+
+TEMPERED = 0.5  # power of the weights: they fall over many decades and only say what is likelier
+LEAST = 1e-3  # of the likeliest word's weight at a position
+USED = 0.1  # factor for a word at a place where a sentence that was found has it
+
+
+@dataclass(eq=False)
+class Choices:
+    """Words that fit each position, with weights that change as sentences are found."""
+
+    words: list[Int[Tensor, "_"]]  # of each position
+    weights: list[Float[Tensor, "_"]]
+    lengths: Int[Tensor, "lengths"]
+    length_weights: Float[Tensor, "lengths"]
+    prefix: Sentence
+    suffix: Sentence
+
+    def draw(self, rng: torch.Generator) -> Sentence:
+        """A sentence of words that are likely one by one."""
+        length = int(self.lengths[_drawn(self.length_weights, rng)])
+        inside = range(len(self.prefix), length - len(self.suffix))
+        return (*self.prefix, *(self.draw_word(place, rng) for place in inside), *self.suffix)
+
+    def draw_word(self, place: int, rng: torch.Generator) -> int:
+        return int(self.words[place][_drawn(self.weights[place], rng)])
+
+    def redraw(self, sentence: Sentence, share: float, rng: torch.Generator) -> Sentence:
+        """The sentence with a share of its words drawn anew."""
+        again = torch.rand(len(sentence), generator=rng) < share
+        inside = range(len(self.prefix), len(sentence) - len(self.suffix))
+        return tuple(
+            self.draw_word(place, rng) if place in inside and again[place] else word for place, word in enumerate(sentence)
+        )
+
+    def likeliest(self, length: int) -> Sentence:
+        """The likeliest word at every position."""
+        inside = range(len(self.prefix), length - len(self.suffix))
+        return (*self.prefix, *(int(self.words[place][self.weights[place].argmax()]) for place in inside), *self.suffix)
+
+    def use(self, sentence: Sentence, left: int) -> None:
+        """Makes unlikely what a sentence that was found has used, and drops lengths beyond the tokens left to find."""
+        for place in range(len(self.prefix), len(sentence) - len(self.suffix)):
+            self.weights[place] *= torch.where(self.words[place] == sentence[place], USED, 1.0)
+        self.length_weights *= torch.where(self.lengths == len(sentence), 0.3, 1.0)
+        fits = (self.lengths == left) | (self.lengths + self.lengths.min() <= left)
+        if bool(fits.any()):
+            self.length_weights *= fits
+
+
+def choices_of(
+    pairs: Pairs, weights: Float[Tensor, "pairs"], vocabulary: Vocabulary, positions: int, by_position: bool
+) -> Choices | None:
+    """The choices of one observation; none where no whole sentence can be made of them."""
+    prefix, suffix = vocabulary.prefix, vocabulary.suffix
+    frame = torch.tensor([*prefix, *suffix, vocabulary.pad])
+    words, kept, ends = [], [], []
+    for place in range(positions):
+        here = pairs.positions == (place if by_position else 0)
+        there, likely = pairs.words[here].cpu(), weights[here].cpu().clamp_min(1e-300) ** TEMPERED
+        inside = ~torch.isin(there, frame)
+        words.append(there[inside])
+        kept.append((likely[inside] / likely[inside].max()).clamp_min(LEAST) if bool(inside.any()) else likely[inside])
+        closing = likely[there == suffix[-1]] if suffix else likely
+        ends.append(float(closing.max()) if len(closing) else 0.0)
+    full = [place for place in range(len(prefix), positions) if not len(words[place])]
+    last = (min(full) if full else positions) + len(suffix)  # no word fits there, so that no sentence goes further
+    shortest = len(prefix) + len(suffix) + 1
+    lengths = [length for length in range(shortest, min(last, positions) + 1) if ends[length - 1] > 0]
+    if not lengths:
+        return None
+    likely = torch.tensor([ends[length - 1] for length in lengths], dtype=torch.float64)
+    likely = (likely / likely.max()).clamp_min(0.1)
+    likely[-1] = max(1.0, float(likely.sum()) / 2)  # somebody used the last position
+    return Choices(words, kept, torch.tensor(lengths), likely, prefix, suffix)
+
+
+def _drawn(weights: Float[Tensor, "choices"], rng: torch.Generator) -> int:
+    return int(torch.multinomial(weights.double(), 1, generator=rng))

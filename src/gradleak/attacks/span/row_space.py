@@ -1,0 +1,109 @@
+"""The span of what a linear layer was fed, read off its gradient: dW = Σ_t δ_t x_tᵀ has its rows in the span of the x_t."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.core.observation import Observation
+from gradleak.core.parts import FUSED, Part
+from gradleak.matching.inputs import linear_parts, matrix_of
+
+ATTENTION = ("query", "key", "value", FUSED)
+ROUNDING = 0.05  # singular values under this many units of rounding of the largest are taken as equal: their ratios mean nothing
+CLEAR_GAP = 30.0  # a smaller largest ratio of neighbours is no edge between signal and rounding
+INSIDE = 1.5  # expected rounding errors away from the span; true inputs were seen up to 0.4, others from 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """Directions that are in the gradient, how strong each is, and the size of what is only noise."""
+
+    directions: Float[Tensor, "width width"]  # the first `rank` of them span the rows, the others the rest
+    strengths: Float[Tensor, "rank"]
+    noise: float  # in a gradient's direction
+    rounding: float  # of one number
+    exact: bool  # signal and noise are far apart, and something is left outside of the span
+
+    @property
+    def rank(self) -> int:
+        return len(self.strengths)
+
+    @property
+    def outside(self) -> Float[Tensor, "width rest"]:
+        """Directions that no input of the layer has a part in."""
+        return self.directions[self.rank :].mT
+
+    def coordinates(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows rank"]:
+        """Unit inputs along the directions of the span."""
+        wide = inputs.to(self.directions.dtype)
+        along: Tensor = (wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True)) @ self.directions[: self.rank].mT
+        return along
+
+    def distances(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """How far unit inputs are outside of the span, in units of the error that rounding and noise would make.
+
+        A direction of strength s is known up to noise / s: an input that leans on weak directions may well stick out.
+        """
+        along = self.coordinates(inputs)
+        expected = (along * (self.noise / self.strengths)).square().sum(-1) + self.rounding**2
+        return self.misses(inputs) / expected.sqrt()
+
+    def misses(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """The part of unit inputs outside of the span: a sine."""
+        wide = inputs.to(self.directions.dtype)
+        sines: Tensor = torch.linalg.vector_norm(wide @ self.outside, dim=-1) / torch.linalg.vector_norm(wide, dim=-1)
+        return sines
+
+    def sketch(self, width: int, generator: torch.Generator) -> Float[Tensor, "width directions"]:
+        """A few random directions outside of the span, scaled so that products with them have the size of the miss."""
+        rest = self.outside
+        if rest.shape[1] <= width:
+            return rest
+        drawn = torch.randn(rest.shape[1], width, generator=generator, dtype=torch.float64).to(rest.device)
+        some: Tensor = torch.linalg.qr(drawn).Q
+        return rest @ some * math.sqrt(rest.shape[1] / width)
+
+
+def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
+    """The span of a gradient's rows, its dimension read off the largest gap between neighbouring singular values."""
+    reduced = torch.linalg.qr(matrix.double(), mode="r").R
+    _, values, directions = torch.linalg.svd(reduced, full_matrices=True)
+    rounding = torch.finfo(dtype).eps
+    floor = (values[0] * rounding * ROUNDING).clamp_min(1e-300)
+    ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
+    ratios = ladder[:-1] / ladder[1:]
+    rank = int(ratios.argmax()) + 1
+    exact = rank < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
+    if not exact:
+        rank = _above_noise(values, matrix.shape)
+    noise = float(ladder[rank]) if exact else float(values.median())
+    return RowSpace(directions, ladder[:rank], noise, rounding, exact)
+
+
+def _above_noise(values: Float[Tensor, "values"], shape: torch.Size) -> int:
+    """How many singular values stand out of noise (Gavish & Donoho 2014); at least one, and not all."""
+    beta = min(shape) / max(shape)
+    edge = (0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43) * values.median()
+    return max(1, min(int((values > edge).sum()), min(shape) - 1))
+
+
+def attention_parts(observation: Observation, layer: int) -> tuple[Part, ...]:
+    """What is seen of a layer's query, key and value."""
+    return parts_seen(observation, layer, ATTENTION)
+
+
+def parts_seen(observation: Observation, layer: int, modules: Sequence[str]) -> tuple[Part, ...]:
+    """The visible weights of these modules in a layer."""
+    linear = linear_parts(observation.target, list(observation.update.tensors))
+    return tuple(part for part in linear if part.layer == layer and part.module in modules)
+
+
+def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
+    """The span of the inputs of parts that are fed by one tensor. Together they see more: key sees centred inputs only."""
+    target, seen = observation.target, observation.update.tensors
+    rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
+    return row_space(rows, rows.dtype)

@@ -1,0 +1,138 @@
+"""One observation from the words that fit to sentences and, where the update proves them, the certificate."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from gradleak.attacks.span.assembly import Assembly
+from gradleak.attacks.span.checks import Check, Sentence, checks_of
+from gradleak.attacks.span.choices import choices_of
+from gradleak.attacks.span.endings import with_last_words
+from gradleak.attacks.span.prefixes import Prefixes, reads_ahead
+from gradleak.attacks.span.proof import Account, account
+from gradleak.attacks.span.row_space import RowSpace
+from gradleak.attacks.span.scan import Pairs
+from gradleak.attacks.span.sparse import weights
+from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
+from gradleak.core.observation import Observation
+
+PROVED = 1e-3  # of what was seen may stay unexplained: rounding leaves 1e-5, a wrong word a tenth
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of the attack."""
+
+    longest: int
+    attempts: int
+    tries: int
+    steps: int
+    beam: int
+
+
+@dataclass
+class Guess:
+    """Sentences, whether they use up all directions of a deeper layer, and how many steps the search took."""
+
+    sentences: list[Sentence]
+    complete: bool
+    steps: int = 0
+
+
+class Solver:
+    """Turns the pairs of one observation into sentences."""
+
+    def __init__(
+        self,
+        observation: Observation,
+        space: RowSpace,
+        pairs: Pairs,
+        positions: int,
+        by_position: bool,
+        settings: Settings,
+        bench: Bench,
+    ) -> None:
+        self.observation, self.space, self.pairs, self.positions = observation, space, pairs, positions
+        self.by_position, self.settings, self.bench = by_position, settings, bench
+        self.checks = checks_of(observation, space.rank, positions) if space.exact else []
+
+    def solve(self, shared_seconds: float) -> Reconstruction:
+        """The reconstruction; its cost holds a share of what all observations were scanned with."""
+        begun = time.monotonic()
+        guess = self._guess()
+        told = account(self.observation, guess.sentences)
+        proved = told is not None and told.unexplained < PROVED
+        sentences = told.sentences if told is not None and proved else tuple(guess.sentences)
+        return Reconstruction(
+            sentences=sentences,
+            certified=self.certain(guess, told),
+            loss=None if told is None else told.unexplained,
+            labels=told.labels if told is not None and proved else None,
+            trace=Trace(guesses=((guess.steps, sentences),)),
+            cost=Cost(shared_seconds + time.monotonic() - begun, guess.steps),
+        )
+
+    def certain(self, guess: Guess, told: Account | None) -> bool:
+        """Whether the update proves a guess: every token fits every layer looked at, and together they explain the gradient.
+
+        Where the gradient cannot be computed from the guess, all directions of a deeper layer must be used up instead.
+        """
+        read = [sentence[:-1] if self.observation.target.labels_are_tokens else sentence for sentence in guess.sentences]
+        held = self.space.exact and all(check.holds(sentence) for check in self.checks for sentence in read)
+        return held and (told.unexplained < PROVED if told is not None else guess.complete)
+
+    def _guess(self) -> Guess:
+        if not self.checks:
+            return self._one_by_one()
+        if reads_ahead(self.checks[0]):
+            return self._assembled(self.checks[0])
+        return self._grown(self.checks[0])
+
+    def _assembled(self, check: Check) -> Guess:
+        """Sentences of a model that reads the whole sentence at every token."""
+        likely = weights(self.space, self.pairs.coordinates)
+        choices = choices_of(self.pairs, likely, self.observation.target.vocabulary, self.positions, self.by_position)
+        if choices is None:
+            return self._one_by_one()
+        rng = self.bench.streams_of(self.observation).child("assembly").generator()
+        search = Assembly(check, choices, self.settings.attempts, self.settings.tries, rng)
+        steps = search.run(self.settings.steps, self._going_on)
+        sentences, left = list(search.found), search.left
+        complete = left == 0
+        for sentence in search.unfinished():
+            if check.tokens([sentence]) <= left:  # the best there is for what was not found
+                sentences.append(sentence)
+                left -= check.tokens([sentence])
+        return Guess(sentences or search.unfinished()[:1], complete, steps)
+
+    def _grown(self, check: Check) -> Guess:
+        """Sentences of a model that reads only what came before."""
+        growth = Prefixes(check, self.pairs, self.settings.beam, self.by_position)
+        longest = self.positions if self.by_position else min(self.settings.longest, check.space.rank)
+        sentences = growth.grow(longest, self._going_on)
+        if not sentences:
+            return self._one_by_one()
+        if self.observation.target.labels_are_tokens:  # the last word is predicted and never read: it is in no span
+            sentences = with_last_words(self.observation, sentences)
+        return Guess(sentences, growth.directions == check.space.rank, longest)
+
+    def _one_by_one(self) -> Guess:
+        """The nearest word at every position: all there is without a deeper layer or an exact span."""
+        vocabulary = self.observation.target.vocabulary
+        inside = range(len(vocabulary.prefix), max(self.positions - len(vocabulary.suffix), len(vocabulary.prefix) + 1))
+        words = [self._nearest(place if self.by_position else 0) for place in inside]
+        return Guess([(*vocabulary.prefix, *words, *vocabulary.suffix)], complete=False)
+
+    def _nearest(self, place: int) -> int:
+        vocabulary = self.observation.target.vocabulary
+        frame = torch.tensor([*vocabulary.prefix, *vocabulary.suffix, vocabulary.pad], device=self.pairs.words.device)
+        here = (self.pairs.positions == place) & ~torch.isin(self.pairs.words, frame)
+        if not bool(here.any()):
+            return vocabulary.pad
+        return int(self.pairs.words[here][self.pairs.distances[here].argmin()])
+
+    def _going_on(self, step: int, score: float) -> bool:
+        progress = self.bench.progress
+        progress.report(progress.done, progress.total, score)
+        return not self.bench.out_of_time

@@ -1,0 +1,174 @@
+"""The span attack: exact on undefended gradients of every architecture, and never certain of what is wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gradleak.attacks.span import Span
+from gradleak.attacks.span.proof import account
+from gradleak.attacks.span.row_space import attention_parts, space_of
+from gradleak.attacks.span.scan import Scan
+from gradleak.attacks.span.solve import Guess, Settings, Solver
+from gradleak.core.attack import Bench, Reconstruction
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation, Round
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.matching.inputs import ModuleInputs
+from gradleak.priors.frequent_words import FrequentWords
+from gradleak.targets.text_classifier import TextClassifier
+from gradleak.targets.tiny import Tiny, tiny_tokenizer
+from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.views import Parts
+
+Observe = Callable[..., Observation]
+TEXTS = ("my phone number is five five zero one .", "the cat is red .", "she never paid the bank again soon")
+WIDE = {
+    "Bert": {"hidden_size": 96, "num_hidden_layers": 3},
+    "Roberta": {"hidden_size": 96, "num_hidden_layers": 3},
+    "DistilBert": {"dim": 96, "n_layers": 3},
+    "GPT2": {"n_embd": 96, "n_layer": 3},
+    "Llama": {"hidden_size": 96, "num_hidden_layers": 3},
+}
+
+
+def attacked(observation: Observation, attack: Span | None = None) -> Reconstruction:
+    bench = Bench(Streams.root("attacker", 0), FrequentWords().open(observation.target))
+    (guess,) = (attack or Span()).reconstruct([observation.limited_to(())], bench)
+    return guess
+
+
+def ids_of(target: Target, texts: tuple[str, ...]) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in target.encode(texts)}
+
+
+@pytest.fixture(scope="module")
+def wide() -> Target:
+    """A random BERT wide enough for a few sentences."""
+    return Tiny(layers=3, hidden=96).open(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("architecture", WIDE)
+def test_one_sentence_comes_back_from_every_architecture(
+    random_model: Callable[..., Any], observe: Observe, architecture: str, text: str
+) -> None:
+    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    guess = attacked(observe(target, [text], [1]))
+    assert set(guess.sentences) == ids_of(target, (text,))
+    assert guess.certified
+    assert guess.labels == (1,)
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama"])
+@pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS[1:2], TEXTS])
+def test_texts_of_a_language_model_come_back_with_their_last_word(observe: Observe, shape: str, texts: tuple[str, ...]) -> None:
+    target = TinyCausal(layers=3, hidden=96, shape=shape).open(torch.device("cpu"))
+    guess = attacked(observe(target, texts))
+    assert set(guess.sentences) == ids_of(target, texts)
+    assert guess.certified
+
+
+@pytest.mark.parametrize("texts", [TEXTS[:2], TEXTS, (*TEXTS, TEXTS[1], "he sold the red car")])
+def test_a_batch_comes_back_with_its_labels_and_repetitions(wide: Target, observe: Observe, texts: tuple[str, ...]) -> None:
+    guess = attacked(observe(wide, texts, [1] * len(texts)))
+    assert sorted(guess.sentences) == sorted(map(tuple, wide.encode(texts)))
+    assert guess.certified
+    assert guess.labels == (1,) * len(texts)
+
+
+@pytest.mark.parametrize("module", ["query", "key", "value"])
+def test_one_matrix_of_the_first_layer_is_enough_for_the_words(wide: Target, observe: Observe, module: str) -> None:
+    guess = attacked(observe(wide, TEXTS[:1], [0], view=Parts(layers="1", modules=(module,))))
+    if module != "key":  # key sees centred inputs only
+        assert set(guess.sentences) == ids_of(wide, TEXTS[:1])
+
+
+def test_a_view_without_the_first_layer_is_refused_by_name(wide: Target, observe: Observe) -> None:
+    with pytest.raises(GradleakError, match="span needs the gradient of the first layer's query, key or value.*use energy"):
+        attacked(observe(wide, TEXTS[:1], view=Parts(layers="2")))
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-2, 1.0])
+def test_noise_gives_a_guess_without_a_certificate(wide: Target, observe: Observe, noise: float) -> None:
+    guess = attacked(observe(wide, TEXTS[:2], defenses=(GaussianNoise(noise),)))
+    assert guess.sentences
+    assert not guess.certified
+
+
+def test_more_tokens_than_the_model_is_wide_give_a_guess_without_a_certificate(observe: Observe) -> None:
+    narrow = Tiny(layers=3, hidden=16).open(torch.device("cpu"))
+    guess = attacked(observe(narrow, (*TEXTS, "he sold the red car")))
+    assert guess.sentences
+    assert not guess.certified
+
+
+def wrong_guesses(target: Target, text: str) -> dict[str, tuple[int, ...]]:
+    (right,) = target.encode([text])
+    other = next(word for word in target.vocabulary.allowed.nonzero()[:, 0].tolist() if word not in right)
+    swapped = [right[0], right[2], right[1], *right[3:]]
+    return {
+        "exchanged": (*right[:3], other, *right[4:]),
+        "swapped": tuple(swapped),
+        "shorter": (*right[:-2], right[-1]),
+        "longer": (*right[:-1], other, right[-1]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["exchanged", "swapped", "shorter", "longer"])
+@pytest.mark.parametrize("beside", [(), TEXTS[1:2]])
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_a_near_miss_is_never_certified(
+    wide: Target, observe: Observe, kind: str, beside: tuple[str, ...], with_gradient: bool
+) -> None:
+    observation = observe(wide, (TEXTS[0], *beside)).limited_to(())
+    right = sorted(ids_of(wide, (TEXTS[0], *beside)), key=len, reverse=True)
+    wrong = [wrong_guesses(wide, TEXTS[0])[kind], *right[1:]]
+    solver = solver_of(observation)
+    for sentences, expected in ((right, True), (wrong, False)):
+        told = account(observation, sentences) if with_gradient else None
+        assert solver.certain(Guess(sentences, complete=True), told) is expected
+    assert account(observation, wrong).unexplained > 0.01
+
+
+def solver_of(observation: Observation) -> Solver:
+    parts = attention_parts(observation, 1)
+    space = space_of(observation, parts)
+    bench = Bench(Streams.root("attacker", 0), FrequentWords().open(observation.target))
+    inputs = ModuleInputs(observation.target, parts[:1])
+    (pairs,) = Scan(observation.target, inputs, [space], [bench.streams]).pairs(16)
+    return Solver(observation, space, pairs, 16, True, Settings(256, 16, 32, 400, 64), bench)
+
+
+def test_a_missing_sentence_is_not_certified(wide: Target, observe: Observe) -> None:
+    observation = observe(wide, TEXTS[:2]).limited_to(())
+    told = account(observation, sorted(ids_of(wide, TEXTS[:1])))
+    assert told is not None and told.unexplained > 0.01
+
+
+def test_an_update_that_was_changed_is_not_certified(wide: Target, observe: Observe) -> None:
+    observation = observe(wide, TEXTS[:1])
+    changed = {name: tensor * (2.0 if "layer.1" in name else 1.0) for name, tensor in observation.update.tensors.items()}
+    forged = replace(observation, rounds=(Round(wide, Update(changed)),))
+    guess = attacked(forged)
+    assert set(guess.sentences) == ids_of(wide, TEXTS[:1])  # the span is the same
+    assert not guess.certified
+
+
+def test_padding_that_is_attended_to_changes_nothing_for_the_attacker(observe: Observe) -> None:
+    target = Tiny(layers=3, hidden=96, attend_padding=True).open(torch.device("cpu"))
+    guess = attacked(observe(target, TEXTS[:2], [0, 1]))
+    assert set(guess.sentences) == ids_of(target, TEXTS[:2])
+    assert guess.certified
+
+
+def test_minilm_gives_up_a_canary(minilm: Target, observe: Observe) -> None:
+    text = "the patient in room seven is allergic to penicillin."
+    guess = attacked(observe(minilm, [text], [1]))
+    assert set(guess.sentences) == ids_of(minilm, (text,))
+    assert guess.certified and guess.labels == (1,)
