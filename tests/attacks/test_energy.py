@@ -114,7 +114,7 @@ def test_noise_is_never_certified(tiny64: Target, observe: Observe) -> None:
         for name, tensor in seen.update.tensors.items()
     }
     changed = Observation(0, (type(seen.rounds[0])(seen.target, Update(noisy)),), seen.knows, seen.protocol)
-    assert not ATTACK.reconstruct([changed], bench_for(tiny64))[0].certified
+    assert not EnergyAttack(restarts=1, proposals=64).reconstruct([changed], bench_for(tiny64))[0].certified
 
 
 def test_a_length_that_is_not_known_is_found(tiny64: Target, observe: Observe) -> None:

@@ -1,13 +1,20 @@
 """Attacks made of several: each one's own score, on the batches that reached it."""
 
+from pathlib import Path
+
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.records.schema import Record
 
 
-def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks() -> None:
-    record = run_audit(
-        AuditSpec.from_plain({"target": "tiny", "limit": 2, "attacks": ["portfolio:steps=3,starts=2,restarts=0"]})
-    ).record
+def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("text,label\nthe cat is red .,1\nshe never paid the bank,0\n")
+    plain = {
+        "target": "tiny",
+        "data": str(tmp_path / "short.csv"),
+        "limit": 2,
+        "attacks": ["portfolio:steps=3,starts=2,restarts=0"],
+    }
+    record = run_audit(AuditSpec.from_plain(plain)).record
     (attack,) = record.attacks.values()
     assert attack.stages[0].attack == "span"
     assert attack.stages[0].batches == (0, 1)

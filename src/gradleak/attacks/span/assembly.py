@@ -17,7 +17,6 @@ from gradleak.attacks.span.choices import Choices
 FITS = -3.5  # decades of mean miss in single precision, under which a sentence is looked at in double
 REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn anew, from and to
 LIKELY = 0.03  # weight, of a position's likeliest word, from which a word is tried first
-WIDER = 6  # times as many exchanges are tried for a sentence that is stuck
 PATIENCE = 4  # redraws without gain after which a search begins anew
 TOGETHER = 8  # exchanges at different positions taken in one step
 BETTER = 1e-4  # decades
@@ -32,7 +31,6 @@ class Attempt:
     best: Sentence = ()
     best_score: float = float("inf")
     redraws: int = 0
-    stuck: bool = False  # the promising exchanges did not help: many more are tried before words are drawn anew
 
     def keep(self) -> None:
         if self.score < self.best_score - BETTER:
@@ -56,9 +54,9 @@ class Assembly:
             lowest = min(attempt.best_score for attempt in self.attempts)
             if self.left <= 0 or not going_on(step, lowest):
                 return step
-            hopeless = self._move()
+            stuck = [attempt for attempt, moved in zip(self.attempts, self._move(), strict=True) if not moved]
             self._collect()
-            self._shake([attempt for attempt in hopeless if attempt.stuck])
+            self._shake([attempt for attempt in stuck if attempt.sentence not in self.found])
         return steps
 
     @property
@@ -71,37 +69,32 @@ class Assembly:
         order = sorted(self.attempts, key=lambda attempt: attempt.best_score)
         return [sentence for sentence in dict.fromkeys(attempt.best for attempt in order) if sentence not in self.found]
 
-    def _move(self) -> list[Attempt]:
-        """Tries the most promising exchanges of every sentence and takes the best; gives back those that none could help."""
+    def _move(self) -> list[bool]:
+        """Tries the most promising exchanges of every sentence and takes the best; says which sentences got better."""
         slopes = self.check.slopes([attempt.sentence for attempt in self.attempts])
-        trials = [self._promising(attempt, slope) for attempt, slope in zip(self.attempts, slopes, strict=True)]
-        ladders = [_ladder(attempt, tried) for attempt, tried in zip(self.attempts, self._scored(trials), strict=True)]
-        hopeless = []
+        trials = [self._promising(attempt.sentence, slope) for attempt, slope in zip(self.attempts, slopes, strict=True)]
+        scored = self._scored(trials)
+        ladders = [_ladder(attempt, tried) for attempt, tried in zip(self.attempts, scored, strict=True)]
+        moved = []
         for attempt, rungs in zip(self.attempts, self._scored(ladders), strict=True):
             score, sentence = min(rungs, default=(0.0, attempt.sentence))
-            if score < attempt.score - BETTER:
-                attempt.sentence, attempt.score, attempt.stuck = sentence, score, False
-            elif attempt.stuck:
-                hopeless.append(attempt)
-            else:
-                attempt.stuck = True
-        return hopeless
+            moved.append(score < attempt.score - BETTER)
+            if moved[-1]:
+                attempt.sentence, attempt.score = sentence, score
+        return moved
 
-    def _promising(self, attempt: Attempt, slope: Float[Tensor, "tokens hidden"]) -> list[Sentence]:
+    def _promising(self, sentence: Sentence, slope: Float[Tensor, "tokens hidden"]) -> list[Sentence]:
         """The exchanges that the slope likes best: most of them to likely words, some to any."""
-        table, sentence = self.check.target.vocabulary.embeddings, attempt.sentence
-        tries = self.tries * (WIDER if attempt.stuck else 1)
+        table = self.check.target.vocabulary.embeddings
         gains, likely, where = [], list[bool](), list[tuple[int, int]]()
         for place in range(len(self.choices.prefix), len(sentence) - len(self.choices.suffix)):
             words, current = self.choices.words[place], sentence[place]
             gains += ((table[words.to(table.device)] - table[current]) @ slope[place]).tolist()
             likely += (self.choices.weights[place] >= LIKELY).tolist()
             where += [(place, word) for word in words.tolist()]
-        order = [
-            trial for trial in sorted(range(len(gains)), key=gains.__getitem__) if sentence[where[trial][0]] != where[trial][1]
-        ]
-        chosen = [trial for trial in order if likely[trial]][:tries]
-        chosen += [trial for trial in order if not likely[trial]][: max(tries // 4, tries - len(chosen))]
+        order = [trial for trial in sorted(range(len(gains)), key=gains.__getitem__) if sentence[where[trial][0]] != where[trial][1]]
+        chosen = [trial for trial in order if likely[trial]][: self.tries]
+        chosen += [trial for trial in order if not likely[trial]][: max(self.tries // 4, self.tries - len(chosen))]
         return [_exchanged(sentence, *where[trial]) for trial in chosen]
 
     def _scored(self, trials: list[list[Sentence]]) -> list[list[tuple[float, Sentence]]]:
@@ -111,7 +104,7 @@ class Assembly:
 
     def _collect(self) -> None:
         """Notes sentences that fit exactly; their searches begin anew."""
-        done = []
+        done, known = [], len(self.found)
         for attempt in self.attempts:
             attempt.keep()
             if attempt.score < FITS and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
@@ -120,6 +113,9 @@ class Assembly:
             if attempt.sentence in self.found:
                 done.append(attempt)
         self._restart(done, [self.choices.draw(self.rng) for _ in done])
+        if len(self.found) > known:  # what is left is clearer now: nobody stays long with an old start
+            for attempt in self.attempts:
+                attempt.redraws = PATIENCE
 
     def _shake(self, stuck: list[Attempt]) -> None:
         """Stuck sentences go back to their best with some words drawn anew; after a while they begin anew."""
@@ -129,11 +125,11 @@ class Assembly:
         shares = torch.empty(len(others)).uniform_(*REDRAWN, generator=self.rng).tolist()
         redrawn = [self.choices.redraw(attempt.best, share, self.rng) for attempt, share in zip(others, shares, strict=True)]
         for attempt, sentence, score in zip(others, redrawn, self.check.scores(redrawn), strict=True):
-            attempt.sentence, attempt.score, attempt.redraws, attempt.stuck = sentence, score, attempt.redraws + 1, False
+            attempt.sentence, attempt.score, attempt.redraws = sentence, score, attempt.redraws + 1
 
     def _restart(self, attempts: list[Attempt], starts: list[Sentence]) -> None:
         for attempt, sentence, score in zip(attempts, starts, self.check.scores(starts), strict=True):
-            attempt.sentence, attempt.score, attempt.stuck = sentence, score, False
+            attempt.sentence, attempt.score = sentence, score
             attempt.best, attempt.best_score, attempt.redraws = sentence, score, 0
 
 

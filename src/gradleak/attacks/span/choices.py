@@ -12,7 +12,7 @@ from gradleak.core.target import Vocabulary
 
 TEMPERED = 0.5  # power of the weights: they fall over many decades and only say what is likelier
 LEAST = 1e-3  # of the likeliest word's weight at a position
-USED = 0.1  # factor for a word at a place where a sentence that was found has it
+USED = 0.02  # factor for a word at a place where a sentence that was found has it
 
 
 @dataclass(eq=False)
