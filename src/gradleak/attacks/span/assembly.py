@@ -92,7 +92,9 @@ class Assembly:
             gains += ((table[words.to(table.device)] - table[current]) @ slope[place]).tolist()
             likely += (self.choices.weights[place] >= LIKELY).tolist()
             where += [(place, word) for word in words.tolist()]
-        order = [trial for trial in sorted(range(len(gains)), key=gains.__getitem__) if sentence[where[trial][0]] != where[trial][1]]
+        order = [
+            trial for trial in sorted(range(len(gains)), key=gains.__getitem__) if sentence[where[trial][0]] != where[trial][1]
+        ]
         chosen = [trial for trial in order if likely[trial]][: self.tries]
         chosen += [trial for trial in order if not likely[trial]][: max(self.tries // 4, self.tries - len(chosen))]
         return [_exchanged(sentence, *where[trial]) for trial in chosen]
