@@ -10,7 +10,7 @@ from gradleak.attacks.energy.attack import EnergyAttack, certified, filler_of
 from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.energy.search import WordSearch
-from gradleak.attacks.energy.structure import Structure, structure_of
+from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
@@ -39,7 +39,8 @@ def bench_for(target: Target) -> Bench:
 def search_of(seen: list[Observation]) -> WordSearch:
     rows = lay_out(problems_of(seen, ATTACK.assumptions)[0])
     energy = Energy([problem.observation for problem in rows.problems])
-    return WordSearch(rows, energy, bench_for(rows.target), ATTACK.settings, filler_of(rows.target))
+    some = rows.words[None, :8].repeat(len(rows.problems), 1)
+    return WordSearch(rows, energy, bench_for(rows.target), ATTACK.settings, filler_of(rows.target), (some, some))
 
 
 def truth(search: WordSearch) -> Tensor:
@@ -72,7 +73,7 @@ def test_the_share_explained_is_that_of_a_projection(tiny64: Target, observe: Ob
 def test_structure_is_read_off_the_architecture(tiny64: Target) -> None:
     def structure(layer: int, module: str) -> Structure:
         part = next(part for part in tiny64.parts if part.layer == layer and part.module == module)
-        return structure_of(tiny64, part)
+        return structures_of(tiny64, [part])[0]
 
     assert structure(1, "query") == structure(1, "value") == structure(1, "ffn_in") == Structure()
     assert structure(1, "key") == structure(2, "key") == Structure(centred=True)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.energy.structure import structure_of
+from gradleak.attacks.energy.structure import structures_of
 from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
@@ -35,7 +35,7 @@ class SpanDistance:
                 "span_continuous needs the gradient of a weight matrix inside a transformer layer; none is visible."
             )
         self.inputs = ModuleInputs(self.target, self.parts)
-        self.structures = [structure_of(self.target, part) for part in self.parts]
+        self.structures = structures_of(self.target, self.parts)
         self.bases = [torch.stack([_basis(observation, part) for observation in observations]) for part in self.parts]
         self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(self.target.dtype)
 

@@ -1,7 +1,8 @@
 """The explained-energy search as an attack."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradleak.attacks.energy.objective import Energy
-from gradleak.attacks.energy.search import SearchSettings, WordSearch
+from gradleak.attacks.energy.lexicon import lexicon
+from gradleak.attacks.energy.search import SearchSettings, WordSearch, likely_words
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
@@ -18,6 +20,7 @@ from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 from gradleak.core.target import Target
 
+ALIKE = 1.35  # numbers of tokens within this ratio are searched together
 NEEDED = 2.0  # nats by which the objective must rise without a word for the word to be proven
 
 
@@ -37,7 +40,8 @@ class EnergyAttack(Attack):
 
     cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
 
-    proposals: int = 128
+    words: int = 48
+    proposals: int = 32
     sweeps: int = 4
     restarts: int = 8
     prior_weight: float = 0.0
@@ -46,7 +50,7 @@ class EnergyAttack(Attack):
 
     @property
     def settings(self) -> SearchSettings:
-        return SearchSettings(self.proposals, self.sweeps, self.restarts, prior_weight=self.prior_weight)
+        return SearchSettings(self.proposals, self.words, sweeps=self.sweeps, restarts=self.restarts, prior_weight=self.prior_weight)
 
     @property
     def assumptions(self) -> Assumptions:
@@ -59,9 +63,11 @@ class EnergyAttack(Attack):
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         began = time.monotonic()
         found: dict[int, list[Found]] = {observation.index: [] for observation in observations}
-        for group in problems_of(observations, self.assumptions):
-            for problem, one in zip(group, self._search(group, bench), strict=True):
-                found[problem.observation.index].append(one)
+        for alike in by_tensors(observations):
+            misfits = self._misfits(alike)
+            for group in by_size(problems_of(alike, self.assumptions)):
+                for problem, one in zip(group, self._search(group, bench, misfits), strict=True):
+                    found[problem.observation.index].append(one)
         seconds = (time.monotonic() - began) / len(observations)
         return [self._best(found[observation.index], seconds) for observation in observations]
 
@@ -73,10 +79,18 @@ class EnergyAttack(Attack):
         with torch.no_grad():
             return torch.cat([Energy(seen).scores(side_by_side(secrets), slice(None))[:, 0] for seen, secrets in together])
 
-    def _search(self, group: Sequence[Problem], bench: Bench) -> list[Found]:
+    def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
+        """By observation how badly every allowed word fits what was seen."""
+        target = observations[0].target
+        words = target.vocabulary.allowed.nonzero()[:, 0]
+        found = lexicon(observations, words, filler_of(target))
+        return {observation.index: row for observation, row in zip(observations, found, strict=True)}
+
+    def _search(self, group: Sequence[Problem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Found]:
         rows = lay_out(group)
-        energy = Energy([problem.observation for problem in rows.problems])
-        search = WordSearch(rows, energy, bench, self.settings, filler_of(rows.target))
+        seen = [problem.observation for problem in rows.problems]
+        likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
+        search = WordSearch(rows, Energy(seen), bench, self.settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
         proven = certified(search)
@@ -101,6 +115,24 @@ class EnergyAttack(Attack):
         guess = best.guess
         cost = Cost(seconds, sum(one.guess.cost.steps for one in found))
         return Reconstruction(guess.sentences, guess.certified, guess.loss, cost=cost)
+
+
+def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
+    """Observations that show the same tensors together: nobody is measured by matrices only others show."""
+    groups: dict[tuple[str, ...], list[Observation]] = {}
+    for observation in observations:
+        groups.setdefault(tuple(observation.update.tensors), []).append(observation)
+    return list(groups.values())
+
+
+def by_size(groups: Sequence[Sequence[Problem]]) -> list[list[Problem]]:
+    """Problems of about the same number of tokens together: more places mean more candidates, which short ones need not share."""
+    sized: dict[tuple[int, int], list[Problem]] = {}
+    for number, group in enumerate(groups):
+        for problem in group:
+            size = math.ceil(math.log(sum(problem.hypothesis.lengths), ALIKE))
+            sized.setdefault((number, size), []).append(problem)
+    return list(sized.values())
 
 
 def certified(search: WordSearch) -> Bool[Tensor, "rows"]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradleak.attacks.energy.structure import Structure, structure_of
+from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
@@ -44,14 +44,14 @@ class Heads:
         return bases
 
     def _basis(self, target: Target, blocks: Float[Tensor, "heads width inputs"], sentences: int) -> Tensor:
-        left, _, right = torch.linalg.svd(blocks.double(), full_matrices=False)
+        left, _, right = torch.linalg.svd(blocks.double().cpu(), full_matrices=False)
         if self.part.module == "key":
             basis: Tensor = left[..., :sentences]
-            return basis.to(target.dtype)
+            return basis.to(target.device, target.dtype)
         weight = target.module.get_parameter(self.part.parameter).detach()
-        by_head = weight.view(self.count, -1, weight.shape[1]).double()
+        by_head = weight.view(self.count, -1, weight.shape[1]).double().cpu()
         basis = torch.linalg.qr(by_head @ right[:, :sentences].mT).Q
-        return basis.to(target.dtype)
+        return basis.to(target.device, target.dtype)
 
     def outside(
         self,
@@ -84,7 +84,7 @@ def heads_of(target: Target, part: Part) -> Heads | None:
         return None
     if any(kind_of(target.module.get_submodule(module_of(one))) is not Kind.LINEAR for one in (part, query, output)):
         return None
-    place = structure_of(target, query).place
+    place = structures_of(target, [query])[0].place
     if place is None:
         return None
     return Heads(part, query if part.module == "key" else output, place, count)

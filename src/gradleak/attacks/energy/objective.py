@@ -14,15 +14,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.energy.heads import heads_of
-from gradleak.attacks.energy.structure import Structure, structure_of
+from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.row_factor import row_factor
 
-FLOOR = 1e-7  # of a squared share: what float32 cannot tell from nothing
-RIDGE = 1e-6  # added to Gram matrices, relative to their largest entry
+FLOOR = 1e-13  # of a squared share: what inputs in float32 cannot tell from nothing
+RIDGE = 1e-12  # added to Gram matrices (which are taken in double precision), relative to their largest entry
+MIXED = ("attention_output", "ffn_out")  # fed by averages of tokens, or by what a nonlinear layer makes of each
+ASIDE = 0.1  # the weight of such matrices, and of those that show one token only, where others are seen
 SIGNAL = 1e-6  # singular values below this share of the largest are rounding
 
 
@@ -37,7 +40,7 @@ class Energy:
             raise GradleakError(
                 "energy needs the gradient of at least one weight matrix inside a transformer layer, and none is visible."
             )
-        self.structures = [structure_of(self.target, part) for part in self.parts]
+        self.structures = structures_of(self.target, self.parts)
         self.seen = [Seen(observations, part) for part in self.parts]
         self.heads = [heads for part in self.parts if (heads := heads_of(self.target, part)) is not None]
         self.bases = [heads.seen(observations) for heads in self.heads]
@@ -45,9 +48,12 @@ class Energy:
         self.weights = self._weights()
 
     def _weights(self) -> Float[Tensor, "observations terms"]:
-        """Every visible matrix counts the same; where its heads are compared too, half of it is theirs."""
+        """Matrices fed by every token's own state count the same, others less (they lead astray); half is the heads', if any."""
         shown = torch.stack([seen.shown for seen in self.seen], dim=1).to(self.target.dtype)
-        shares = shown / shown.sum(1, keepdim=True).clamp_min(1)
+        pairs = zip(self.parts, self.structures, strict=True)
+        guides = [part.module not in MIXED and structure.place is None for part, structure in pairs]
+        counted = shown * torch.tensor([1.0 if guide else ASIDE for guide in guides], device=shown.device)
+        shares = counted / counted.sum(1, keepdim=True).clamp_min(1e-30)
         split = [self.parts.index(heads.part) for heads in self.heads]
         shares[:, split] /= 2
         return torch.cat([shares, shares[:, split]], dim=1)
@@ -99,7 +105,7 @@ class Seen:
         matrices = [matrix_of(target, part, one.update.tensors[part.name])[0] for one in observations if _shows(one, part)]
         found = [_directions(matrix) for matrix in matrices]
         width, most = matrices[0].shape[1], max(len(one) for one in found)
-        self.rows = torch.zeros(len(observations), most, width, device=target.device, dtype=target.dtype)
+        self.rows = torch.zeros(len(observations), most, width, device=target.device, dtype=torch.float64)
         self.shown = torch.tensor([_shows(one, part) for one in observations], device=target.device)
         for place, one in zip(self.shown.nonzero()[:, 0].tolist(), found, strict=True):
             self.rows[place, : len(one)] = one
@@ -126,16 +132,16 @@ def _shows(observation: Observation, part: Part) -> bool:
 
 def _directions(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "rank inputs"]:
     """S·Vᵀ, normalised to a largest value of one so that tiny gradients do not underflow; rounding is left out."""
-    _, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    values, right = row_factor(matrix)
     kept = values > SIGNAL * values[0]
-    scaled: Tensor = values[kept, None] / values[0] * right[kept]
-    return scaled.to(matrix.dtype)
+    return (values / values[0])[kept, None] * right[kept]
 
 
 def _factored(directions: Float[Tensor, "o c uses width"]) -> tuple[Tensor, Tensor]:
     """The directions and the Cholesky factor of their Gram matrix; masked ones are zero and count for nothing."""
-    gram = directions @ directions.mT
+    exact = directions.double()
+    gram = exact @ exact.mT
     size = gram.shape[-1]
     ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-30)  # not the mean: padding would change it
     identity = torch.eye(size, device=gram.device, dtype=gram.dtype)
-    return directions, torch.linalg.cholesky(gram + ridge[..., None, None] * identity)
+    return exact, torch.linalg.cholesky(gram + ridge[..., None, None] * identity)

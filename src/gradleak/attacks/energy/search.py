@@ -1,5 +1,6 @@
 """Coordinate search over words: best word a place, then moves of words, then again from a guess that is partly wiped out."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,28 +18,45 @@ from gradleak.matching.chunking import Chunks
 
 TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a third of what gradients of gradients take
 
+CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
+
 ENOUGH = 1e-4  # nats: less is no improvement
 
 Ids = Int[Tensor, "rows examples tokens"]
+Likely = tuple[Int[Tensor, "rows likely"], Int[Tensor, "rows many"]]
 
 
 @dataclass(frozen=True)
 class SearchSettings:
     """How long and how widely to search."""
 
-    proposals: int = 128  # words tried at a place
+    proposals: int = 32  # words tried at a place because the objective falls towards them
+    words: int = 48  # and because the matrices seen speak of them: this many and
+    words_a_place: int = 3  # this many more for every place
+    many: int = 1024  # likely words tried where the guess is weakest
+    weak: int = 3  # places where they are
     sweeps: int = 4  # over all places, at most, before a restart
-    restarts: int = 8  # from the best guess with a part of it wiped out
+    restarts: int = 8  # from the best guess with a part of it changed, four at a time
     wiped: float = 0.34  # that part
     prior_weight: float = 0.0
-    solved: float = -11.5  # log of the unexplained share (1e-5) at which a row is done
+    solved: float = -18.0  # log of the unexplained share (1.5e-8) at which all is explained
 
 
 class WordSearch:
     """The moving state: for every row the words now and the best so far."""
 
-    def __init__(self, rows: Rows, energy: Energy, bench: Bench, settings: SearchSettings, filler: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        energy: Energy,
+        bench: Bench,
+        settings: SearchSettings,
+        filler: int,
+        likely: Likely,
+    ) -> None:
         self.rows, self.energy, self.bench, self.settings, self.filler = rows, energy, bench, settings, filler
+        self.likely, self.many = likely
+        self.orders = neighbours(rows)
         self.passes = 0
         self.start = torch.where(rows.fixed, rows.frame, filler)
         self.always = punctuation(rows)
@@ -46,93 +64,156 @@ class WordSearch:
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def run(self) -> None:
-        """All restarts; rows that are solved are left alone."""
-        ids, scores = self.start, self.best_scores
-        total = 1 + self.settings.restarts
-        for attempt in range(total):
+        """From nothing, then from the best guess changed in parts, several at once; rows that are solved are left alone."""
+        rounds = 1 + -(-self.settings.restarts // len(CHANGES))
+        for number in range(rounds):
             open_rows = (self.best_scores > self.settings.solved).nonzero()[:, 0]
             if not len(open_rows) or self.bench.out_of_time:
                 break
             part = self.of(open_rows)
-            ids = part.start if attempt == 0 else part.wiped(self.best[open_rows], attempt)
-            ids, scores = part.descend(ids)
+            found, scores = part.attempt(part.start) if number == 0 else part.retry(self.best[open_rows], number)
             better = scores < self.best_scores[open_rows]
-            self.best[open_rows] = torch.where(better[:, None, None], ids, self.best[open_rows])
+            self.best[open_rows] = torch.where(better[:, None, None], found, self.best[open_rows])
             self.best_scores[open_rows] = torch.where(better, scores, self.best_scores[open_rows])
             self.passes += part.passes
-            self.on_progress(attempt + 1, total)
+            self.on_progress(number + 1, rounds)
+
+    def retry(self, ids: Ids, number: int) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """Searches from the guesses, changed in each of several ways, side by side; of each row the best."""
+        starts = [
+            self.slipped(ids, 2 * (number - 1)),
+            self.slipped(ids, 2 * (number - 1) + 1),
+            self.wiped(ids, number, weakest=True),
+            self.wiped(ids, number, weakest=False),
+        ]
+        every = torch.arange(len(ids), device=ids.device).repeat(len(CHANGES))
+        chains = self.of(every)
+        found, scores = chains.attempt(torch.cat(starts))
+        self.passes += chains.passes
+        best, chosen = scores.view(len(CHANGES), -1).min(0)
+        return found.view(len(CHANGES), *ids.shape)[chosen, torch.arange(len(ids), device=ids.device)], best
 
     def of(self, places: Int[Tensor, "some"]) -> "WordSearch":
-        """The same search on some of its rows."""
-        rows, energy = self.rows.take(places), self.energy.take(places)
-        return WordSearch(rows, energy, self.bench, self.settings, self.filler)
+        """The same search on some of its rows, or on some of them several times."""
+        part = copy.copy(self)
+        part.rows, part.energy, part.passes = self.rows.take(places), self.energy.take(places), 0
+        part.start, part.likely, part.orders = self.start[places], self.likely[places], self.orders[places]
+        part.many = self.many[places]
+        return part
+
+    def attempt(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """Down from a guess; where that ends short, many more words at the weakest places, and down from there."""
+        ids, scores = self.descend(ids)
+        left = (scores > self.settings.solved).nonzero()[:, 0]
+        if len(left) and self.settings.weak and not self.bench.out_of_time:
+            part = self.of(left)
+            ids[left], scores[left] = part.descend(part.widened(ids[left]))
+            self.passes += part.passes
+        return ids, scores
+
+    def widened(self, ids: Ids) -> Ids:
+        """The guesses with the best of many words at each of their weakest places: those that are missed least."""
+        ids = ids.clone()
+        missed = self.losses_without(ids).masked_fill(self.rows.fixed.flatten(1), torch.inf)
+        for places in missed.argsort(1)[:, : self.settings.weak].T:
+            ids, _ = self.best_words(ids, places, torch.cat([self.many[:, :1], self.many], dim=1))
+        return ids
 
     def descend(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
         """Sweeps and moves, each row until it improves no more: a row does not go on because another does."""
-        scores = self.scores(ids[:, None])[:, 0]
-        going = torch.ones_like(scores, dtype=torch.bool)
+        ids, scores = ids.clone(), self.scores(ids[:, None])[:, 0]
+        going = torch.arange(len(ids), device=ids.device)
         for _ in range(self.settings.sweeps):
-            swept, found = self.move(*self.sweep(ids))
-            better = going & (found < scores - ENOUGH)
-            ids = torch.where(better[:, None, None], swept, ids)
-            scores = torch.where(better, found, scores)
-            going = better & (scores > self.settings.solved)
-            if not bool(going.any()) or self.bench.out_of_time:
+            part = self.of(going)
+            found, reached = part.move(*part.sweep(ids[going]))
+            self.passes += part.passes
+            better = reached < scores[going] - ENOUGH
+            going, found, reached = going[better], found[better], reached[better]
+            ids[going], scores[going] = found, reached
+            going = going[reached > self.settings.solved]
+            if not len(going) or self.bench.out_of_time:
                 break
         return ids, scores
 
     def sweep(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
         """Every place in turn: the words towards which the objective falls fastest are tried, the best is taken."""
         ids, scores = ids.clone(), self.scores(ids[:, None])[:, 0]
+        downhill = self.downhill(ids)
         for places, has_one in self._places():
-            words = self.proposals(ids, places)
-            words[:, 0] = ids.flatten(1).gather(1, places[:, None])[:, 0]
-            candidates = ids.flatten(1)[:, None].repeat(1, words.shape[1], 1)
-            candidates.scatter_(2, places[:, None, None].expand(-1, words.shape[1], 1), words[..., None])
-            found = self.scores(candidates.view(len(ids), -1, *ids.shape[1:]))
-            chosen = torch.where(has_one, found.argmin(1), 0)
-            scores = found.gather(1, chosen[:, None])[:, 0]
-            ids.view(len(ids), -1).scatter_(1, places[:, None], words.gather(1, chosen[:, None]))
+            words = self.proposals(ids, places, downhill)
+            found, reached = self.best_words(ids, places, words)
+            ids = torch.where(has_one[:, None, None], found, ids)
+            scores = torch.where(has_one, reached, scores)
         return ids, scores
+
+    def best_words(
+        self, ids: Ids, places: Int[Tensor, "rows"], words: Int[Tensor, "rows words"]
+    ) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """The guesses with the best of some words (the first of which gives way to the word that is there) at one place each."""
+        flat = ids.flatten(1)
+        words[:, 0] = flat.gather(1, places[:, None])[:, 0]
+        candidates = flat[:, None].repeat(1, words.shape[1], 1)
+        candidates.scatter_(2, places[:, None, None].expand(-1, words.shape[1], 1), words[..., None])
+        scores, chosen = self.scores(candidates.view(len(ids), -1, *ids.shape[1:])).min(1)
+        return flat.scatter(1, places[:, None], words.gather(1, chosen[:, None])).view_as(ids), scores
 
     def move(self, ids: Ids, scores: Float[Tensor, "rows"]) -> tuple[Ids, Float[Tensor, "rows"]]:
         """All exchanges of two words and all moves of one, the best taken, until none helps."""
-        orders, going = neighbours(self.rows), torch.ones_like(scores, dtype=torch.bool)
+        ids, scores = ids.clone(), scores.clone()
+        going = torch.arange(len(ids), device=ids.device)
         for _ in range(2 * ids.shape[-1]):
-            moved = ids.flatten(1)[:, None].expand(-1, orders.shape[1], -1).gather(2, orders)
-            candidates = moved.view(len(ids), -1, *ids.shape[1:])
-            found, chosen = self.scores(candidates).min(1)
-            going = going & (found < scores - ENOUGH)
-            if not bool(going.any()):
+            part = self.of(going)
+            candidates = part.moved(ids[going])
+            found, chosen = part.scores(candidates).min(1)
+            self.passes += part.passes
+            better = found < scores[going] - ENOUGH
+            going = going[better]
+            if not len(going):
                 break
-            taken = candidates[torch.arange(len(ids), device=ids.device), chosen]
-            ids, scores = torch.where(going[:, None, None], taken, ids), torch.where(going, found, scores)
+            ids[going], scores[going] = candidates[better, chosen[better]], found[better]
         return ids, scores
 
-    def proposals(self, ids: Ids, places: Int[Tensor, "rows"]) -> Int[Tensor, "rows proposals"]:
-        """The words furthest down the objective's slope at a place, with its word in place and without; punctuation always."""
-        emptied = ids.flatten(1).scatter(1, places[:, None], self.filler).view_as(ids)
-        words = [self._down_the_slope(one, places) for one in (ids, emptied)]
-        return torch.cat([*words, self.always.expand(len(ids), -1)], dim=1)
+    def moved(self, ids: Ids) -> Int[Tensor, "rows moves examples tokens"]:
+        """The guesses in every order that is one move away."""
+        flat = ids.flatten(1)[:, None].expand(-1, self.orders.shape[1], -1).gather(2, self.orders)
+        return flat.view(len(ids), -1, *ids.shape[1:])
 
-    def _down_the_slope(self, ids: Ids, places: Int[Tensor, "rows"]) -> Int[Tensor, "rows half"]:
-        slopes = self.slopes(ids).flatten(1, 2)
-        slope = slopes.gather(1, places[:, None, None].expand(-1, 1, slopes.shape[-1]))[:, 0]
-        falls = slope @ self.rows.target.vocabulary.embeddings[self.rows.words].T
-        half = min(self.settings.proposals // 2, falls.shape[1])
-        return self.rows.words[falls.topk(half, largest=False).indices]
+    def proposals(
+        self, ids: Ids, places: Int[Tensor, "rows"], downhill: Int[Tensor, "rows places downhill"]
+    ) -> Int[Tensor, "rows proposals"]:
+        """Likely words, those down the objective's slope at the place, the guess's own, punctuation."""
+        slopes = downhill[torch.arange(len(ids), device=ids.device), places]
+        own = torch.where(self.rows.fixed | (ids == self.filler), self.likely[:, :1, None], ids).flatten(1)
+        return torch.cat([self.likely[:, :1], self.likely, slopes, own, self.always.expand(len(ids), -1)], dim=1)
 
-    def slopes(self, ids: Ids) -> Float[Tensor, "rows examples tokens hidden"]:
-        """The slope of the objective with respect to the embeddings of the words."""
+    def downhill(self, ids: Ids) -> Int[Tensor, "rows places downhill"]:
+        """For every place the words towards which the objective falls fastest, with its word there and without."""
+        places = ids[0].numel()
+        emptied = ids.flatten(1)[:, None].repeat(1, places, 1)
+        emptied.diagonal(dim1=1, dim2=2).fill_(self.filler)
+        here = self.slopes(ids[:, None], lambda slopes: slopes[:, 0])
+        without = self.slopes(emptied.view(len(ids), places, *ids.shape[1:]), lambda slopes: slopes.diagonal(dim1=1, dim2=2).mT)
+        half = min(self.settings.proposals // 2, len(self.rows.words))
+        table = self.rows.target.vocabulary.embeddings[self.rows.words].T
+        chosen = [
+            torch.cat([(slope @ table).topk(half, largest=False).indices for slope in (row, other)], dim=-1)
+            for row, other in zip(here, without, strict=True)
+        ]
+        return self.rows.words[torch.stack(chosen)]
+
+    def slopes(
+        self, ids: Int[Tensor, "rows candidates examples tokens"], kept: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "rows places hidden"]:
+        """What is kept of the slopes [rows, candidates, places, hidden] of the objective with respect to the words' embeddings."""
 
         def piece(rows: slice) -> Tensor:
             with torch.enable_grad():
                 embeddings = self.rows.target.embed(ids[rows]).detach().requires_grad_()
-                score = self.energy.scores(self.rows.batch(embeddings[:, None], rows), rows).sum()
+                score = self.energy.scores(self.rows.batch(embeddings, rows), rows).sum()
             slope = torch.autograd.grad(score, embeddings)[0]
-            return slope.nan_to_num_()
+            return kept(slope.nan_to_num_().flatten(2, 3)).clone()
 
-        return self._chunks(3).run(piece, len(ids))
+        return self._chunks(3 * ids.shape[1]).run(piece, len(ids))
 
     @torch.no_grad()
     def scores(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
@@ -146,12 +227,22 @@ class WordSearch:
             found = found + self.settings.prior_weight * batch_nll(self.bench, self.rows, ids)
         return found
 
-    def wiped(self, ids: Ids, attempt: int) -> Ids:
-        """The guesses with a part of their words taken out: by chance, or (every second time) those that explain least."""
-        loss = self.losses_without(ids).cpu() if attempt % 2 else torch.zeros(len(ids), ids[0].numel())
+    def slipped(self, ids: Ids, choice: int) -> Ids:
+        """The guesses with one word taken out and a gap opened elsewhere, all words between moved up: the best such, or a later one."""
+        displaced = (self.orders - torch.arange(self.orders.shape[2], device=ids.device)).abs()
+        furthest = displaced == displaced.amax(-1, keepdim=True)  # the moved word; of two exchanged, the first
+        gap = furthest & (furthest.cumsum(-1) == 1) & (displaced > 0)
+        candidates = torch.where(gap.view(len(ids), -1, *ids.shape[1:]), self.filler, self.moved(ids))
+        order = self.scores(candidates).argsort(1)
+        chosen = order[:, min(choice, order.shape[1] - 1)]
+        return candidates[torch.arange(len(ids), device=ids.device), chosen]
+
+    def wiped(self, ids: Ids, number: int, weakest: bool) -> Ids:
+        """The guesses with a part of their words taken out: by chance, or those that explain least."""
+        loss = self.losses_without(ids).cpu() if weakest else torch.zeros(len(ids), ids[0].numel())
         ids = ids.clone()
         for row, problem in enumerate(self.rows.problems):
-            stream = self.bench.streams_of(problem.observation).child("wipe", problem.number, attempt)
+            stream = self.bench.streams_of(problem.observation).child("wipe", problem.number, number, weakest)
             free = (~self.rows.fixed[row]).flatten().nonzero()[:, 0].cpu()
             chance = torch.rand(len(free), generator=stream.generator(), dtype=torch.float64)
             spread = loss[row, free].double().std().nan_to_num() + 1e-6
@@ -169,12 +260,11 @@ class WordSearch:
         return self.scores(candidates.view(len(ids), count, *ids.shape[1:]))
 
     def _places(self) -> list[tuple[Int[Tensor, "rows"], Bool[Tensor, "rows"]]]:
-        """Free places (numbered over the whole batch) in turn, and which rows have that many."""
-        free = [(~fixed).flatten().nonzero()[:, 0] for fixed in self.rows.fixed]
-        longest = max(len(one) for one in free)
-        numbers = [torch.stack([one[min(number, len(one) - 1)] for one in free]) for number in range(longest)]
-        counts = torch.tensor([len(one) for one in free], device=self.rows.fixed.device)
-        return [(places, number < counts) for number, places in enumerate(numbers)]
+        """Free places (numbered over the whole batch) in turn, and which rows have that many; others repeat their last."""
+        fixed = self.rows.fixed.flatten(1)
+        order, counts = fixed.to(torch.uint8).argsort(dim=1, stable=True), (~fixed).sum(1)
+        longest = int(counts.max())
+        return [(order.gather(1, (counts - 1).clamp_max(number)[:, None])[:, 0], number < counts) for number in range(longest)]
 
     def _batch(self, ids: Int[Tensor, "rows candidates examples tokens"], rows: slice) -> Batch:
         return self.rows.batch(self.rows.target.embed(ids), rows)
@@ -185,9 +275,18 @@ class WordSearch:
         return Chunks(max(1, TOKENS_AT_ONCE.get(self.rows.target.device.type, 12_000) // tokens))
 
 
+def likely_words(rows: Rows, misfit: Float[Tensor, "rows words"], settings: SearchSettings) -> Likely:
+    """The words that fit best, more for more places (rows with fewer places repeat their first), and many of them."""
+    counts = settings.words + settings.words_a_place * (~rows.fixed).flatten(1).sum(1)
+    best = misfit.topk(min(max(int(counts.max()), settings.many), misfit.shape[1]), largest=False).indices
+    few = best[:, : int(counts.max())]
+    kept = torch.arange(few.shape[1], device=best.device) < counts[:, None]
+    return rows.words[torch.where(kept, few, few[:, :1])], rows.words[best[:, : settings.many]]
+
+
 def punctuation(rows: Rows) -> Int[Tensor, "words"]:
     """Tokens of one punctuation mark: slopes often miss them, and nearly every sentence has some."""
     decode = rows.target.decode
-    words = rows.words.tolist()
-    marks = [word for mark in ".,?!'-:;()\"" for word in rows.target.encode([mark])[0] if word in set(words) and decode([word])]
+    words = set(rows.words.tolist())
+    marks = [word for mark in ".,?!'-:;()\"" for word in rows.target.encode([mark])[0] if word in words and decode([word])]
     return torch.tensor(sorted(set(marks)), device=rows.words.device, dtype=torch.int64)

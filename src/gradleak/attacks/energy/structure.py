@@ -1,5 +1,6 @@
 """Which directions a module's gradient can have, beyond lying in the span of its inputs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,13 +41,17 @@ class Structure:
         return kept.flatten(-3, -2)
 
 
-def structure_of(target: Target, part: Part) -> Structure:
+def structures_of(target: Target, parts: Sequence[Part]) -> list[Structure]:
     """Read off the output gradients of a random batch: a property of the architecture, so any data shows it."""
     with torch.enable_grad():
-        deltas = _output_gradients(target, part)
+        deltas = _output_gradients(target, parts)
+    return [_structure(delta) for delta in deltas]
+
+
+def _structure(deltas: Float[Tensor, "examples tokens outputs"]) -> Structure:
     sizes = deltas.norm(dim=-1)
     live = sizes > ABSENT * sizes.max()
-    if TOKENS > 1 and bool(live[:, 0].all()) and not bool(live[:, 1:].any()):
+    if bool(live[:, 0].all()) and not bool(live[:, 1:].any()):
         return Structure(place=0)
     if bool(live[:, -1].all()) and not bool(live[:, :-1].any()):
         return Structure(place=-1)
@@ -54,16 +59,17 @@ def structure_of(target: Target, part: Part) -> Structure:
     return Structure(centred=bool((total < 1e-4 * sizes.sum(1)).all()))
 
 
-def _output_gradients(target: Target, part: Part) -> Float[Tensor, "examples tokens outputs"]:
+def _output_gradients(target: Target, parts: Sequence[Part]) -> list[Float[Tensor, "examples tokens outputs"]]:
     generator = Streams.root("structure", 0).generator()
     shape = (EXAMPLES, TOKENS, target.hidden_size)
     drawn = torch.randn(shape, generator=generator) * target.vocabulary.mean_norm / shape[-1] ** 0.5
     embeddings = drawn.to(target.device, target.dtype).requires_grad_()
     mask = torch.ones(shape[:2], dtype=torch.bool, device=target.device)
     labels = target.any_labels(EXAMPLES, TOKENS)
-    name = module_of(part)
-    with captured({name: target.module.get_submodule(name)}, EXAMPLES) as uses:
+    names = list(dict.fromkeys(module_of(part) for part in parts))
+    with captured({name: target.module.get_submodule(name) for name in names}, EXAMPLES) as uses:
         loss = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels)).sum()
-    output = uses.calls[name][0].output
-    delta = torch.autograd.grad(loss, output)[0]
-    return part.cut.of(delta, axis=-1) if part.cut is not None else delta
+    outputs = [uses.calls[name][0].output for name in names]
+    found = dict(zip(names, torch.autograd.grad(loss, outputs), strict=True))
+    deltas = [found[module_of(part)] for part in parts]
+    return [delta if part.cut is None else part.cut.of(delta, axis=-1) for part, delta in zip(parts, deltas, strict=True)]
