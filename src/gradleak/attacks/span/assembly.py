@@ -4,22 +4,25 @@ A deeper layer's span says how well a whole sentence fits. Many sentences are se
 exchanges of words may help, the best are tried, and a sentence that is stuck has a part of its words drawn anew.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.span.checks import Check, Sentence
+from gradleak.attacks.span.blends import Blends
+from gradleak.attacks.span.checks import FITS, Check, Sentence
 from gradleak.attacks.span.choices import Choices
 
-FITS = -3.5  # decades of mean miss in single precision, under which a sentence is looked at in double
 REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn anew, from and to
 LIKELY = 0.03  # weight, of a position's likeliest word, from which a word is tried first
 PATIENCE = 4  # redraws without gain after which a search begins anew
 TOGETHER = 8  # exchanges at different positions taken in one step
 BETTER = 1e-4  # decades
+
+Going = Callable[[int, float], bool]  # whether to go on, after so many steps and with such a score
+Choose = Callable[[Sequence[Sentence]], Choices]  # what there is to choose from beside sentences that were found
 
 
 @dataclass
@@ -40,23 +43,31 @@ class Attempt:
 class Assembly:
     """Searches the sentences of one observation, several attempts at a time."""
 
-    def __init__(self, check: Check, choices: Choices, attempts: int, tries: int, rng: torch.Generator) -> None:
-        self.check, self.choices, self.tries, self.rng = check, choices, tries, rng
+    def __init__(
+        self, check: Check, choose: Choose, blends: Blends | None, attempts: int, tries: int, rng: torch.Generator
+    ) -> None:
+        self.check, self.choose, self.blends, self.tries, self.rng = check, choose, blends, tries, rng
+        self.patience = 0 if blends else PATIENCE
         self.found: list[Sentence] = []
-        starts = [choices.likeliest(int(length)) for length in choices.lengths.flip(0)[:attempts]]
-        starts += [choices.draw(rng) for _ in range(attempts - len(starts))]
+        self.choices = choose(self.found)
+        lengths = self.choices.lengths.flip(0)[:attempts].tolist()
+        starts = [self.choices.likeliest(length) for length in lengths]
+        starts += [self.choices.draw(rng) for _ in range(attempts - len(starts))]
         self.attempts = [Attempt(*start) for start in zip(starts, check.scores(starts), strict=True)]
 
-    def run(self, steps: int, going_on: Callable[[int, float], bool]) -> int:
+    def run(self, steps: int, going_on: Going) -> int:
         """Searches until the sentences that were found have all tokens together; says how many steps that took."""
-        self._collect()
+        self._collect(going_on)
+        if self.blends and self.left > 0:
+            self._restart(self.attempts, going_on)
+            self._collect(going_on)
         for step in range(steps):
             lowest = min(attempt.best_score for attempt in self.attempts)
             if self.left <= 0 or not going_on(step, lowest):
                 return step
             stuck = [attempt for attempt, moved in zip(self.attempts, self._move(), strict=True) if not moved]
-            self._collect()
-            self._shake([attempt for attempt in stuck if attempt.sentence not in self.found])
+            self._collect(going_on)
+            self._shake([attempt for attempt in stuck if attempt.sentence not in self.found], going_on)
         return steps
 
     @property
@@ -104,35 +115,39 @@ class Assembly:
         scores = iter(self.check.scores(flat))
         return [[(next(scores), sentence) for sentence in group] for group in trials]
 
-    def _collect(self) -> None:
+    def _collect(self, going_on: Going) -> None:
         """Notes sentences that fit exactly; their searches begin anew."""
-        done, known = [], len(self.found)
+        known = len(self.found)
         for attempt in self.attempts:
             attempt.keep()
             if attempt.score < FITS and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
                 self.found.append(attempt.sentence)
-                self.choices.use(attempt.sentence, self.left)
-            if attempt.sentence in self.found:
-                done.append(attempt)
-        self._restart(done, [self.choices.draw(self.rng) for _ in done])
-        if len(self.found) > known:  # what is left is clearer now: nobody stays long with an old start
+        if len(self.found) > known and self.left > 0:  # what is left is clearer now: nobody stays long with an old start
+            self.choices = self.choose(self.found).within(self.left)
             for attempt in self.attempts:
-                attempt.redraws = PATIENCE
+                attempt.redraws = self.patience
+        self._restart([attempt for attempt in self.attempts if attempt.sentence in self.found], going_on)
 
-    def _shake(self, stuck: list[Attempt]) -> None:
+    def _shake(self, stuck: list[Attempt], going_on: Going) -> None:
         """Stuck sentences go back to their best with some words drawn anew; after a while they begin anew."""
-        tired = [attempt for attempt in stuck if attempt.redraws >= PATIENCE]
-        others = [attempt for attempt in stuck if attempt.redraws < PATIENCE]
-        self._restart(tired, [self.choices.draw(self.rng) for _ in tired])
+        others = [attempt for attempt in stuck if attempt.redraws < self.patience]
+        self._restart([attempt for attempt in stuck if attempt.redraws >= self.patience], going_on)
         shares = torch.empty(len(others)).uniform_(*REDRAWN, generator=self.rng).tolist()
         redrawn = [self.choices.redraw(attempt.best, share, self.rng) for attempt, share in zip(others, shares, strict=True)]
         for attempt, sentence, score in zip(others, redrawn, self.check.scores(redrawn), strict=True):
             attempt.sentence, attempt.score, attempt.redraws = sentence, score, attempt.redraws + 1
 
-    def _restart(self, attempts: list[Attempt], starts: list[Sentence]) -> None:
+    def _restart(self, attempts: list[Attempt], going_on: Going) -> None:
+        starts = self._starts(len(attempts), going_on) if self.left > 0 else [attempt.sentence for attempt in attempts]
         for attempt, sentence, score in zip(attempts, starts, self.check.scores(starts), strict=True):
             attempt.sentence, attempt.score = sentence, score
             attempt.best, attempt.best_score, attempt.redraws = sentence, score, 0
+
+    def _starts(self, count: int, going_on: Going) -> list[Sentence]:
+        if self.blends is None or not count:
+            return [self.choices.draw(self.rng) for _ in range(count)]
+        lengths = [self.choices.draw_length(self.rng) for _ in range(count)]
+        return self.blends.search(self.choices, lengths, self.rng, going_on)
 
 
 def _exchanged(sentence: Sentence, place: int, word: int) -> Sentence:

@@ -1,9 +1,9 @@
 """Words that may stand at each position of a sentence, with how likely each is, and where sentences may end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.span.checks import Sentence
@@ -12,12 +12,12 @@ from gradleak.core.target import Vocabulary
 
 TEMPERED = 0.5  # power of the weights: they fall over many decades and only say what is likelier
 LEAST = 1e-3  # of the likeliest word's weight at a position
-USED = 0.02  # factor for a word at a place where a sentence that was found has it
+AGAIN = 0.03  # the same for a word that a sentence found before has there
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Choices:
-    """Words that fit each position, with weights that change as sentences are found."""
+    """Words that fit each position, with weights."""
 
     words: list[Int[Tensor, "_"]]  # of each position
     weights: list[Float[Tensor, "_"]]
@@ -28,7 +28,7 @@ class Choices:
 
     def draw(self, rng: torch.Generator) -> Sentence:
         """A sentence of words that are likely one by one."""
-        length = int(self.lengths[_drawn(self.length_weights, rng)])
+        length = self.draw_length(rng)
         inside = range(len(self.prefix), length - len(self.suffix))
         return (*self.prefix, *(self.draw_word(place, rng) for place in inside), *self.suffix)
 
@@ -48,18 +48,22 @@ class Choices:
         inside = range(len(self.prefix), length - len(self.suffix))
         return (*self.prefix, *(int(self.words[place][self.weights[place].argmax()]) for place in inside), *self.suffix)
 
-    def use(self, sentence: Sentence, left: int) -> None:
-        """Makes unlikely what a sentence that was found has used, and drops lengths beyond the tokens left to find."""
-        for place in range(len(self.prefix), len(sentence) - len(self.suffix)):
-            self.weights[place] *= torch.where(self.words[place] == sentence[place], USED, 1.0)
-        self.length_weights *= torch.where(self.lengths == len(sentence), 0.3, 1.0)
+    def draw_length(self, rng: torch.Generator) -> int:
+        return int(self.lengths[_drawn(self.length_weights, rng)])
+
+    def within(self, left: int) -> "Choices":
+        """Without lengths beyond the tokens left to find."""
         fits = (self.lengths == left) | (self.lengths + self.lengths.min() <= left)
-        if bool(fits.any()):
-            self.length_weights *= fits
+        return replace(self, length_weights=self.length_weights * fits) if bool(fits.any()) else self
 
 
 def choices_of(
-    pairs: Pairs, weights: Float[Tensor, "pairs"], vocabulary: Vocabulary, positions: int, by_position: bool
+    pairs: Pairs,
+    weights: Float[Tensor, "pairs"],
+    known: Bool[Tensor, "pairs"],
+    vocabulary: Vocabulary,
+    positions: int,
+    by_position: bool,
 ) -> Choices | None:
     """The choices of one observation; none where no whole sentence can be made of them."""
     prefix, suffix = vocabulary.prefix, vocabulary.suffix
@@ -69,8 +73,9 @@ def choices_of(
         here = pairs.positions == (place if by_position else 0)
         there, likely = pairs.words[here].cpu(), weights[here].cpu().clamp_min(1e-300) ** TEMPERED
         inside = ~torch.isin(there, frame)
+        least = torch.where(known[here].cpu(), AGAIN, LEAST)[inside].double()
         words.append(there[inside])
-        kept.append((likely[inside] / likely[inside].max()).clamp_min(LEAST) if bool(inside.any()) else likely[inside])
+        kept.append((likely[inside] / likely[inside].max()).maximum(least) if bool(inside.any()) else likely[inside])
         closing = likely[there == suffix[-1]] if suffix else likely
         ends.append(float(closing.max()) if len(closing) else 0.0)
     full = [place for place in range(len(prefix), positions) if not len(words[place])]

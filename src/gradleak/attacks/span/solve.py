@@ -1,14 +1,17 @@
 """One observation from the words that fit to sentences and, where the update proves them, the certificate."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gradleak.attacks.span.assembly import Assembly
+from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.checks import Check, Sentence, checks_of
-from gradleak.attacks.span.choices import choices_of
+from gradleak.attacks.span.choices import Choices, choices_of
 from gradleak.attacks.span.endings import with_last_words
+from gradleak.attacks.span.mixing import mixing_of
 from gradleak.attacks.span.prefixes import Prefixes, reads_ahead
 from gradleak.attacks.span.proof import Account, account
 from gradleak.attacks.span.row_space import RowSpace
@@ -91,12 +94,14 @@ class Solver:
 
     def _assembled(self, check: Check) -> Guess:
         """Sentences of a model that reads the whole sentence at every token."""
-        likely = weights(self.space, self.pairs.coordinates)
-        choices = choices_of(self.pairs, likely, self.observation.target.vocabulary, self.positions, self.by_position)
+        choices = self._choices([])
         if choices is None:
             return self._one_by_one()
+        mixing = mixing_of(check) if self.by_position else None
+        blends = Blends(mixing, check, choices) if mixing else None
         rng = self.bench.streams_of(self.observation).child("assembly").generator()
-        search = Assembly(check, choices, self.settings.attempts, self.settings.tries, rng)
+        choose = lambda found: (found and self._choices(found)) or choices
+        search = Assembly(check, choose, blends, self.settings.attempts, self.settings.tries, rng)
         steps = search.run(self.settings.steps, self._going_on)
         sentences, left = list(search.found), search.left
         complete = left == 0
@@ -105,6 +110,14 @@ class Solver:
                 sentences.append(sentence)
                 left -= check.tokens([sentence])
         return Guess(sentences or search.unfinished()[:1], complete, steps)
+
+    def _choices(self, found: Sequence[Sentence]) -> Choices | None:
+        """What there is to choose from beside the words of sentences that were found; none where it makes no sentence."""
+        pairs, used = self.pairs, {(word, place) for sentence in found for place, word in enumerate(sentence)}
+        each = zip(pairs.words.tolist(), pairs.positions.tolist(), strict=True)
+        known = torch.tensor([self.by_position and pair in used for pair in each], dtype=torch.bool, device=pairs.words.device)
+        likely = weights(self.space, pairs.coordinates, known)
+        return choices_of(pairs, likely, known, self.observation.target.vocabulary, self.positions, self.by_position)
 
     def _grown(self, check: Check) -> Guess:
         """Sentences of a model that reads only what came before."""
