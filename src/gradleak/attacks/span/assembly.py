@@ -19,6 +19,7 @@ REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn an
 LIKELY = 0.03  # weight, of a position's likeliest word, from which a word is tried first
 PATIENCE = 4  # redraws without gain after which a search begins anew
 TOGETHER = 8  # exchanges at different positions taken in one step
+BLENDED = 8  # attempts at once where they begin with blends, of which most lead somewhere
 BETTER = 1e-4  # decades
 
 Going = Callable[[int, float], bool]  # whether to go on, after so many steps and with such a score
@@ -59,6 +60,7 @@ class Assembly:
         """Searches until the sentences that were found have all tokens together; says how many steps that took."""
         self._collect(going_on)
         if self.blends and self.left > 0:
+            self.attempts = self.attempts[:BLENDED]
             self._restart(self.attempts, going_on)
             self._collect(going_on)
         for step in range(steps):

@@ -116,7 +116,9 @@ class Solver:
         pairs, used = self.pairs, {(word, place) for sentence in found for place, word in enumerate(sentence)}
         each = zip(pairs.words.tolist(), pairs.positions.tolist(), strict=True)
         known = torch.tensor([self.by_position and pair in used for pair in each], dtype=torch.bool, device=pairs.words.device)
-        likely = weights(self.space, pairs.coordinates, known)
+        likely = weights(self.space, pairs.coordinates)
+        if bool(known.any()):  # what known words leave is clearer, but lacks what others share with them: either sign is good
+            likely = likely.masked_fill(known, 0.0).maximum(weights(self.space, pairs.coordinates, known))
         return choices_of(pairs, likely, known, self.observation.target.vocabulary, self.positions, self.by_position)
 
     def _grown(self, check: Check) -> Guess:
