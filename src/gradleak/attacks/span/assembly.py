@@ -18,7 +18,9 @@ from gradleak.attacks.span.choices import Choices
 REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn anew, from and to
 LIKELY = 0.03  # weight, of a position's likeliest word, from which a word is tried first
 PATIENCE = 4  # redraws without gain after which a search begins anew
-TOGETHER = 8  # exchanges at different positions taken in one step
+TOGETHER = 8  # changes at different positions taken in one step
+NEARLY = -1.7  # decades of mean miss, under which the order of words is worth a look: a batch's words are there
+WORST, NEAR = 6, 3  # words whose place is doubted, and how far from it they are tried
 BLENDED = 8  # attempts at once where they begin with blends, of which most lead somewhere
 BETTER = 1e-4  # decades
 
@@ -83,10 +85,10 @@ class Assembly:
         return [sentence for sentence in dict.fromkeys(attempt.best for attempt in order) if sentence not in self.found]
 
     def _move(self) -> list[bool]:
-        """Tries the most promising exchanges of every sentence and takes the best; says which sentences got better."""
+        """Tries the most promising changes of every sentence and takes the best; says which sentences got better."""
         slopes = self.check.slopes([attempt.sentence for attempt in self.attempts])
         trials = [self._promising(attempt.sentence, slope) for attempt, slope in zip(self.attempts, slopes, strict=True)]
-        scored = self._scored(trials)
+        scored = self._scored([[*some, *more] for some, more in zip(trials, self._orders(), strict=True)])
         ladders = [_ladder(attempt, tried) for attempt, tried in zip(self.attempts, scored, strict=True)]
         moved = []
         for attempt, rungs in zip(self.attempts, self._scored(ladders), strict=True):
@@ -112,23 +114,35 @@ class Assembly:
         chosen += [trial for trial in order if not likely[trial]][: max(self.tries // 4, self.tries - len(chosen))]
         return [_exchanged(sentence, *where[trial]) for trial in chosen]
 
+    def _orders(self) -> list[list[Sentence]]:
+        """Other orders of the words, of sentences that are not far from fitting."""
+        misses = self.check.by_token([attempt.sentence for attempt in self.attempts])
+        inside = [range(len(self.choices.prefix), len(one.sentence) - len(self.choices.suffix)) for one in self.attempts]
+        return [
+            _reordered(attempt.sentence, row, places) if attempt.score < NEARLY else []
+            for attempt, row, places in zip(self.attempts, misses, inside, strict=True)
+        ]
+
     def _scored(self, trials: list[list[Sentence]]) -> list[list[tuple[float, Sentence]]]:
         flat = [sentence for group in trials for sentence in group]
         scores = iter(self.check.scores(flat))
         return [[(next(scores), sentence) for sentence in group] for group in trials]
 
     def _collect(self, going_on: Going) -> None:
-        """Notes sentences that fit exactly; their searches begin anew."""
-        known = len(self.found)
+        """Notes sentences that fit exactly; their searches begin anew, and with luck end at once."""
+        while self._note() and self.left > 0 and going_on(0, FITS):
+            self.choices = self.choose(self.found).within(self.left)
+            for attempt in self.attempts:  # what is left is clearer now: nobody stays long with an old start
+                attempt.redraws = self.patience
+            self._restart([attempt for attempt in self.attempts if attempt.sentence in self.found], going_on)
+
+    def _note(self) -> bool:
+        """Whether any attempt has a sentence that is to be replaced: one that fits, found now or before."""
         for attempt in self.attempts:
             attempt.keep()
             if attempt.score < FITS and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
                 self.found.append(attempt.sentence)
-        if len(self.found) > known and self.left > 0:  # what is left is clearer now: nobody stays long with an old start
-            self.choices = self.choose(self.found).within(self.left)
-            for attempt in self.attempts:
-                attempt.redraws = self.patience
-        self._restart([attempt for attempt in self.attempts if attempt.sentence in self.found], going_on)
+        return any(attempt.sentence in self.found for attempt in self.attempts)
 
     def _shake(self, stuck: list[Attempt], going_on: Going) -> None:
         """Stuck sentences go back to their best with some words drawn anew; after a while they begin anew."""
@@ -156,15 +170,33 @@ def _exchanged(sentence: Sentence, place: int, word: int) -> Sentence:
     return (*sentence[:place], word, *sentence[place + 1 :])
 
 
+def _reordered(sentence: Sentence, misses: Sequence[float], inside: range) -> list[Sentence]:
+    """The sentence with one of its worst words swapped with another near it or among the worst, or moved a few places."""
+    worst = sorted(inside, key=lambda place: -misses[place])[:WORST]
+    swaps = {tuple(sorted((one, other))) for one in worst for other in (*worst, *range(one - NEAR, one + NEAR + 1))}
+    trials = [_swapped(sentence, *pair) for pair in swaps if pair[0] in inside and pair[1] in inside]
+    moves = [(one, one + by) for one in worst for by in range(-NEAR, NEAR + 1) if abs(by) > 1 and one + by in inside]
+    return [trial for trial in dict.fromkeys([*trials, *(_moved(sentence, *move) for move in moves)]) if trial != sentence]
+
+
+def _swapped(sentence: Sentence, one: int, other: int) -> Sentence:
+    return _exchanged(_exchanged(sentence, one, sentence[other]), other, sentence[one])
+
+
+def _moved(sentence: Sentence, start: int, end: int) -> Sentence:
+    rest = [*sentence[:start], *sentence[start + 1 :]]
+    return (*rest[:end], sentence[start], *rest[end:])
+
+
 def _ladder(attempt: Attempt, tried: list[tuple[float, Sentence]]) -> list[Sentence]:
-    """The best exchange, the best two at different positions, and so on, of those that help."""
+    """The best change, the best two at different positions, and so on, of those that help."""
     rungs, current, taken = [], list(attempt.sentence), set[int]()
     for score, sentence in sorted(tried):
-        if score >= attempt.score or len(taken) == TOGETHER:
+        if score >= attempt.score or len(rungs) == TOGETHER:
             break
-        place = next(place for place, pair in enumerate(zip(sentence, attempt.sentence, strict=True)) if pair[0] != pair[1])
-        if place not in taken:
-            taken.add(place)
-            current[place] = sentence[place]
+        places = {place for place, pair in enumerate(zip(sentence, attempt.sentence, strict=True)) if pair[0] != pair[1]}
+        if not places & taken:
+            taken |= places
+            current = [sentence[place] if place in places else word for place, word in enumerate(current)]
             rungs.append(tuple(current))
     return rungs

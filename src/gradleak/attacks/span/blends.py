@@ -25,6 +25,7 @@ STEP_SIZE = 0.3  # in the logarithm of weights
 FLATTENED = 0.3  # power of the words' likelihood a blend begins with: it leads astray where it is wrong
 SPREAD = 0.5  # of the random beginning, which decides what sentence a blend slides into
 SHARPNESS = 7.0  # weights after a round, per decade of miss
+CLEARLY = 0.1  # decades by which another end must fit better
 READERS_AT_ONCE = 2**14
 ANY, OUTSIDE = -1, -2  # in a sentence's frame: any word stands there, and none
 
@@ -77,16 +78,29 @@ class Blends:
         likely = self._likelihoods(choices)
         noise = torch.randn(len(lengths), len(likely), generator=rng).to(likely)
         starts, kept = FLATTENED * likely + SPREAD * noise, self._best(likely[None], FIRST_KEPT, LIKELY)
-        rows = list(range(len(lengths)))
+        rows, ends = list(range(len(lengths))), list(lengths)
         for _ in range(ROUNDS):
-            settled = self._settled([lengths[row] for row in rows], starts, kept, going_on)
+            settled = self._settled(ends, starts, kept, going_on)
             for row, sentence in zip(rows, settled.sentences, strict=True):
                 found[row] = sentence
             unsure = [place for place, score in enumerate(self.check.scores(settled.sentences)) if score >= FITS]
             if not unsure or not going_on(0, 0.0):
                 break
-            starts = -SHARPNESS * self._misses(settled.read, settled.weights[unsure])
-            kept, rows = self._best(starts, KEPT, 0.0), [rows[place] for place in unsure]
+            misses = self._misses(settled.read, settled.weights[unsure])
+            ends = self._ends(misses, [ends[place] for place in unsure], choices.lengths.tolist())
+            starts, rows = -SHARPNESS * misses, [rows[place] for place in unsure]
+            kept = self._best(starts, KEPT, 0.0)
+        return found
+
+    def _ends(self, misses: Float[Tensor, "blends entries"], ends: list[int], lengths: list[int]) -> list[int]:
+        """Where the closing token fits each blend best, if clearly better than where it stands."""
+        if not self.suffix:
+            return ends
+        closing = {int(self.all.places[row]) + 1: row for row in (self.all.words == self.suffix[-1]).nonzero()[:, 0].tolist()}
+        found = []
+        for row, end in zip(misses.tolist(), ends, strict=True):
+            best = min(lengths, key=lambda length: row[closing[length]])
+            found.append(best if row[closing[best]] < row[closing[end]] - CLEARLY else end)
         return found
 
     def _likelihoods(self, choices: Choices) -> Float[Tensor, "entries"]:

@@ -41,6 +41,12 @@ class Check:
             found += self._fit(self._fed(ids, lengths), lengths).tolist()
         return found
 
+    @torch.no_grad()
+    def by_token(self, sentences: Sequence[Sentence]) -> list[list[float]]:
+        """The logarithm of the miss of every token, in decades; what follows a sentence's end means nothing."""
+        rows: list[list[float]] = self.decades(self._fed(*self._laid_out(sentences))).tolist()
+        return rows
+
     def slopes(self, sentences: Sequence[Sentence]) -> Float[Tensor, "sentences tokens hidden"]:
         """The gradient of the scores with respect to the word embeddings."""
         ids, lengths = self._laid_out(sentences)
