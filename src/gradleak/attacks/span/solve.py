@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from gradleak.attacks.span.assembly import Assembly
 from gradleak.attacks.span.blends import Blends
@@ -14,6 +16,7 @@ from gradleak.attacks.span.endings import with_last_words
 from gradleak.attacks.span.mixing import mixing_of
 from gradleak.attacks.span.prefixes import Prefixes, reads_ahead
 from gradleak.attacks.span.proof import Account, account
+from gradleak.attacks.span.remainder import remainder_of
 from gradleak.attacks.span.row_space import RowSpace
 from gradleak.attacks.span.scan import Pairs
 from gradleak.attacks.span.sparse import weights
@@ -59,6 +62,7 @@ class Solver:
         self.observation, self.space, self.pairs, self.positions = observation, space, pairs, positions
         self.by_position, self.settings, self.bench = by_position, settings, bench
         self.checks = checks_of(observation, space.rank, positions) if space.exact else []
+        self.remainder = remainder_of(observation, space, self.checks[0]) if self.checks else None
 
     def solve(self, shared_seconds: float) -> Reconstruction:
         """The reconstruction; its cost holds a share of what all observations were scanned with."""
@@ -112,14 +116,18 @@ class Solver:
         return Guess(sentences or search.unfinished()[:1], complete, steps)
 
     def _choices(self, found: Sequence[Sentence]) -> Choices | None:
-        """What there is to choose from beside the words of sentences that were found; none where it makes no sentence."""
-        pairs, used = self.pairs, {(word, place) for sentence in found for place, word in enumerate(sentence)}
-        each = zip(pairs.words.tolist(), pairs.positions.tolist(), strict=True)
-        known = torch.tensor([self.by_position and pair in used for pair in each], dtype=torch.bool, device=pairs.words.device)
-        likely = weights(self.space, pairs.coordinates)
-        if bool(known.any()):  # what known words leave is clearer, but lacks what others share with them: either sign is good
-            likely = likely.masked_fill(known, 0.0).maximum(weights(self.space, pairs.coordinates, known))
-        return choices_of(pairs, likely, known, self.observation.target.vocabulary, self.positions, self.by_position)
+        """What there is to choose from beside sentences that were found; none where it makes no sentence."""
+        left = self.remainder.without(found) if found and self.remainder else None
+        known = self._used([] if left is not None else found)
+        likely = weights(self.space, self.pairs.coordinates, left).masked_fill(known, 0.0)
+        return choices_of(self.pairs, likely, known, self.observation.target.vocabulary, self.positions, self.by_position)
+
+    def _used(self, sentences: Sequence[Sentence]) -> Bool[Tensor, "pairs"]:
+        """Which pairs are words of these sentences."""
+        used = {(word, place) for sentence in sentences for place, word in enumerate(sentence)}
+        each = zip(self.pairs.words.tolist(), self.pairs.positions.tolist(), strict=True)
+        found = [self.by_position and pair in used for pair in each]
+        return torch.tensor(found, dtype=torch.bool, device=self.pairs.words.device)
 
     def _grown(self, check: Check) -> Guess:
         """Sentences of a model that reads only what came before."""

@@ -6,31 +6,22 @@ few pairs explain that: sparse Bayesian learning for many measurements (Wipf & R
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.span.row_space import RowSpace
 
 STEPS = 80  # more gains nothing: what is left unclear stays so
 RIDGE = 1e-13
-NEW = 1e-5  # of a unit input must stick out of what known pairs span, or rounding is weighed
 
 
 def weights(
-    space: RowSpace, coordinates: Float[Tensor, "pairs rank"], known: Bool[Tensor, "pairs"] | None = None
+    space: RowSpace, coordinates: Float[Tensor, "pairs rank"], left: Float[Tensor, "outputs rank"] | None = None
 ) -> Float[Tensor, "pairs"]:
-    """How much of the gradient each pair explains when as few as possible do; the largest is one.
-
-    Pairs known to be there explain what they can for nothing: the others are weighed by what is left. Their own weight is zero.
-    """
-    atoms, measured = coordinates.mT, torch.diag(space.strengths / space.strengths[0])
-    if known is not None and bool(known.any()):
-        rest = _beside(atoms[:, known])
-        atoms, measured = rest.mT @ atoms, rest.mT @ measured
-    new = atoms.norm(dim=0) > NEW
-    found = atoms.new_zeros(atoms.shape[1])
-    found[new] = _few(atoms[:, new], measured)
-    return found
+    """How much of the gradient, or of what is left of it, each pair explains when as few as possible do; the largest is one."""
+    if left is None:
+        return _few(coordinates.mT, torch.diag(space.strengths / space.strengths[0]))
+    return _few(coordinates.mT, torch.linalg.qr(left / space.strengths[0], mode="r").R.mT)
 
 
 def _few(atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measurements"]) -> Float[Tensor, "pairs"]:
@@ -46,9 +37,3 @@ def _few(atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measu
         found = explained.square().sum(1) / leverage.clamp_min(1e-14)
         found = (found / found.max()).nan_to_num(0.0).clamp_min(1e-20)
     return found
-
-
-def _beside(atoms: Float[Tensor, "rank pairs"]) -> Float[Tensor, "rank rest"]:
-    """Directions that none of these atoms has a part in."""
-    directions, values, _ = torch.linalg.svd(atoms, full_matrices=True)
-    return directions[:, int((values > NEW * values[0]).sum()) :]
