@@ -25,7 +25,7 @@ BLENDED = 8  # attempts at once where they begin with blends, of which most lead
 BETTER = 1e-4  # decades
 
 Going = Callable[[int, float], bool]  # whether to go on, after so many steps and with such a score
-Choose = Callable[[Sequence[Sentence]], Choices]  # what there is to choose from beside sentences that were found
+Choose = Callable[[Sequence[Sentence]], Choices | None]  # what there is to choose from beside sentences that were found
 
 
 @dataclass
@@ -47,12 +47,19 @@ class Assembly:
     """Searches the sentences of one observation, several attempts at a time."""
 
     def __init__(
-        self, check: Check, choose: Choose, blends: Blends | None, attempts: int, tries: int, rng: torch.Generator
+        self,
+        check: Check,
+        choices: Choices,
+        choose: Choose,
+        blends: Blends | None,
+        attempts: int,
+        tries: int,
+        rng: torch.Generator,
     ) -> None:
         self.check, self.choose, self.blends, self.tries, self.rng = check, choose, blends, tries, rng
         self.patience = 0 if blends else PATIENCE
         self.found: list[Sentence] = []
-        self.choices = choose(self.found)
+        self.choices = choices
         lengths = self.choices.lengths.flip(0)[:attempts].tolist()
         starts = [self.choices.likeliest(length) for length in lengths]
         starts += [self.choices.draw(rng) for _ in range(attempts - len(starts))]
@@ -131,7 +138,7 @@ class Assembly:
     def _collect(self, going_on: Going) -> None:
         """Notes sentences that fit exactly; their searches begin anew, and with luck end at once."""
         while self._note() and self.left > 0 and going_on(0, FITS):
-            self.choices = self.choose(self.found).within(self.left)
+            self.choices = (self.choose(self.found) or self.choices).within(self.left)
             for attempt in self.attempts:  # what is left is clearer now: nobody stays long with an old start
                 attempt.redraws = self.patience
             self._restart([attempt for attempt in self.attempts if attempt.sentence in self.found], going_on)
@@ -190,7 +197,7 @@ def _moved(sentence: Sentence, start: int, end: int) -> Sentence:
 
 def _ladder(attempt: Attempt, tried: list[tuple[float, Sentence]]) -> list[Sentence]:
     """The best change, the best two at different positions, and so on, of those that help."""
-    rungs, current, taken = [], list(attempt.sentence), set[int]()
+    rungs, current, taken = list[Sentence](), list(attempt.sentence), set[int]()
     for score, sentence in sorted(tried):
         if score >= attempt.score or len(rungs) == TOGETHER:
             break

@@ -1,4 +1,4 @@
-"""Sentences whose positions hold several words at once, until one is left at each: a smooth way to tell a batch's sentences apart.
+"""Sentences whose positions hold several words at once, until one is left at each: a smooth way to tell sentences apart.
 
 The first layer's span says which words stand at a position in one sentence or another, not which belong together. What a token
 feeds onwards lies in the next span only if it read its own sentence. So the words of a blend get weights, which follow the slope
@@ -47,7 +47,7 @@ class Places:
 
     def by_place(self) -> list[Int[Tensor, "_"]]:
         """The rows of each position that has any, first position first."""
-        return [(self.places == place).nonzero()[:, 0] for place in self.places.unique().tolist()]
+        return [(self.places == place).nonzero()[:, 0] for place in sorted(set(self.places.tolist()))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """The first layer written out, so that a token can read several words at each position at once, every one with a weight.
 
-Attention is a weighted mean of what it reads. A sentence that is only guessed is read with each word that may stand in it weighted
-by how likely it is; with one word a position this is the model's own pass.
+Attention is a weighted mean of what it reads. A sentence that is only guessed is read with each word that may stand in it
+weighted by how likely it is; with one word a position this is the model's own pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from gradleak.core.target import Target
 from gradleak.matching.inputs import ModuleInputs, first_inputs, module_of
 
 AGREES = 1e-4  # relative difference from the model's own pass: rounding leaves 1e-6
-SCALES = ("query", "key", "value", "attention_output")
+READING = ("query", "key", "value", "attention_output")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,16 +83,16 @@ def mixing_of(check: Check) -> Mixing | None:
 
 def _readings(target: Target) -> Iterator[Mixing]:
     """Ways to read the first layer: one for each normalisation it has."""
-    parts = {part.module: part for part in target.parts if part.layer == 1 and part.module in SCALES and part.cut is None}
+    parts = {part.module: part for part in target.parts if part.layer == 1 and part.module in READING and part.cut is None}
     heads = int(getattr(target.module.config, "num_attention_heads", 0))
-    if len(parts) < len(SCALES) or not heads or target.attend_padding:
+    if len(parts) < len(READING) or not heads or target.attend_padding:
         return
-    names = [module_of(parts[module]) for module in SCALES]
-    modules = [target.module.get_submodule(name) for name in names]
+    names = [module_of(parts[module]) for module in READING]
+    query, key, value, output = (target.module.get_submodule(name) for name in names)
     block = target.module.get_submodule(_shared(names).rpartition(".")[0])
     for norm in block.modules():
         if isinstance(norm, nn.LayerNorm):
-            yield Mixing(ModuleInputs(target, [parts["query"]]), *modules, norm, heads)
+            yield Mixing(ModuleInputs(target, [parts["query"]]), query, key, value, output, norm, heads)
 
 
 def _shared(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """What is left of the gradient when sentences that were found are taken out: the gradient of a smaller batch.
 
-The gradient is a sum of the sentences' own, each with a share. A matrix of it is Σ_t δ_t x_tᵀ; where the inputs x_t are independent,
-a known x_t picks out its δ_t, and this held against the sentence's own δ_t gives the share.
+The gradient is a sum of the sentences' own, each with a share. A matrix of it is Σ_t δ_t x_tᵀ; where the inputs x_t are
+independent, a known x_t picks out its δ_t, and this held against the sentence's own δ_t gives the share.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Remainder:
         """How much of a sentence's gradient with some label is in what was seen; none where it was not this label."""
         space, span = self.check.space, self._span(self.check.space)
         inputs = self.check.inputs_of([sentence]).double() @ span
-        duals = (inputs / space.strengths.square()) @ (self.seen @ span).mT  # products with the gradient's outputs give the inputs
+        duals = (inputs / space.strengths.square()) @ (self.seen @ span).mT  # their products with what was seen are the inputs
         clearest = duals.norm(dim=1).argsort()[:CLEAREST]
         images, inputs = duals[clearest] @ (own @ span), inputs[clearest]
         inverse = (images * inputs).sum() / inputs.square().sum()

@@ -71,13 +71,30 @@ class Solver:
         told = account(self.observation, guess.sentences)
         proved = told is not None and told.unexplained < PROVED
         sentences = told.sentences if told is not None and proved else tuple(guess.sentences)
+        certain = self.certain(guess, told)
         return Reconstruction(
             sentences=sentences,
-            certified=self.certain(guess, told),
+            certified=certain,
             loss=None if told is None else told.unexplained,
             labels=told.labels if told is not None and proved else None,
             trace=Trace(guesses=((guess.steps, sentences),)),
             cost=Cost(shared_seconds + time.monotonic() - begun, guess.steps),
+            note="" if certain else self._obstacle(guess),
+        )
+
+    def _obstacle(self, guess: Guess) -> str:
+        """Why a guess is not proved."""
+        width = len(self.space.directions)
+        if not self.space.exact:
+            return (
+                f"The first layer's gradient has no exact span: it is noisy or changed, or its words fill all {width} directions."
+            )
+        if not self.checks:
+            return f"No deeper layer has an exact span: hidden, changed, or as many tokens as the model is wide ({width})."
+        return (
+            "The search ended before all tokens were found."
+            if not guess.complete
+            else "The update does not follow from the guess."
         )
 
     def certain(self, guess: Guess, told: Account | None) -> bool:
@@ -104,8 +121,7 @@ class Solver:
         mixing = mixing_of(check) if self.by_position else None
         blends = Blends(mixing, check, choices) if mixing else None
         rng = self.bench.streams_of(self.observation).child("assembly").generator()
-        choose = lambda found: (found and self._choices(found)) or choices
-        search = Assembly(check, choose, blends, self.settings.attempts, self.settings.tries, rng)
+        search = Assembly(check, choices, self._choices, blends, self.settings.attempts, self.settings.tries, rng)
         steps = search.run(self.settings.steps, self._going_on)
         sentences, left = list(search.found), search.left
         complete = left == 0
