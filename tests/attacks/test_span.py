@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradleak.attacks.span import Span
+from gradleak.attacks.span.additive import additive_of
 from gradleak.attacks.span.assembly import _reordered
 from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.mixing import mixing_of
@@ -22,7 +23,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.matching.inputs import ModuleInputs
+from gradleak.matching.inputs import ModuleInputs, first_inputs
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
@@ -232,3 +233,17 @@ def test_swaps_and_moves_of_the_worst_words_are_tried() -> None:
     assert (0, 6, 7, 5, 8, 1) in tried  # moved behind two others
     assert sentence not in tried
     assert all((trial[0], trial[-1]) == (0, 1) for trial in tried)
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "DistilBert", "GPT2"])
+def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
+    random_model: Callable[..., Any], observe: Observe, architecture: str
+) -> None:
+    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    inputs = ModuleInputs(target, attention_parts(observe(target, TEXTS[:1]), 1)[:1])
+    words, directions = target.vocabulary.allowed.nonzero()[:20, 0], torch.eye(96)[:, ::12]
+    additive = additive_of(inputs, words, 7)
+    assert additive is not None
+    fed = next(iter(first_inputs(inputs, words, 7).values()))
+    slowly = (fed @ directions).norm(dim=-1) / fed.norm(dim=-1)
+    assert torch.allclose(additive.misses(directions), slowly, rtol=1e-3, atol=1e-4)
