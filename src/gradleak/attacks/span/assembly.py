@@ -137,7 +137,7 @@ class Assembly:
 
     def _collect(self, going_on: Going) -> None:
         """Notes sentences that fit exactly; their searches begin anew, and with luck end at once."""
-        while self._note() and self.left > 0 and going_on(0, FITS):
+        while self._note() and self.left > 0 and going_on(0, min(attempt.score for attempt in self.attempts)):
             self.choices = (self.choose(self.found) or self.choices).within(self.left)
             for attempt in self.attempts:  # what is left is clearer now: nobody stays long with an old start
                 attempt.redraws = self.patience

@@ -83,8 +83,9 @@ class Blends:
             settled = self._settled(ends, starts, kept, going_on)
             for row, sentence in zip(rows, settled.sentences, strict=True):
                 found[row] = sentence
-            unsure = [place for place, score in enumerate(self.check.scores(settled.sentences)) if score >= FITS]
-            if not unsure or not going_on(0, 0.0):
+            scores = self.check.scores(settled.sentences)
+            unsure = [place for place, score in enumerate(scores) if score >= FITS]
+            if not unsure or not going_on(0, min(scores)):
                 break
             misses = self._misses(settled.read, settled.weights[unsure])
             ends = self._ends(misses, [ends[place] for place in unsure], choices.lengths.tolist())
