@@ -20,6 +20,8 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
 
+SHORTEST = 4  # words of a sentence, on the safe side of the mean
+
 
 @dataclass(frozen=True)
 class Line:
@@ -76,7 +78,7 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
 
 def joined(spec: AuditSpec, target: Target, tokens: int) -> list[Example]:
     """Texts of so many tokens, or a few less: the data's sentences one after the other, cut between words."""
-    sentences = private_examples(replace(spec, limit=spec.limit * tokens))
+    sentences = private_examples(replace(spec, limit=spec.limit * (tokens // SHORTEST + 1)))
     words = iter([word for sentence in sentences for word in sentence.text.split()])
     texts = [next(words) for _ in range(spec.limit * spec.batch_size)]
     for place, text in enumerate(texts):

@@ -1,7 +1,8 @@
 """Putting words together to sentences where every token sees the whole sentence: search over words that fit each position.
 
-A deeper layer's span says how well a whole sentence fits. Many sentences are searched at once: the slope at each says which
-exchanges of words may help, the best are tried, and a sentence that is stuck has a part of its words drawn anew.
+A deeper layer's span says how well a whole sentence fits. Many sentences are searched at once. They begin as blends where the
+model's layer can be written out. The slope at each says which exchanges of words may help, the best are tried beside other orders
+of the worst words, and a sentence that is stuck begins anew or has a part of its words drawn again.
 """
 
 from collections.abc import Callable, Sequence
