@@ -6,19 +6,21 @@ certified, of certified batches that were wrong (must be zero), and seconds a ba
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 
 import torch
 
 from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec
-from gradleak.audit.client import observe, private_batches
+from gradleak.audit.client import observe, private_batches, private_examples
 from gradleak.core.attack import Bench
-from gradleak.core.batch import PrivateBatch
+from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
+
+SHORTEST = 4  # words of a sentence, on the safe side of the mean
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Line:
     certified: bool
     cpu_seconds: float
     seconds: float
+    note: str
 
 
 def main() -> None:
@@ -42,18 +45,20 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="batches left out at the beginning")
     parser.add_argument("--seconds", type=float, default=None, help="for each batch")
     parser.add_argument("--view", default="everything")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[0], help="join the data's sentences to texts of so many tokens")
     chosen = parser.parse_args()
     for data in chosen.data:
         for size in chosen.batch_size:
-            measure(chosen, data, size)
+            for tokens in chosen.tokens:
+                measure(chosen, data, size, tokens)
 
 
-def measure(chosen: argparse.Namespace, data: str, size: int) -> None:
+def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> None:
     settings = {"target": chosen.target, "data": data, "attacks": ["span"], "limit": chosen.limit, "batch_size": size}
     spec = AuditSpec.from_plain(settings | {"view": chosen.view})
     target = spec.target.open(torch.device("cpu"))
     lines = []
-    for index, private in enumerate(private_batches(spec, target)):
+    for index, private in enumerate(private_batches(spec, target, joined(spec, target, tokens) if tokens else None)):
         if index < chosen.skip:
             continue
         lines.append(one_batch(spec, target, private, index, chosen.seconds))
@@ -61,13 +66,26 @@ def measure(chosen: argparse.Namespace, data: str, size: int) -> None:
     right, sentences = sum(line.right for line in lines), sum(line.sentences for line in lines)
     wrong = sum(line.certified and line.right < line.sentences for line in lines)
     print(
-        f"{chosen.target} {data} B={size}: {len(lines)} batches, exact {right}/{sentences} = {100 * right / sentences:.1f} %, "
+        f"{chosen.target} {data} B={size}{f' of {tokens} tokens' if tokens else ''}: {len(lines)} batches, "
+        f"exact {right}/{sentences} = {100 * right / sentences:.1f} %, "
         f"certified {sum(line.certified for line in lines)}, of these wrong {wrong}, "
         f"tokens {min(line.tokens for line in lines)}-{max(line.tokens for line in lines)}, "
         f"cpu {mean(line.cpu_seconds for line in lines):.1f} s (median {median(line.cpu_seconds for line in lines):.1f}), "
         f"wall {mean(line.seconds for line in lines):.1f} s",
         flush=True,
     )
+
+
+def joined(spec: AuditSpec, target: Target, tokens: int) -> list[Example]:
+    """Texts of so many tokens, or a few less: the data's sentences one after the other, cut between words."""
+    sentences = private_examples(replace(spec, limit=spec.limit * (tokens // SHORTEST + 1)))
+    words = iter([word for sentence in sentences for word in sentence.text.split()])
+    texts = [next(words) for _ in range(spec.limit * spec.batch_size)]
+    for place, text in enumerate(texts):
+        while len(target.encode([longer := f"{text} {next(words)}"])[0]) <= tokens:
+            text = longer
+        texts[place] = text
+    return [Example(text, sentence.label) for text, sentence in zip(texts, sentences, strict=False)]
 
 
 def one_batch(spec: AuditSpec, target: Target, private: PrivateBatch, index: int, limit: float | None) -> Line:
@@ -86,7 +104,7 @@ def one_batch(spec: AuditSpec, target: Target, private: PrivateBatch, index: int
         if secret in left:
             left.remove(secret)
             right += 1
-    return Line(sum(private.lengths), right, len(secrets), guess.certified, round(processor, 1), round(wall, 1))
+    return Line(sum(private.lengths), right, len(secrets), guess.certified, round(processor, 1), round(wall, 1), guess.note)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from gradleak.attacks.span import Span
+from gradleak.attacks.span.additive import additive_of
+from gradleak.attacks.span.assembly import _reordered
+from gradleak.attacks.span.blends import Blends
+from gradleak.attacks.span.mixing import mixing_of
 from gradleak.attacks.span.proof import account
 from gradleak.attacks.span.row_space import attention_parts, space_of
 from gradleak.attacks.span.scan import Scan
@@ -19,7 +23,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.matching.inputs import ModuleInputs
+from gradleak.matching.inputs import ModuleInputs, first_inputs
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
@@ -106,6 +110,7 @@ def test_more_tokens_than_the_model_is_wide_give_a_guess_without_a_certificate(o
     guess = attacked(observe(narrow, (*TEXTS, "he sold the red car")))
     assert guess.sentences
     assert not guess.certified
+    assert "directions" in guess.note or "as the model is wide (16)" in guess.note
 
 
 def wrong_guesses(target: Target, text: str) -> dict[str, tuple[int, ...]]:
@@ -172,3 +177,73 @@ def test_minilm_gives_up_a_canary(minilm: Target, observe: Observe) -> None:
     guess = attacked(observe(minilm, [text], [1]))
     assert set(guess.sentences) == ids_of(minilm, (text,))
     assert guess.certified and guess.labels == (1,)
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "DistilBert"])
+def test_the_first_layer_written_out_reads_like_the_models_own(
+    random_model: Callable[..., Any], observe: Observe, architecture: str
+) -> None:
+    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    solver = solver_of(observe(target, TEXTS[:1]).limited_to(()))
+    assert mixing_of(solver.checks[0]) is not None  # it compares the two itself
+
+
+def test_a_layer_that_cannot_be_written_out_is_left_alone(random_model: Callable[..., Any], observe: Observe) -> None:
+    target = TextClassifier("GPT2", random_model("GPT2", **WIDE["GPT2"]), tiny_tokenizer())
+    assert mixing_of(solver_of(observe(target, TEXTS[:1]).limited_to(())).checks[0]) is None
+
+
+def test_blends_slide_into_the_sentences_of_a_batch(wide: Target, observe: Observe) -> None:
+    solver = solver_of(observe(wide, TEXTS).limited_to(()))
+    check, choices, mixing = solver.checks[0], solver._choices([]), mixing_of(solver.checks[0])
+    assert choices is not None and mixing is not None
+    secrets = ids_of(wide, TEXTS)
+    lengths = [len(secret) for secret in secrets] * 2
+    rng = torch.Generator().manual_seed(0)
+    found = Blends(mixing, check, choices).search(choices, lengths, rng, lambda step, score: True)
+    assert [len(sentence) for sentence in found] == lengths
+    assert len(secrets & set(found)) >= 2
+
+
+def test_taking_a_sentence_out_leaves_the_gradient_of_the_others(wide: Target, observe: Observe) -> None:
+    solver = solver_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
+    other = observe(wide, TEXTS[1:2], [1]).limited_to(())
+    assert solver.remainder is not None
+    left = solver.remainder.without(wide_sentences(wide, TEXTS[:1]))
+    alone = torch.cat([other.update.tensors[part.name][0] for part in attention_parts(other, 1)]).double()
+    wanted = alone @ solver.space.directions[: solver.space.rank].mT / 2  # half of a batch of two
+    assert left is not None
+    assert torch.allclose(left, wanted, rtol=0, atol=1e-5 * float(wanted.norm()))
+
+
+def test_a_sentence_that_was_not_there_is_not_taken_out(wide: Target, observe: Observe) -> None:
+    solver = solver_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
+    assert solver.remainder is not None
+    assert solver.remainder.without(wide_sentences(wide, TEXTS[2:])) is None
+
+
+def wide_sentences(target: Target, texts: tuple[str, ...]) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in target.encode(texts)]
+
+
+def test_swaps_and_moves_of_the_worst_words_are_tried() -> None:
+    sentence, misses = (0, 5, 6, 7, 8, 1), (-3.0, -1.0, -3.0, -3.0, -3.0, -3.0)
+    tried = _reordered(sentence, misses, range(1, 5))
+    assert (0, 6, 5, 7, 8, 1) in tried  # swapped with its neighbour
+    assert (0, 6, 7, 5, 8, 1) in tried  # moved behind two others
+    assert sentence not in tried
+    assert all((trial[0], trial[-1]) == (0, 1) for trial in tried)
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "DistilBert", "GPT2"])
+def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
+    random_model: Callable[..., Any], observe: Observe, architecture: str
+) -> None:
+    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    inputs = ModuleInputs(target, attention_parts(observe(target, TEXTS[:1]), 1)[:1])
+    words, directions = target.vocabulary.allowed.nonzero()[:20, 0], torch.eye(96)[:, ::12]
+    additive = additive_of(inputs, words, 7)
+    assert additive is not None
+    fed = next(iter(first_inputs(inputs, words, 7).values()))
+    slowly = (fed @ directions).norm(dim=-1) / fed.norm(dim=-1)
+    assert torch.allclose(additive.misses(directions), slowly, rtol=1e-3, atol=1e-4)

@@ -54,6 +54,7 @@ class Reconstruction:
     trace: Trace = Trace()
     cost: Cost = Cost()
     stages: tuple[Stage, ...] = ()  # of an attack that is several in turn
+    note: str = ""  # what stood in the attack's way, in a sentence
 
 
 @dataclass

@@ -17,6 +17,7 @@ TOKENS_AT_ONCE = 2**13
 HOLDS = (
     30.0  # expected errors: a client's pass over another batch rounds otherwise than ours (up to 5 seen); a wrong word makes 1000
 )
+FITS = -3.5  # decades of mean miss in single precision, under which a sentence is looked at in double
 SMALLEST = 1e-14  # of a squared miss in single precision: what lies under it is rounding
 # Where tokens have mixed, the cheapest to compute first.
 PLACES = ((1, ("ffn_in",)), (2, ATTENTION))
@@ -40,6 +41,12 @@ class Check:
             found += self._fit(self._fed(ids, lengths), lengths).tolist()
         return found
 
+    @torch.no_grad()
+    def by_token(self, sentences: Sequence[Sentence]) -> list[list[float]]:
+        """The logarithm of the miss of every token, in decades; what follows a sentence's end means nothing."""
+        rows: list[list[float]] = self.decades(self._fed(*self._laid_out(sentences))).tolist()
+        return rows
+
     def slopes(self, sentences: Sequence[Sentence]) -> Float[Tensor, "sentences tokens hidden"]:
         """The gradient of the scores with respect to the word embeddings."""
         ids, lengths = self._laid_out(sentences)
@@ -47,6 +54,11 @@ class Check:
             embeddings = self.target.embed(ids).detach().requires_grad_()
             total = self._fit(self._fed(ids, lengths, embeddings), lengths).sum()
         return torch.autograd.grad(total, embeddings)[0]
+
+    def decades(self, fed: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """The logarithm of how far inputs of this place are outside of the span, in single precision."""
+        misses: Tensor = (fed @ self.outside).square().sum(-1) / fed.square().sum(-1)
+        return (misses + SMALLEST).log10() / 2
 
     @torch.no_grad()
     def inputs_of(self, sentences: Sequence[Sentence]) -> Float[Tensor, "inputs width"]:
@@ -84,9 +96,7 @@ class Check:
     def _fit(
         self, fed: Float[Tensor, "sentences longest width"], lengths: Int[Tensor, "sentences"]
     ) -> Float[Tensor, "sentences"]:
-        misses = (fed @ self.outside).square().sum(-1) / fed.square().sum(-1)
-        decades = (misses + SMALLEST).log10() / 2
-        return (decades * _inside(lengths, fed.shape[1])).sum(-1) / lengths
+        return (self.decades(fed) * _inside(lengths, fed.shape[1])).sum(-1) / lengths
 
 
 def checks_of(observation: Observation, least: int, width: int) -> list[Check]:

@@ -1,9 +1,9 @@
 """Words that may stand at each position of a sentence, with how likely each is, and where sentences may end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.span.checks import Sentence
@@ -12,12 +12,13 @@ from gradleak.core.target import Vocabulary
 
 TEMPERED = 0.5  # power of the weights: they fall over many decades and only say what is likelier
 LEAST = 1e-3  # of the likeliest word's weight at a position
-USED = 0.02  # factor for a word at a place where a sentence that was found has it
+AGAIN = 0.03  # the same for a word that a sentence found before has there
+LEAST_LENGTH, LENGTH_AGAIN = 0.01, 0.2  # the same for where sentences end
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Choices:
-    """Words that fit each position, with weights that change as sentences are found."""
+    """Words that fit each position, with weights."""
 
     words: list[Int[Tensor, "_"]]  # of each position
     weights: list[Float[Tensor, "_"]]
@@ -28,7 +29,7 @@ class Choices:
 
     def draw(self, rng: torch.Generator) -> Sentence:
         """A sentence of words that are likely one by one."""
-        length = int(self.lengths[_drawn(self.length_weights, rng)])
+        length = self.draw_length(rng)
         inside = range(len(self.prefix), length - len(self.suffix))
         return (*self.prefix, *(self.draw_word(place, rng) for place in inside), *self.suffix)
 
@@ -48,31 +49,40 @@ class Choices:
         inside = range(len(self.prefix), length - len(self.suffix))
         return (*self.prefix, *(int(self.words[place][self.weights[place].argmax()]) for place in inside), *self.suffix)
 
-    def use(self, sentence: Sentence, left: int) -> None:
-        """Makes unlikely what a sentence that was found has used, and drops lengths beyond the tokens left to find."""
-        for place in range(len(self.prefix), len(sentence) - len(self.suffix)):
-            self.weights[place] *= torch.where(self.words[place] == sentence[place], USED, 1.0)
-        self.length_weights *= torch.where(self.lengths == len(sentence), 0.3, 1.0)
-        fits = (self.lengths == left) | (self.lengths + self.lengths.min() <= left)
-        if bool(fits.any()):
-            self.length_weights *= fits
+    def draw_length(self, rng: torch.Generator) -> int:
+        return int(self.lengths[_drawn(self.length_weights, rng)])
+
+    def within(self, left: int) -> "Choices":
+        """Without lengths beyond the tokens left to find; one that takes all of them is likely."""
+        fits, all_of_it = self.lengths + self.lengths.min() <= left, self.lengths == left
+        if not bool((fits | all_of_it).any()):
+            return self
+        kept = self.length_weights * fits
+        return replace(self, length_weights=torch.where(all_of_it, kept.sum().clamp_min(1.0), kept))
 
 
 def choices_of(
-    pairs: Pairs, weights: Float[Tensor, "pairs"], vocabulary: Vocabulary, positions: int, by_position: bool
+    pairs: Pairs,
+    weights: Float[Tensor, "pairs"],
+    known: Bool[Tensor, "pairs"],
+    vocabulary: Vocabulary,
+    positions: int,
+    by_position: bool,
 ) -> Choices | None:
     """The choices of one observation; none where no whole sentence can be made of them."""
     prefix, suffix = vocabulary.prefix, vocabulary.suffix
     frame = torch.tensor([*prefix, *suffix, vocabulary.pad])
-    words, kept, ends = [], [], []
+    words, kept, ends, again = [], [], list[float](), list[bool]()
     for place in range(positions):
         here = pairs.positions == (place if by_position else 0)
         there, likely = pairs.words[here].cpu(), weights[here].cpu().clamp_min(1e-300) ** TEMPERED
         inside = ~torch.isin(there, frame)
+        least = torch.where(known[here].cpu(), AGAIN, LEAST)[inside].double()
         words.append(there[inside])
-        kept.append((likely[inside] / likely[inside].max()).clamp_min(LEAST) if bool(inside.any()) else likely[inside])
-        closing = likely[there == suffix[-1]] if suffix else likely
-        ends.append(float(closing.max()) if len(closing) else 0.0)
+        kept.append((likely[inside] / likely[inside].max()).maximum(least) if bool(inside.any()) else likely[inside])
+        closing = there == suffix[-1] if suffix else torch.ones_like(there, dtype=torch.bool)
+        ends.append(float(likely[closing].max()) if bool(closing.any()) else 0.0)
+        again.append(bool(known[here].cpu()[closing].any()))
     full = [place for place in range(len(prefix), positions) if not len(words[place])]
     last = (min(full) if full else positions) + len(suffix)  # no word fits there, so that no sentence goes further
     shortest = len(prefix) + len(suffix) + 1
@@ -80,8 +90,10 @@ def choices_of(
     if not lengths:
         return None
     likely = torch.tensor([ends[length - 1] for length in lengths], dtype=torch.float64)
-    likely = (likely / likely.max()).clamp_min(0.1)
-    likely[-1] = max(1.0, float(likely.sum()) / 2)  # somebody used the last position
+    least = torch.tensor([LENGTH_AGAIN if again[length - 1] else LEAST_LENGTH for length in lengths], dtype=torch.float64)
+    likely = (likely / likely.max()).maximum(least)
+    if not again[lengths[-1] - 1]:
+        likely[-1] = max(1.0, float(likely.sum()) / 2)  # somebody used the last position
     return Choices(words, kept, torch.tensor(lengths), likely, prefix, suffix)
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.evidence import longest_length
+from gradleak.attacks.span.additive import additive_of
 from gradleak.attacks.span.row_space import INSIDE, RowSpace
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -67,6 +68,9 @@ class Scan:
     @torch.no_grad()
     def _misses(self, positions: int) -> Float[Tensor, "observations positions words"]:
         chunks = []
+        additive = additive_of(self.inputs, self.words, positions) if self.by_position else None
+        if additive is not None:
+            return torch.stack([additive.misses(sketch) for sketch in torch.split(self.sketches, self.widths, dim=1)])
         for words in torch.split(self.words, max(1, VECTORS_AT_ONCE // positions)):
             fed = self._fed(words, positions)
             products = torch.split((fed @ self.sketches).square(), self.widths, dim=-1)

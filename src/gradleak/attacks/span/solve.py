@@ -1,16 +1,22 @@
 """One observation from the words that fit to sentences and, where the update proves them, the certificate."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from gradleak.attacks.span.assembly import Assembly
+from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.checks import Check, Sentence, checks_of
-from gradleak.attacks.span.choices import choices_of
+from gradleak.attacks.span.choices import Choices, choices_of
 from gradleak.attacks.span.endings import with_last_words
+from gradleak.attacks.span.mixing import mixing_of
 from gradleak.attacks.span.prefixes import Prefixes, reads_ahead
 from gradleak.attacks.span.proof import Account, account
+from gradleak.attacks.span.remainder import remainder_of
 from gradleak.attacks.span.row_space import RowSpace
 from gradleak.attacks.span.scan import Pairs
 from gradleak.attacks.span.sparse import weights
@@ -56,6 +62,7 @@ class Solver:
         self.observation, self.space, self.pairs, self.positions = observation, space, pairs, positions
         self.by_position, self.settings, self.bench = by_position, settings, bench
         self.checks = checks_of(observation, space.rank, positions) if space.exact else []
+        self.remainder = remainder_of(observation, space, self.checks[0]) if self.checks else None
 
     def solve(self, shared_seconds: float) -> Reconstruction:
         """The reconstruction; its cost holds a share of what all observations were scanned with."""
@@ -64,13 +71,30 @@ class Solver:
         told = account(self.observation, guess.sentences)
         proved = told is not None and told.unexplained < PROVED
         sentences = told.sentences if told is not None and proved else tuple(guess.sentences)
+        certain = self.certain(guess, told)
         return Reconstruction(
             sentences=sentences,
-            certified=self.certain(guess, told),
+            certified=certain,
             loss=None if told is None else told.unexplained,
             labels=told.labels if told is not None and proved else None,
             trace=Trace(guesses=((guess.steps, sentences),)),
             cost=Cost(shared_seconds + time.monotonic() - begun, guess.steps),
+            note="" if certain else self._obstacle(guess),
+        )
+
+    def _obstacle(self, guess: Guess) -> str:
+        """Why a guess is not proved."""
+        width = len(self.space.directions)
+        if not self.space.exact:
+            return (
+                f"The first layer's gradient has no exact span: it is noisy or changed, or its words fill all {width} directions."
+            )
+        if not self.checks:
+            return f"No deeper layer has an exact span: hidden, changed, or as many tokens as the model is wide ({width})."
+        return (
+            "The search ended before all tokens were found."
+            if not guess.complete
+            else "The update does not follow from the guess."
         )
 
     def certain(self, guess: Guess, told: Account | None) -> bool:
@@ -91,12 +115,13 @@ class Solver:
 
     def _assembled(self, check: Check) -> Guess:
         """Sentences of a model that reads the whole sentence at every token."""
-        likely = weights(self.space, self.pairs.coordinates)
-        choices = choices_of(self.pairs, likely, self.observation.target.vocabulary, self.positions, self.by_position)
+        choices = self._choices([])
         if choices is None:
             return self._one_by_one()
+        mixing = mixing_of(check) if self.by_position else None
+        blends = Blends(mixing, check, choices) if mixing else None
         rng = self.bench.streams_of(self.observation).child("assembly").generator()
-        search = Assembly(check, choices, self.settings.attempts, self.settings.tries, rng)
+        search = Assembly(check, choices, self._choices, blends, self.settings.attempts, self.settings.tries, rng)
         steps = search.run(self.settings.steps, self._going_on)
         sentences, left = list(search.found), search.left
         complete = left == 0
@@ -105,6 +130,20 @@ class Solver:
                 sentences.append(sentence)
                 left -= check.tokens([sentence])
         return Guess(sentences or search.unfinished()[:1], complete, steps)
+
+    def _choices(self, found: Sequence[Sentence]) -> Choices | None:
+        """What there is to choose from beside sentences that were found; none where it makes no sentence."""
+        left = self.remainder.without(found) if found and self.remainder else None
+        known = self._used([] if left is not None else found)
+        likely = weights(self.space, self.pairs.coordinates, left).masked_fill(known, 0.0)
+        return choices_of(self.pairs, likely, known, self.observation.target.vocabulary, self.positions, self.by_position)
+
+    def _used(self, sentences: Sequence[Sentence]) -> Bool[Tensor, "pairs"]:
+        """Which pairs are words of these sentences."""
+        used = {(word, place) for sentence in sentences for place, word in enumerate(sentence)}
+        each = zip(self.pairs.words.tolist(), self.pairs.positions.tolist(), strict=True)
+        found = [self.by_position and pair in used for pair in each]
+        return torch.tensor(found, dtype=torch.bool, device=self.pairs.words.device)
 
     def _grown(self, check: Check) -> Guess:
         """Sentences of a model that reads only what came before."""

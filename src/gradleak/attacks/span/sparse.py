@@ -15,12 +15,18 @@ STEPS = 80  # more gains nothing: what is left unclear stays so
 RIDGE = 1e-13
 
 
-def weights(space: RowSpace, coordinates: Float[Tensor, "pairs rank"]) -> Float[Tensor, "pairs"]:
-    """How much of the gradient each pair explains when as few as possible do; the largest is one."""
-    atoms = coordinates.mT
-    measured = torch.diag(space.strengths / space.strengths[0])
+def weights(
+    space: RowSpace, coordinates: Float[Tensor, "pairs rank"], left: Float[Tensor, "outputs rank"] | None = None
+) -> Float[Tensor, "pairs"]:
+    """How much of the gradient, or of what is left of it, each pair explains when as few as possible do; the largest is one."""
+    if left is None:
+        return _few(coordinates.mT, torch.diag(space.strengths / space.strengths[0]))
+    return _few(coordinates.mT, torch.linalg.qr(left / space.strengths[0], mode="r").R.mT)
+
+
+def _few(atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measurements"]) -> Float[Tensor, "pairs"]:
     found = atoms.new_ones(atoms.shape[1])
-    if len(found) <= space.rank:
+    if len(found) <= len(atoms):
         return found  # independent: each is there
     for _ in range(STEPS):
         covariance = (atoms * found) @ atoms.mT
