@@ -90,7 +90,8 @@ class Observation:
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.
 
-        The same code as the client's, with the attacker's own randomness.
+        The same code as the client's, with the attacker's own randomness, and without dropout: another mask than the client's
+        would only add noise.
         """
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example

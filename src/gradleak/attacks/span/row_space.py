@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -106,4 +106,6 @@ def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     """The span of the inputs of parts that are fed by one tensor. Together they see more: key sees centred inputs only."""
     target, seen = observation.target, observation.update.tensors
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
-    return row_space(rows, rows.dtype)
+    space = row_space(rows, rows.dtype)
+    # Dropout leaves a clear span, but of inputs that no word has: what fits it exactly is nothing, what fits best is a ranking.
+    return replace(space, exact=False) if observation.protocol.dropout else space
