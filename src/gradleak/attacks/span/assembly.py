@@ -14,7 +14,6 @@ from torch import Tensor
 from gradleak.attacks.span.checks import Check, Sentence
 from gradleak.attacks.span.choices import Choices
 
-FITS = -3.5  # decades of mean miss in single precision, under which a sentence is looked at in double
 REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn anew, from and to
 LIKELY = 0.03  # weight, of a position's likeliest word, from which a word is tried first
 PATIENCE = 4  # redraws without gain after which a search begins anew
@@ -109,7 +108,7 @@ class Assembly:
         done, known = [], len(self.found)
         for attempt in self.attempts:
             attempt.keep()
-            if attempt.score < FITS and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
+            if attempt.score < self.check.fits and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
                 self.found.append(attempt.sentence)
                 self.choices.use(attempt.sentence, self.left)
             if attempt.sentence in self.found:
