@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: audit test test-long lint wheel clean
 
 audit: $(READY)
-	$(BIN)/gradleak audit --limit 3 --attack lamp_quick --attack tag:steps=100 --seed 0
+	$(BIN)/gradleak audit --limit 3 --attack portfolio --attack lamp_quick --seed 0
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not long"

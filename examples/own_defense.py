@@ -10,9 +10,9 @@ from gradleak.core.streams import Streams
 from gradleak.core.update import Update
 
 
-@register("defense", "rounding")
+@register("defense", "fixed_step")
 @dataclass(frozen=True)
-class Rounding(Defense):
+class FixedStep(Defense):
     """Rounds every entry to a multiple of the step size; what is smaller than half a step is sent as zero."""
 
     step_size: float = 0.1
@@ -21,10 +21,10 @@ class Rounding(Defense):
         return update.map(lambda tensor: (tensor / self.step_size).round() * self.step_size)
 
     def channel(self) -> Channel:
-        return Channel()  # adds no noise
+        return Channel(smallest_step=self.step_size)  # so that attacks know how far entries may be off
 
 
-for defenses in ([], ["rounding"], ["rounding:step_size=1.0"]):
+for defenses in ([], ["fixed_step"], ["fixed_step:step_size=1.0"]):
     record = gradleak.measure(target="tiny", attacks=["dlg:steps=100"], defenses=defenses, limit=4).record
     score = record.worst_case["bag_f1"]
     print(f"defense {' + '.join(defenses) or 'none'}")

@@ -148,9 +148,8 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
     ) -> Observation:
         private = make_private(target, texts, labels)
         protocol = protocol or FedSGD()
-        sent = protect_in_turn(
-            defenses, protocol.update(target, with_axes(private.batch, 1)), [Streams.root("client", 0).child("batch", index)]
-        )
+        stream = Streams.root("client", 0).child("batch", index)
+        sent = protect_in_turn(defenses, protocol.update(target, with_axes(private.batch, 1), rngs=[stream]), [stream])
         seen = (view or Everything()).show(target, sent).detached_clone()
         known = None if target.labels_are_tokens else private.batch.labels.clone()
         knows = Knowledge(known, private.lengths, len(texts), defenses)

@@ -141,7 +141,7 @@ def test_knowing_nothing_is_said_as_none(tmp_path: Path, capsys: Captured) -> No
     words = ["audit", "--target", "tiny", "--attack", "blind", "--limit", "1", "--know", "none", "--json", "--out", str(tmp_path)]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["know"] == []
-    assert "tag requires" in error(capsys, "audit", "--target", "tiny", "--know", "none")
+    assert "portfolio requires" in error(capsys, "audit", "--target", "tiny", "--know", "none")
 
 
 @pytest.mark.parametrize(

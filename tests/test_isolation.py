@@ -45,6 +45,8 @@ def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
     root = Streams.root("client", SEED)
     batches = [root.child("batch", index) for index in range(len(private))]
     keys = [root, *batches, *(stream.child("defense", place) for stream in batches for place in range(3))]
+    for dropout in (stream.child("dropout") for stream in batches):
+        keys += [dropout, *(dropout.child(name) for name in ("masks", "others"))]
     return Secrets(
         texts=tuple(example.text for batch in private for example in batch.examples),
         ids=tuple(tuple(row.tolist()) for batch in private for row in batch.batch.ids),  # type: ignore[union-attr]
@@ -184,6 +186,15 @@ def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target:
     assert found == [[]]
 
 
+@pytest.mark.parametrize("target", ["tiny", "tiny_causal"])
+def test_nor_are_the_masks_of_a_client_that_trains_with_dropout(target: str) -> None:
+    spec = settings(target=target, protocol="fedsgd:dropout=true")
+    KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
+    found.clear()
+    run_audit(replace(spec, attacks=(Spy(),)))
+    assert found == [[]]
+
+
 @pytest.fixture(scope="module")
 def scene() -> tuple[AuditSpec, Target, PrivateBatch, Observation, Bench, Secrets]:
     spec = settings()
@@ -222,6 +233,12 @@ PLANTED: dict[str, tuple[str, Callable[[AuditSpec, PrivateBatch, Observation, Be
     "the client's generator": (
         "client's generator",
         lambda spec, private, o, b: SimpleNamespace(progress=Streams.root("client", SEED).child("batch", 0).generator()),
+    ),
+    "the generator of the client's masks": (
+        "client's generator",
+        lambda spec, private, o, b: SimpleNamespace(
+            progress=Streams.root("client", SEED).child("batch", 0).child("dropout").child("masks").generator()
+        ),
     ),
     "the update's history": (
         "grad_fn",

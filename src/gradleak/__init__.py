@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def measure(
     target: str = "minilm",
     data: str = "canaries",
-    attacks: Sequence[str] = ("tag",),
+    attacks: Sequence[str] = ("portfolio",),
     *,
     limit: int = 4,
     batch_size: int = 1,

@@ -233,3 +233,8 @@ def test_a_label_outside_the_models_range_is_refused_before_anything_runs(tmp_pa
 def test_bad_settings_are_refused_with_a_sentence(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(GradleakError, match=message):
         settings(**changes)
+
+
+def test_the_strongest_attack_is_the_default() -> None:
+    (attack,) = AuditSpec.from_plain({"target": "tiny"}).attacks
+    assert attack.name == "portfolio"

@@ -13,11 +13,20 @@ from gradleak.records.flags import (
     near_chance,
     no_objective,
     search_failed,
+    unmodelled_dropout,
 )
 
 
-def test_there_are_six_flags_and_every_rule_has_its_number() -> None:
-    assert list(FLAGS) == ["search_failed", "near_chance", "few_examples", "generous_knowledge", "dead_gradient", "no_objective"]
+def test_there_are_seven_flags_and_every_rule_has_its_number() -> None:
+    assert list(FLAGS) == [
+        "search_failed",
+        "near_chance",
+        "few_examples",
+        "generous_knowledge",
+        "dead_gradient",
+        "no_objective",
+        "unmodelled_dropout",
+    ]
     for name, flag in FLAGS.items():
         assert flag.name == name and re.search(r"\d", flag.rule)
         assert all(text.endswith(".") for text in (flag.rule, flag.meaning, flag.what_to_do))
@@ -87,5 +96,10 @@ def test_raised_flags_are_among_the_known_ones() -> None:
         generous_knowledge(["labels"]),
         dead_gradient([0.0]),
         no_objective(False),
+        unmodelled_dropout(True),
     ]
     assert {flag.name for flag in raised if flag} == set(FLAGS)
+
+
+def test_dropout_at_the_client_is_said() -> None:
+    assert unmodelled_dropout(True) and not unmodelled_dropout(False)

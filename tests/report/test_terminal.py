@@ -41,7 +41,10 @@ def test_says_what_the_updates_say_outright_even_where_no_attack_succeeds(make_r
     assert "What the update says outright" in text
     assert "labels 100.0 % right, read in every batch, exact (a sign)" in text
     assert "different inputs 7 a batch, read in every batch, an estimate (a rank)" in text
-    assert "bag of words 5 words a batch, 80.0 % of the true ones in it, 100.0 % of it true, read in every batch, exact" in text
+    assert (
+        "bag of words 5 words a batch, 80.0 % of the true ones among them, 100.0 % of them true, read in every batch, exact"
+        in text
+    )
     assert "the updates name every word in 1 of 1 batches" in text
     assert "special" not in text
     nothing = printed(make_record(mean=0.2, flags=("near_chance",)))

@@ -92,3 +92,21 @@ def test_a_missing_data_file_is_found_before_anything_runs(write: Write) -> None
 def test_bad_yaml_is_refused_with_a_sentence(write: Write, text: str, message: str) -> None:
     with pytest.raises(GradleakError, match=message):
         read_study(write(text))
+
+
+def test_cases_change_fields_together_and_are_crossed_with_the_axes(write: Write) -> None:
+    text = "target: tiny\nattacks: [tag, dlg]\ncases:\n  plain: {}\n  noise: {defenses: gaussian_noise, attacks: [tag, blind]}\n"
+    study = read_study(write(text))
+    assert titles(study) == [
+        "case=plain, attacks=tag",
+        "case=plain, attacks=dlg",
+        "case=noise, attacks=tag",
+        "case=noise, attacks=blind",
+    ]
+    assert [len(cell.spec.defenses) for cell in study.cells] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("cases", ["[a, b]", "{}", "{noise: gaussian_noise}"])
+def test_cases_that_name_no_fields_are_refused(write: Write, cases: str) -> None:
+    with pytest.raises(GradleakError, match="cases must name the fields each one changes"):
+        read_study(write(f"target: tiny\ncases: {cases}\n"))

@@ -54,7 +54,7 @@ def score_attack(
         examples=examples,
         batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
         knowledge=tuple(sorted(spec.told(attack))),
-        flags=_flags(spec.told(attack), outcomes, values, blind_values, clusters),
+        flags=_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters),
         cost=CostRecord(
             seconds=sum(outcome.reconstruction.cost.seconds for outcome in outcomes),
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
@@ -136,7 +136,12 @@ def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:
 
 
 def _flags(
-    told: Iterable[Fact], outcomes: Sequence[Outcome], values: Values, blind: Values, clusters: Sequence[int]
+    spec: AuditSpec,
+    told: Iterable[Fact],
+    outcomes: Sequence[Outcome],
+    values: Values,
+    blind: Values,
+    clusters: Sequence[int],
 ) -> tuple[RaisedFlag, ...]:
     at_guess = [outcome.objective_at_guess for outcome in outcomes]
     at_truth = [outcome.objective_at_truth for outcome in outcomes]
@@ -146,6 +151,7 @@ def _flags(
         flags.generous_knowledge(told),
         flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
         flags.no_objective(any(value is not None for value in at_truth)),
+        flags.unmodelled_dropout(spec.protocol.dropout),
     ]
     if "rouge1" in values:
         ours, theirs = ([value or 0.0 for value in column["rouge1"]] for column in (values, blind))

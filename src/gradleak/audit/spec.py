@@ -26,6 +26,7 @@ for _package in ("attacks", "defenses", "priors", "protocols", "views"):
     importlib.import_module(f"gradleak.{_package}")  # registers their components
 
 EVERY_FACT = tuple(Fact)
+DEFAULT_ATTACKS = ("portfolio",)  # the strongest there is: a weaker one would call a setting safer than it is
 DTYPES = ("float32", "float64")
 Kind = TypeVar("Kind", bound=Component)
 
@@ -53,7 +54,7 @@ class AuditSpec:
         if self.limit < 1 or self.batch_size < 1:
             raise GradleakError(f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}.")
         if not self.attacks:
-            raise GradleakError("An audit needs at least one attack: add --attack tag.")
+            raise GradleakError("An audit needs at least one attack: add --attack portfolio.")
         if self.dtype not in DTYPES:
             raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
@@ -119,7 +120,7 @@ class AuditSpec:
         return AuditSpec(
             target=_target(plain.get("target", "minilm"), allow_pickle),
             data=_dataset(plain.get("data", "canaries")),
-            attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", ["tag"]))),
+            attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", DEFAULT_ATTACKS))),
             protocol=read("protocol", plain.get("protocol", "fedsgd"), Protocol),
             view=read("view", plain.get("view", "everything"), View),
             prior=read("prior", plain.get("prior", "auto"), PriorSpec),

@@ -19,7 +19,9 @@ def audit(
     batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
     protocol: Annotated[str, option("How a batch becomes an update. [fedsgd]")] = "fedsgd",
     defense: Annotated[list[str] | None, option("What clients do to updates; repeat for a chain, in order. [none]")] = None,
-    attack: Annotated[list[str] | None, option("Who guesses; repeat for several. [tag]")] = None,
+    attack: Annotated[
+        list[str] | None, option("Who guesses; repeat for several. [portfolio: span, energy, LAMP in turn]")
+    ] = None,
     know: Annotated[
         list[str] | None,
         option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),

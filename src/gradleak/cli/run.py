@@ -23,6 +23,7 @@ def run(
     """Audits every cell of a grid, one record each. Cells that have a record already are skipped.
 
     A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a list of lists an axis.
+    Under cases stand names and the fields each one changes; every case is crossed with the axes.
     """
     from gradleak.cli.device import resolve_device
     from gradleak.report.layout import open_console

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
-from gradleak.core.defense import Defense, protect_in_turn
+from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.protocol import Protocol
 from gradleak.core.streams import Streams
@@ -34,6 +34,11 @@ class Knowledge:
     lengths: tuple[int, ...] | None = None  # tokens of each example, special ones included
     batch_size: int | None = None
     defenses: tuple[Defense, ...] | None = None
+
+    @property
+    def channel(self) -> Channel:
+        """What the attacker knows of what was done to the update: nothing, where the defense is not granted."""
+        return channel_of(self.defenses or ())
 
     @property
     def facts(self) -> frozenset[Fact]:
@@ -90,7 +95,8 @@ class Observation:
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.
 
-        The same code as the client's, with the attacker's own randomness.
+        The same code as the client's, with the attacker's own randomness, and without dropout: another mask than the client's
+        would only add noise.
         """
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example

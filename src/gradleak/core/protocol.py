@@ -1,9 +1,11 @@
 """How a private batch becomes what a client sends."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from gradleak.core.batch import Batch
 from gradleak.core.registry import Component
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 
@@ -12,7 +14,11 @@ class Protocol(Component, ABC):
     """The client's computation, written once; attackers run the same code through `observation.simulate`."""
 
     one_gradient: bool  # the update is one gradient of the mean loss, so that the factored engine applies
+    dropout: bool = False  # clients train with dropout on: their gradient depends on masks that only they have
 
     @abstractmethod
-    def update(self, target: Target, batches: Batch, per_example: bool = False) -> Update:
-        """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients."""
+    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] | None = None) -> Update:
+        """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients.
+
+        Clients draw from their streams, one each. Without streams nothing is drawn: dropout is off, as an attacker computes.
+        """

@@ -1,3 +1,3 @@
 """What clients do to an update before it leaves."""
 
-from gradleak.defenses import gaussian_noise  # noqa: F401
+from gradleak.defenses import gaussian_noise, rounding  # noqa: F401

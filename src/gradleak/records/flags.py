@@ -1,4 +1,4 @@
-"""Six reasons to doubt a number, each decided by a rule with its number in it."""
+"""Seven reasons to doubt a number, each decided by a rule with its number in it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -69,6 +69,12 @@ _ALL = (
         "Whether its search failed cannot be told.",
         "Run an attack that has an objective beside it.",
     ),
+    Flag(
+        "unmodelled_dropout",
+        "The client dropped entries at random in its forward pass; the attack computes with 0 of them dropped.",
+        "The attack held its guesses against the gradient of another computation than the client's, so the score may be too low.",
+        "Read the score as a lower bound on the leak, and audit the same client without dropout beside it.",
+    ),
 )
 FLAGS = {flag.name: flag for flag in _ALL}
 
@@ -121,3 +127,8 @@ def dead_gradient(update_norms: Sequence[float]) -> RaisedFlag | None:
 def no_objective(has_objective: bool) -> RaisedFlag | None:
     """From whether the attack has an objective."""
     return None if has_objective else RaisedFlag("no_objective", "This attack has no objective.")
+
+
+def unmodelled_dropout(dropout: bool) -> RaisedFlag | None:
+    """From whether the client trained with dropout on, which no attack here takes into account."""
+    return RaisedFlag("unmodelled_dropout", "Dropout was on at the client, and the attack did not model it.") if dropout else None

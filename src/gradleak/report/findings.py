@@ -49,7 +49,9 @@ def _rightness(name: str, found: Sequence[FindingRecord]) -> str:
     if recall is None or precision is None:
         return ""
     if name == "bag_of_words":
-        return f"{number(recall, 'fraction')} % of the true ones in it, {number(precision, 'fraction')} % of it true"
+        if recall == precision == 1:
+            return "all of them and no others"
+        return f"{number(recall, 'fraction')} % of the true ones among them, {number(precision, 'fraction')} % of them true"
     return f"{number(recall, 'fraction')} % right"
 
 

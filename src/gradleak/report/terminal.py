@@ -24,7 +24,8 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
         console.print(Padding(said, (0, 0, 0, 2)))
     for name, attack in record.attacks.items():
         shown = min(len(attack.examples), SHOWN)
-        console.print(Text(f"\n{name}: first {shown} of {len(attack.examples)} reconstructions", style="bold"))
+        some = f"first {shown} of " if shown < len(attack.examples) else ""
+        console.print(Text(f"\n{name}: {some}{len(attack.examples)} reconstructions", style="bold"))
         if guesses:
             console.print(Padding(reconstructions(record, attack, secrets, shown), (0, 0, 0, 2)))
         else:
@@ -51,9 +52,9 @@ def _print_scores(console: Console, record: Record) -> None:
 
 
 def stage_sentence(stage: StageRecord) -> str:
-    """What one attack of several did: `span: 3 batches, 3 proven, exact_match 100.0, 20 s`."""
+    """What one attack of several did: `span: 3 batches, 3 proven, 100.0 % word for word, 20 s`."""
     exact = stage.scores.get("exact_match")
-    scored = "" if exact is None or exact.mean is None else f", exact_match {100 * exact.mean:.1f}"
+    scored = "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
     reached = "1 batch" if len(stage.batches) == 1 else f"{len(stage.batches)} batches"
     return f"{stage.attack}: {reached}, {stage.certified} proven{scored}, {duration(stage.seconds)}"
 

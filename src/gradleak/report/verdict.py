@@ -49,9 +49,8 @@ def closing_sentence(record: Record) -> str:
     """Leaks, or not shown to leak; in the second case always with what stands against calling it safe."""
     beaten = beats_blind(record)
     if LEADING in beaten or (beaten and LEADING not in record.worst_case):
-        return (
-            f"This setting leaks: more was rebuilt than by a blind guess ({', '.join(beaten)}). "
-            "Stronger attacks can only raise these numbers."
+        return f"This setting leaks: more was rebuilt than by a blind guess ({', '.join(beaten)}). " + (
+            "Nothing is left for a stronger attack." if _all_of_it(record) else "Stronger attacks can only raise these numbers."
         )
     doubts = ", ".join(name for name in raised(record) if name != "near_chance")
     elsewhere = f" By {', '.join(beaten)} it was more: something gets through." if beaten else ""
@@ -60,6 +59,12 @@ def closing_sentence(record: Record) -> str:
         f"These attacks rebuilt no more than a blind guess{measure}, as far as these examples can tell.{elsewhere} "
         "That bounds these attacks, not what a stronger one could do." + (f" In doubt: {doubts}." if doubts else "")
     ) + _without_attack(record)
+
+
+def _all_of_it(record: Record) -> bool:
+    """Whether every example was rebuilt word for word."""
+    exact = record.worst_case.get("exact_match")
+    return exact is not None and exact.mean == 1
 
 
 def _without_attack(record: Record) -> str:

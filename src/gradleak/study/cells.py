@@ -1,4 +1,4 @@
-"""A study's YAML as cells: lists are axes, every cell is resolved, and all that is wrong is said at once."""
+"""A study's YAML as cells: lists are axes, cases are crossed with them, and all that is wrong is said at once."""
 
 import itertools
 import re
@@ -49,9 +49,10 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> Study:
     name = str(plain.pop("name", path.stem))
     if not NAME.fullmatch(name):
         raise GradleakError(f"{path}: name {name!r} becomes a folder: use letters, digits, dots, dashes and underscores.")
-    axes = _axes(path, plain)
-    problems = list(_bad_values(axes))
-    cells, more = _resolve(axes) if not problems else ([], [])
+    cases = _cases(path, plain.pop("cases", None))
+    grids = {case: _axes(path, {**plain, **changed}) for case, changed in cases.items()}
+    problems = list(dict.fromkeys(problem for axes in grids.values() for problem in _bad_values(axes)))
+    cells, more = _resolve(grids) if not problems else ([], [])
     problems += more or list(_bad_data(cells))
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -82,9 +83,20 @@ def _change(written: str) -> tuple[str, Any]:
         raise GradleakError(f"Cannot read the value of --set {written!r}: {' '.join(str(error).split())}.") from error
 
 
+def _cases(path: Path, written: Any) -> dict[str, dict[str, Any]]:
+    """Fields that change together, by the name of the case; one without a name where there are no cases."""
+    if written is None:
+        return {"": {}}
+    if not isinstance(written, dict) or not written or not all(isinstance(fields, dict) for fields in written.values()):
+        raise GradleakError(
+            f"{path}: cases must name the fields each one changes, such as 'noise: {{defenses: gaussian_noise}}'."
+        )
+    return {str(case): {str(field): value for field, value in fields.items()} for case, fields in written.items()}
+
+
 def _axes(path: Path, plain: Mapping[str, Any]) -> Axes:
     """The values of each field; the first field varies slowest."""
-    known = ["name", *FIELDS, *ALIASES]
+    known = ["name", "cases", *FIELDS, *ALIASES]
     axes: Axes = {}
     for written, value in plain.items():
         field = ALIASES.get(written, written)
@@ -118,13 +130,15 @@ def _bad_values(axes: Axes) -> Iterator[str]:
                 yield f"{field}: {error}"
 
 
-def _resolve(axes: Axes) -> tuple[list[Cell], list[str]]:
+def _resolve(grids: Mapping[str, Axes]) -> tuple[list[Cell], list[str]]:
     """All cells, and what is wrong with combinations."""
     cells: list[Cell] = []
     problems: list[str] = []
-    for combination in itertools.product(*axes.values()):
+    combinations = [(case, one) for case, axes in grids.items() for one in itertools.product(*axes.values())]
+    for case, combination in combinations:
+        axes, named = grids[case], {"case": case} if case else {}
         setting = dict(zip(axes, combination, strict=True))
-        varying = {field: _label(value) for field, value in setting.items() if len(axes[field]) > 1}
+        varying = named | {field: _label(value) for field, value in setting.items() if len(axes[field]) > 1}
         try:
             cells.append(Cell(varying, AuditSpec.from_plain(setting)))
         except GradleakError as error:

@@ -30,7 +30,7 @@ def seen(observation: Observation, group: str) -> Tensor | None:
 
 def noisy(observation: Observation) -> bool:
     """Whether the attacker knows of noise in the update."""
-    return any(defense.channel().noise_std > 0 for defense in observation.knows.defenses or ())
+    return observation.knows.channel.noise_std > 0
 
 
 def touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Bool[Tensor, "rows"]:

@@ -148,7 +148,7 @@ class Assembly:
         """Whether any attempt has a sentence that is to be replaced: one that fits, found now or before."""
         for attempt in self.attempts:
             attempt.keep()
-            if attempt.score < FITS and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
+            if attempt.score < self.check.fits and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
                 self.found.append(attempt.sentence)
         return any(attempt.sentence in self.found for attempt in self.attempts)
 

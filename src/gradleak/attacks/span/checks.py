@@ -1,12 +1,13 @@
 """Holding whole sentences against deeper layers: where tokens have mixed, only the right sentence feeds what is in the span."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.span.row_space import ATTENTION, RowSpace, parts_seen, space_of
+from gradleak.attacks.span.row_space import ATTENTION, INSIDE, RowSpace, parts_seen, space_of
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
@@ -14,9 +15,6 @@ from gradleak.matching.inputs import ModuleInputs
 
 Sentence = tuple[int, ...]
 TOKENS_AT_ONCE = 2**13
-HOLDS = (
-    30.0  # expected errors: a client's pass over another batch rounds otherwise than ours (up to 5 seen); a wrong word makes 1000
-)
 FITS = -3.5  # decades of mean miss in single precision, under which a sentence is looked at in double
 SMALLEST = 1e-14  # of a squared miss in single precision: what lies under it is rounding
 # Where tokens have mixed, the cheapest to compute first.
@@ -30,6 +28,11 @@ class Check:
         self.target, self.inputs, self.space = target, inputs, space
         self.width = width  # of the client's batch, for clients that attend to padding
         self.outside = space.outside.to(target.dtype).contiguous()
+
+    @property
+    def fits(self) -> float:
+        """The score under which a sentence may hold."""
+        return max(FITS, math.log10(INSIDE * self.space.widest))
 
     @torch.no_grad()
     def scores(self, sentences: Sequence[Sentence]) -> list[float]:
@@ -76,7 +79,7 @@ class Check:
 
     def holds(self, sentence: Sentence) -> bool:
         """Whether every token's input is in the span as far as rounding lets one see."""
-        return bool((self.distances(sentence) < HOLDS).all())
+        return bool((self.distances(sentence) < self.space.holds).all())
 
     def _laid_out(self, sentences: Sequence[Sentence]) -> tuple[Int[Tensor, "sentences tokens"], Int[Tensor, "sentences"]]:
         width = max(map(len, sentences))

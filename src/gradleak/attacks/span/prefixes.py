@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.span.checks import HOLDS, Check, Sentence
+from gradleak.attacks.span.checks import Check, Sentence
 from gradleak.attacks.span.scan import Pairs
 
 NEW = 1e-4  # what unit inputs must have outside of others to count as a direction of their own
@@ -39,7 +39,7 @@ class Prefixes:
 
     def _fitting(self, prefixes: Sequence[Sentence]) -> list[Sentence]:
         distances = self._last_distances(prefixes)
-        return [prefixes[row] for row in distances.argsort().tolist() if distances[row] < HOLDS][: self.beam]
+        return [prefixes[row] for row in distances.argsort().tolist() if distances[row] < self.check.space.holds][: self.beam]
 
     def _needed(self, sentences: list[Sentence]) -> list[Sentence]:
         """Only sentences that add directions: a first word said over and over feeds the same all along, and fits for ever."""

@@ -20,6 +20,9 @@ from gradleak.core.target import Target
 ENTRIES = 2**18  # of the gradient that are compared, small tensors first
 GRADIENTS = 256  # one a sentence and label: more would take longer than the attack
 SILENT = 1e-6  # a tensor this far under the largest is rounding
+PROVED = 1e-3  # of what was seen may stay unexplained: rounding leaves 1e-5, a wrong word a tenth
+BY_CHANNEL = 1.2  # times what a known channel leaves; over so many entries that is met to a percent
+HIDES = 0.02  # of what was seen: where a channel leaves more unexplained, a wrong word may hide in it
 WHOLE = 0.1  # how far a count may be from a whole number
 
 
@@ -28,8 +31,14 @@ class Account:
     """How much of what was seen a guess does not explain, and what the batch was."""
 
     unexplained: float
+    expected: float  # of the truth, by what the attacker knows of the channel
     sentences: tuple[Sentence, ...]  # each as often as it was in the batch
     labels: tuple[int, ...] | None
+
+    @property
+    def proved(self) -> bool:
+        """Whether only what rounding and the known channel leave is unexplained, and that is too little to hide a wrong word."""
+        return self.unexplained < PROVED + BY_CHANNEL * self.expected and self.expected < HIDES
 
 
 def account(observation: Observation, sentences: Sequence[Sentence]) -> Account | None:
@@ -46,10 +55,12 @@ def account(observation: Observation, sentences: Sequence[Sentence]) -> Account 
     wanted = observed(observation, seen) * scale
     shares = torch.linalg.lstsq(columns.cpu(), wanted[:, None].cpu(), driver="gelsd", rcond=1e-6).solution[:, 0]
     unexplained = float((columns.cpu() @ shares - wanted.cpu()).norm() / wanted.norm())
+    errors = observation.knows.channel.errors(observed(observation, seen)) * scale
+    expected = float(errors.norm() / wanted.norm())
     by_label = shares.view(len(sentences), labels)
     if labels > 1:
         by_label = _one_label(target, padded, by_label)
-    return _counted(sentences, by_label, unexplained, target.labels_are_tokens)
+    return _counted(sentences, by_label, (unexplained, expected), target.labels_are_tokens)
 
 
 def compared(observation: Observation) -> list[Part]:
@@ -110,14 +121,14 @@ def _one_label(
 
 
 def _counted(
-    sentences: Sequence[Sentence], shares: Float[Tensor, "sentences labels"], unexplained: float, labels_are_tokens: bool
+    sentences: Sequence[Sentence], shares: Float[Tensor, "sentences labels"], left: tuple[float, float], labels_are_tokens: bool
 ) -> Account:
     """Shares as whole numbers of sentences, where they are."""
     largest, labels = shares.max(dim=1)
     counts = _whole(largest.tolist())
     repeated = tuple(sentence for sentence, count in zip(sentences, counts, strict=True) for _ in range(count))
     of_each = tuple(int(label) for label, count in zip(labels, counts, strict=True) for _ in range(count))
-    return Account(unexplained, repeated, None if labels_are_tokens else of_each)
+    return Account(*left, repeated, None if labels_are_tokens else of_each)
 
 
 def _whole(shares: Sequence[float]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,11 @@ from gradleak.matching.inputs import linear_parts, matrix_of
 ATTENTION = ("query", "key", "value", FUSED)
 ROUNDING = 0.05  # singular values under this many units of rounding of the largest are taken as equal: their ratios mean nothing
 CLEAR_GAP = 30.0  # a smaller largest ratio of neighbours is no edge between signal and rounding
+CLEAR_OF_FLOOR = 3.0  # times what a declared channel adds; a weakest direction nearer to it may not be the weakest there is
 INSIDE = 1.5  # expected rounding errors away from the span; true inputs were seen up to 0.4, others from 0.8
+# Expected errors away from the span that a deeper input may have: a client's pass over another batch rounds otherwise than ours
+# (up to 5 seen), a wrong word makes 1000. A declared channel's errors are far above that, and known in size.
+HOLDS, HOLDS_IN_CHANNEL = 30.0, 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +31,21 @@ class RowSpace:
     noise: float  # in a gradient's direction
     rounding: float  # of one number
     exact: bool  # signal and noise are far apart, and something is left outside of the span
+    through_channel: bool = False  # the noise is what a defense is known to add
 
     @property
     def rank(self) -> int:
         return len(self.strengths)
+
+    @property
+    def holds(self) -> float:
+        """Expected errors up to which an input is in the span."""
+        return HOLDS_IN_CHANNEL if self.through_channel else HOLDS
+
+    @property
+    def widest(self) -> float:
+        """The miss to be expected of an input that lies in the weakest direction."""
+        return self.noise / float(self.strengths[-1])
 
     @property
     def outside(self) -> Float[Tensor, "width rest"]:
@@ -84,6 +99,17 @@ def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> Ro
     return RowSpace(directions, ladder[:rank], noise, rounding, exact)
 
 
+def row_space_in(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"], rounding: float) -> RowSpace:
+    """The span of the rows of a gradient whose entries are known to be wrong by so much: what stands out of such errors."""
+    _, values, directions = torch.linalg.svd(torch.linalg.qr(matrix.double(), mode="r").R, full_matrices=True)
+    # The largest singular value of independent errors of unequal size (Bandeira & van Handel 2016)
+    floor = float(errors.double().norm(dim=0).max() + errors.double().norm(dim=1).max())
+    rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
+    exact = rank > 0 and float(values[rank - 1]) > CLEAR_OF_FLOOR * floor >= CLEAR_OF_FLOOR * float(values[rank])
+    rank = max(rank, 1)
+    return RowSpace(directions, values[:rank], floor, rounding, exact, through_channel=True)
+
+
 def _above_noise(values: Float[Tensor, "values"], shape: torch.Size) -> int:
     """How many singular values stand out of noise (Gavish & Donoho 2014); at least one, and not all."""
     beta = min(shape) / max(shape)
@@ -106,4 +132,10 @@ def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     """The span of the inputs of parts that are fed by one tensor. Together they see more: key sees centred inputs only."""
     target, seen = observation.target, observation.update.tensors
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
-    return row_space(rows, rows.dtype)
+    channel = observation.knows.channel
+    if channel.exact:
+        space = row_space(rows, rows.dtype)
+    else:
+        space = row_space_in(rows, channel.errors(rows), torch.finfo(rows.dtype).eps)
+    # Dropout leaves a clear span, but of inputs that no word has: what fits it exactly is nothing, what fits best is a ranking.
+    return replace(space, exact=False) if observation.protocol.dropout else space

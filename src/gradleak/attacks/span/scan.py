@@ -81,7 +81,7 @@ class Scan:
     @torch.no_grad()
     def _fitting(self, space: RowSpace, misses: Float[Tensor, "positions words"]) -> Pairs:
         if space.exact:
-            chosen = misses < SCREEN
+            chosen = misses < max(SCREEN, INSIDE * space.widest)
         else:  # a ranking is all there is
             nearest = misses.topk(min(KEPT, misses.shape[1]), largest=False).indices
             chosen = torch.zeros_like(misses, dtype=torch.bool).scatter_(1, nearest, True)

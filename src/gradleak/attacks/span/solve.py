@@ -23,8 +23,6 @@ from gradleak.attacks.span.sparse import weights
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.observation import Observation
 
-PROVED = 1e-3  # of what was seen may stay unexplained: rounding leaves 1e-5, a wrong word a tenth
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -69,7 +67,7 @@ class Solver:
         begun = time.monotonic()
         guess = self._guess()
         told = account(self.observation, guess.sentences)
-        proved = told is not None and told.unexplained < PROVED
+        proved = told is not None and told.proved
         sentences = told.sentences if told is not None and proved else tuple(guess.sentences)
         certain = self.certain(guess, told)
         return Reconstruction(
@@ -100,11 +98,12 @@ class Solver:
     def certain(self, guess: Guess, told: Account | None) -> bool:
         """Whether the update proves a guess: every token fits every layer looked at, and together they explain the gradient.
 
-        Where the gradient cannot be computed from the guess, all directions of a deeper layer must be used up instead.
+        Where the gradient cannot be computed from the guess, all directions of a deeper layer must be used up instead, and the
+        update must have come through unchanged: behind noise a wrong word may fit a span.
         """
         read = [sentence[:-1] if self.observation.target.labels_are_tokens else sentence for sentence in guess.sentences]
         held = self.space.exact and all(check.holds(sentence) for check in self.checks for sentence in read)
-        return held and (told.unexplained < PROVED if told is not None else guess.complete)
+        return held and (told.proved if told is not None else guess.complete and not self.space.through_channel)
 
     def _guess(self) -> Guess:
         if not self.checks:
