@@ -102,9 +102,12 @@ def test_near_misses_are_not_certified(tiny64: Target, observe: Observe) -> None
         assert not bool(certified(search).any())
 
 
-def test_a_batch_seen_in_its_first_layer_only_is_never_certified(tiny64: Target, observe: Observe) -> None:
-    seen = [observe(tiny64, list(TEXTS[:2]), [1, 0], view=Parts(layers="1"))]
-    assert not ATTACK.reconstruct(seen, bench_for(tiny64))[0].certified
+def test_a_batch_is_certified_only_where_tokens_have_mixed(tiny64: Target, observe: Observe) -> None:
+    unmixed = Parts(layers="1", modules=("query", "key", "value"))
+    for view, proven in ((unmixed, False), (Parts(layers="1"), True)):
+        found = ATTACK.reconstruct([observe(tiny64, list(TEXTS[:2]), [1, 0], view=view)], bench_for(tiny64))[0]
+        assert found.certified is proven
+    assert [list(sentence) for sentence in found.sentences] == tiny64.encode(TEXTS[:2])
 
 
 def test_noise_is_never_certified(tiny64: Target, observe: Observe) -> None:

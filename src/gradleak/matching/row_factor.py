@@ -1,7 +1,7 @@
 """The rows of a matrix as few as its rank: S·Vᵀ of its singular value decomposition.
 
-By the eigenvectors of the smaller Gram matrix in double precision, on the CPU: ten times quicker than a decomposition of the matrix
-itself, and true down to 1e-8 of the largest singular value, where float32 gradients end.
+By the eigenvectors of the smaller Gram matrix in double precision, on the CPU: quicker than a decomposition of the matrix itself
+(which GPUs are slow at), and true down to 1e-8 of the largest singular value, where float32 gradients end.
 """
 
 import torch
@@ -9,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def row_factor(matrix: Float[Tensor, "*lead outputs inputs"]) -> tuple[Float[Tensor, "*lead rank"], Float[Tensor, "*lead rank inputs"]]:
+def row_factor(
+    matrix: Float[Tensor, "*lead outputs inputs"],
+) -> tuple[Float[Tensor, "*lead rank"], Float[Tensor, "*lead rank inputs"]]:
     """Singular values, falling, and as many orthonormal rows; those of value zero are arbitrary. Double precision, on the CPU."""
     wide = matrix.detach().double().cpu()
     if wide.shape[-2] >= wide.shape[-1]:

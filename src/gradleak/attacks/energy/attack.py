@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.energy.lexicon import lexicon
+from gradleak.attacks.energy.objective import Energy, looked_at
 from gradleak.attacks.energy.search import SearchSettings, WordSearch, likely_words
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
@@ -44,13 +44,16 @@ class EnergyAttack(Attack):
     proposals: int = 32
     sweeps: int = 4
     restarts: int = 8
-    prior_weight: float = 0.0
+    prior_weight: float = 0.5
+    matrices: int = 6  # looked at, of those that are visible
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
 
     @property
     def settings(self) -> SearchSettings:
-        return SearchSettings(self.proposals, self.words, sweeps=self.sweeps, restarts=self.restarts, prior_weight=self.prior_weight)
+        return SearchSettings(
+            self.proposals, self.words, sweeps=self.sweeps, restarts=self.restarts, prior_weight=self.prior_weight
+        )
 
     @property
     def assumptions(self) -> Assumptions:
@@ -72,27 +75,33 @@ class EnergyAttack(Attack):
         return [self._best(found[observation.index], seconds) for observation in observations]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        if observations[0].target.padding_is_free:
-            together = [(list(observations), list(batches))]
-        else:
-            together = [([observation], [batch]) for observation, batch in zip(observations, batches, strict=True)]
-        with torch.no_grad():
-            return torch.cat([Energy(seen).scores(side_by_side(secrets), slice(None))[:, 0] for seen, secrets in together])
+        found = torch.zeros(len(observations), device=observations[0].target.device, dtype=torch.float64)
+        places = {id(observation): place for place, observation in enumerate(observations)}
+        for alike in by_tensors(observations):
+            together = [alike] if alike[0].target.padding_is_free else [[one] for one in alike]
+            for seen in together:
+                where = [places[id(one)] for one in seen]
+                secrets = side_by_side([batches[place] for place in where])
+                with torch.no_grad():
+                    found[where] = Energy(seen, self.matrices).scores(secrets, slice(None))[:, 0].double()
+        return found
 
     def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
         """By observation how badly every allowed word fits what was seen."""
         target = observations[0].target
         words = target.vocabulary.allowed.nonzero()[:, 0]
-        found = lexicon(observations, words, filler_of(target))
+        parts, structures = looked_at(observations, self.matrices)
+        found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)))
         return {observation.index: row for observation, row in zip(observations, found, strict=True)}
 
     def _search(self, group: Sequence[Problem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Found]:
         rows = lay_out(group)
         seen = [problem.observation for problem in rows.problems]
         likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        search = WordSearch(rows, Energy(seen), bench, self.settings, filler_of(rows.target), likely)
+        search = WordSearch(rows, Energy(seen, self.matrices), bench, self.settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
+        search.settle()
         proven = certified(search)
         return [
             Found(
@@ -138,12 +147,12 @@ def by_size(groups: Sequence[Sequence[Problem]]) -> list[list[Problem]]:
 def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
     """Rows whose words explain all that was seen, and in which no word could be left out.
 
-    Sentences of a batch are told apart by layers after the first only: where these are not seen, nothing is proven.
+    Sentences of a batch are told apart where tokens have mixed only: where that is not seen, nothing is proven.
     """
-    whole = search.best_scores <= search.settings.solved
+    whole = search.solved(search.best, search.best_scores)
     without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
     needed = (without >= search.best_scores[:, None] + NEEDED).all(1)
-    return whole & needed & (search.rows.mask.shape[1] == 1 or search.energy.sees_beyond_the_first_layer)
+    return whole & needed & (search.rows.mask.shape[1] == 1 or search.energy.sees_tokens_mixed)
 
 
 def filler_of(target: Target) -> int:

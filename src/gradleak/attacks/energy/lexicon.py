@@ -1,8 +1,8 @@
-"""Which words a matrix speaks of, before anything is searched: a word whose own vector lies in the seen span is likely in the text.
+"""Which words a matrix speaks of, before anything is searched: words whose own vectors lie in the seen span.
 
-A word is passed through the model alone among fillers. What the model makes of it there is near what it makes of it in the secret,
-even in the last layers: near enough to rank the vocabulary by the share of that vector (less the mean of all words') that lies in
-the span of the seen gradient. The words of a sentence are then mostly among the first hundred of thirty thousand.
+A word is passed through the model alone among fillers. What the model makes of it there is near what it makes of it in the
+secret, even in the last layers: near enough to rank the vocabulary by the share of that vector (less the mean of all words') that
+lies in the span of the seen gradient. The words of a sentence are then mostly among the first hundred of thirty thousand.
 
 The attention's output layer is fed averages of values, other ones in every head: there, the value of a word is held against the
 span seen in each head's columns. In a classifier's last layer the query's gradient is a sum of keys, again by heads.
@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.structure import Structure, structures_of
+from gradleak.attacks.energy.structure import Structure
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, kind_of
-from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of
 from gradleak.matching.row_factor import row_factor
 
 BESIDE = 1  # fillers on either side of the word
@@ -56,13 +56,15 @@ class Lens:
         return basis.to(matrix)
 
 
-def lexicon(observations: Sequence[Observation], words: Int[Tensor, "words"], filler: int) -> Float[Tensor, "observations words"]:
+def lexicon(
+    observations: Sequence[Observation],
+    words: Int[Tensor, "words"],
+    filler: int,
+    parts: Sequence[tuple[Part, Structure]],
+) -> Float[Tensor, "observations words"]:
     """For every word how badly it fits what was seen (lower fits better); the same for all where nothing can be said."""
     target = observations[0].target
-    names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
-    parts = linear_parts(target, tuple(names))
-    pairs = zip(parts, structures_of(target, parts) if parts else [], strict=True)
-    lenses = [lens for part, structure in pairs if (lens := lens_of(target, part, structure)) is not None]
+    lenses = [lens for part, structure in parts if (lens := lens_of(target, part, structure)) is not None]
     scores = torch.full((len(observations), len(words)), NEVER, device=target.device, dtype=target.dtype)
     if not lenses:
         return scores
@@ -103,20 +105,26 @@ def lens_of(target: Target, part: Part, structure: Structure) -> Lens | None:
     wanted = {"attention_output": "value", "query": "key" if structure.place is not None else None}.get(part.module)
     other = beside.get(wanted) if wanted else None
     if other is not None and _by_heads(target, part, other):
-        return Lens(part, other, int(target.module.config.num_attention_heads))
+        return Lens(part, other, _heads(target))
     return Lens(part, part) if structure.place is None else None
 
 
 def _by_heads(target: Target, part: Part, other: Part) -> bool:
     """Both plain linear layers, with as many outputs of the one as the other has inputs or outputs: no fused or grouped heads."""
     modules = [target.module.get_submodule(module_of(one)) for one in (part, other)]
-    heads = int(getattr(target.module.config, "num_attention_heads", 0))
+    heads = _heads(target)
     width = part.shape[0] if part.module == "query" else part.shape[1]
     plain = all(kind_of(module) is Kind.LINEAR for module in modules) and part.cut is None and other.cut is None
     return plain and heads > 0 and other.shape[0] == width and width % heads == 0
 
 
-def _bases(lens: Lens, observations: Sequence[Observation]) -> tuple[Int[Tensor, "shown"], Float[Tensor, "shown heads rank width"]]:
+def _heads(target: Target) -> int:
+    return int(getattr(target.module.config, "num_attention_heads", 0))
+
+
+def _bases(
+    lens: Lens, observations: Sequence[Observation]
+) -> tuple[Int[Tensor, "shown"], Float[Tensor, "shown heads rank width"]]:
     """The bases of the observations that show the lens's matrix, and which these are."""
     shown = [place for place, one in enumerate(observations) if lens.part.name in one.update.tensors]
     found = [lens.basis(observations[place]) for place in shown]

@@ -1,9 +1,9 @@
-"""All guesses one move away: two words exchanged, or one moved elsewhere."""
+"""All guesses one move away: two words exchanged, one moved elsewhere, or two sentences' ends."""
 
 import itertools
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.problems import Rows
@@ -13,12 +13,32 @@ MOST = 600  # moves tried at once; of more (long sentences, large batches) the o
 
 def neighbours(rows: Rows) -> Int[Tensor, "rows moves places"]:
     """Orders of a batch's places, every row its own; rows with fewer are filled up with the order they have."""
-    made = [_orders((~fixed).flatten().nonzero()[:, 0].tolist(), fixed.numel()) for fixed in rows.fixed]
+    made = [_across(fixed) + _orders((~fixed).flatten().nonzero()[:, 0].tolist(), fixed.numel()) for fixed in rows.fixed]
     most = max(len(one) for one in made)
     orders = torch.arange(rows.fixed[0].numel()).repeat(len(made), most, 1)
     for row, one in enumerate(made):
         orders[row, : len(one)] = torch.tensor(one)
     return orders.to(rows.target.device)
+
+
+def _across(fixed: Bool[Tensor, "examples tokens"]) -> list[list[int]]:
+    """Between two sentences of a batch: words at one position exchanged, and all words from there on."""
+    examples, width = fixed.shape
+    made, free = [], (~fixed).tolist()
+    for one, two in itertools.combinations(range(examples), 2):
+        shared = [place for place in range(width) if free[one][place] and free[two][place]]
+        for start, place in enumerate(shared):
+            made.append(_exchanged(examples * width, [place], one * width, two * width))
+            if start and place != shared[-1]:
+                made.append(_exchanged(examples * width, shared[start:], one * width, two * width))
+    return made
+
+
+def _exchanged(size: int, places: list[int], one: int, two: int) -> list[int]:
+    order = list(range(size))
+    for place in places:
+        order[one + place], order[two + place] = two + place, one + place
+    return order
 
 
 def _orders(free: list[int], size: int) -> list[list[int]]:

@@ -18,13 +18,14 @@ from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
-from gradleak.core.parts import Part
+from gradleak.core.parts import FUSED, Part
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.row_factor import row_factor
 
 FLOOR = 1e-13  # of a squared share: what inputs in float32 cannot tell from nothing
 RIDGE = 1e-12  # added to Gram matrices (which are taken in double precision), relative to their largest entry
 MIXED = ("attention_output", "ffn_out")  # fed by averages of tokens, or by what a nonlinear layer makes of each
+UNMIXED = ("query", "key", "value", FUSED)  # in the first layer
 ASIDE = 0.1  # the weight of such matrices, and of those that show one token only, where others are seen
 SIGNAL = 1e-6  # singular values below this share of the largest are rounding
 
@@ -32,15 +33,9 @@ SIGNAL = 1e-6  # singular values below this share of the largest are rounding
 class Energy:
     """The objective for several observations at once; what one of them does not show does not count for it."""
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
+    def __init__(self, observations: Sequence[Observation], matrices: int | None = None) -> None:
         self.target = observations[0].target
-        names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
-        self.parts = linear_parts(self.target, tuple(names))
-        if not self.parts:
-            raise GradleakError(
-                "energy needs the gradient of at least one weight matrix inside a transformer layer, and none is visible."
-            )
-        self.structures = structures_of(self.target, self.parts)
+        self.parts, self.structures = looked_at(observations, matrices)
         self.seen = [Seen(observations, part) for part in self.parts]
         self.heads = [heads for part in self.parts if (heads := heads_of(self.target, part)) is not None]
         self.bases = [heads.seen(observations) for heads in self.heads]
@@ -50,8 +45,7 @@ class Energy:
     def _weights(self) -> Float[Tensor, "observations terms"]:
         """Matrices fed by every token's own state count the same, others less (they lead astray); half is the heads', if any."""
         shown = torch.stack([seen.shown for seen in self.seen], dim=1).to(self.target.dtype)
-        pairs = zip(self.parts, self.structures, strict=True)
-        guides = [part.module not in MIXED and structure.place is None for part, structure in pairs]
+        guides = [is_guide(part, structure) for part, structure in zip(self.parts, self.structures, strict=True)]
         counted = shown * torch.tensor([1.0 if guide else ASIDE for guide in guides], device=shown.device)
         shares = counted / counted.sum(1, keepdim=True).clamp_min(1e-30)
         split = [self.parts.index(heads.part) for heads in self.heads]
@@ -59,9 +53,11 @@ class Energy:
         return torch.cat([shares, shares[:, split]], dim=1)
 
     @property
-    def sees_beyond_the_first_layer(self) -> Bool[Tensor, "observations"]:
+    def sees_tokens_mixed(self) -> Bool[Tensor, "observations"]:
         """Observations that show a matrix whose inputs have mixed."""
-        deeper = [seen.shown for part, seen in zip(self.parts, self.seen, strict=True) if part.layer != 1]
+        deeper = [
+            seen.shown for part, seen in zip(self.parts, self.seen, strict=True) if part.layer != 1 or part.module not in UNMIXED
+        ]
         return torch.stack([torch.zeros_like(self.seen[0].shown), *deeper]).any(0)
 
     def take(self, places: Int[Tensor, "some"]) -> "Energy":
@@ -95,6 +91,26 @@ class Energy:
         """Modules fed by one tensor (query, key, value) share its span: the first of them stands for all."""
         mine = inputs[module_of(part)]
         return next(name for name, tensor in inputs.items() if tensor.data_ptr() == mine.data_ptr())
+
+
+def looked_at(observations: Sequence[Observation], matrices: int | None) -> tuple[list[Part], list[Structure]]:
+    """The visible matrices, or so many of them: the best guides of the earliest layers, which are the cheapest to reach."""
+    target = observations[0].target
+    names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+    parts = linear_parts(target, tuple(names))
+    if not parts:
+        raise GradleakError(
+            "energy needs the gradient of at least one weight matrix inside a transformer layer, and none is visible."
+        )
+    pairs = list(zip(parts, structures_of(target, parts), strict=True))
+    order = sorted(range(len(pairs)), key=lambda place: (not is_guide(*pairs[place]), place))
+    kept = [pairs[place] for place in sorted(order[:matrices])]
+    return [part for part, _ in kept], [structure for _, structure in kept]
+
+
+def is_guide(part: Part, structure: Structure) -> bool:
+    """Whether every token's own state is fed into the matrix, one direction each."""
+    return part.module not in MIXED and structure.place is None
 
 
 class Seen:

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.neighbours import neighbours
-from gradleak.attacks.energy.objective import Energy
+from gradleak.attacks.energy.objective import FLOOR, Energy
 from gradleak.attacks.gradient_matching.discrete import batch_nll
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.attack import Bench
@@ -38,7 +39,7 @@ class SearchSettings:
     sweeps: int = 4  # over all places, at most, before a restart
     restarts: int = 8  # from the best guess with a part of it changed, four at a time
     wiped: float = 0.34  # that part
-    prior_weight: float = 0.0
+    prior_weight: float = 0.5  # nats of the objective for one of the prior a token, in every second restart and between ties
     solved: float = -18.0  # log of the unexplained share (1.5e-8) at which all is explained
 
 
@@ -58,8 +59,9 @@ class WordSearch:
         self.likely, self.many = likely
         self.orders = neighbours(rows)
         self.passes = 0
-        self.start = torch.where(rows.fixed, rows.frame, filler)
+        self.start = words_of_first_layer(rows, filler)
         self.always = punctuation(rows)
+        self.prior_weight = torch.zeros(len(rows.problems), device=rows.frame.device, dtype=rows.target.dtype)
         self.best, self.best_scores = self.start, self.scores(self.start[:, None])[:, 0]
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -67,7 +69,7 @@ class WordSearch:
         """From nothing, then from the best guess changed in parts, several at once; rows that are solved are left alone."""
         rounds = 1 + -(-self.settings.restarts // len(CHANGES))
         for number in range(rounds):
-            open_rows = (self.best_scores > self.settings.solved).nonzero()[:, 0]
+            open_rows = (~self.solved(self.best, self.best_scores)).nonzero()[:, 0]
             if not len(open_rows) or self.bench.out_of_time:
                 break
             part = self.of(open_rows)
@@ -77,6 +79,16 @@ class WordSearch:
             self.best_scores[open_rows] = torch.where(better, scores, self.best_scores[open_rows])
             self.passes += part.passes
             self.on_progress(number + 1, rounds)
+
+    def settle(self) -> None:
+        """Where sentences of a batch fit equally well with words exchanged between them, the prior decides."""
+        if self.rows.mask.shape[1] == 1 or not self.settings.prior_weight:
+            return
+        part = self.of(torch.arange(len(self.best), device=self.best.device))
+        part.prior_weight = torch.full_like(self.prior_weight, self.settings.prior_weight)
+        moved, _ = part.move(self.best, part.scores(self.best[:, None])[:, 0])
+        self.best, self.best_scores = moved, self.scores(moved[:, None])[:, 0]
+        self.passes += part.passes
 
     def retry(self, ids: Ids, number: int) -> tuple[Ids, Float[Tensor, "rows"]]:
         """Searches from the guesses, changed in each of several ways, side by side; of each row the best."""
@@ -88,7 +100,11 @@ class WordSearch:
         ]
         every = torch.arange(len(ids), device=ids.device).repeat(len(CHANGES))
         chains = self.of(every)
-        found, scores = chains.attempt(torch.cat(starts))
+        every_second = (torch.arange(len(every), device=ids.device) // len(ids)) % 2 == 1
+        chains.prior_weight = self.settings.prior_weight * every_second
+        found, _ = chains.attempt(torch.cat(starts))
+        chains.prior_weight = torch.zeros_like(chains.prior_weight)
+        scores = chains.scores(found[:, None])[:, 0]
         self.passes += chains.passes
         best, chosen = scores.view(len(CHANGES), -1).min(0)
         return found.view(len(CHANGES), *ids.shape)[chosen, torch.arange(len(ids), device=ids.device)], best
@@ -98,13 +114,13 @@ class WordSearch:
         part = copy.copy(self)
         part.rows, part.energy, part.passes = self.rows.take(places), self.energy.take(places), 0
         part.start, part.likely, part.orders = self.start[places], self.likely[places], self.orders[places]
-        part.many = self.many[places]
+        part.many, part.prior_weight = self.many[places], self.prior_weight[places]
         return part
 
     def attempt(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
         """Down from a guess; where that ends short, many more words at the weakest places, and down from there."""
         ids, scores = self.descend(ids)
-        left = (scores > self.settings.solved).nonzero()[:, 0]
+        left = (~self.solved(ids, scores)).nonzero()[:, 0]
         if len(left) and self.settings.weak and not self.bench.out_of_time:
             part = self.of(left)
             ids[left], scores[left] = part.descend(part.widened(ids[left]))
@@ -130,7 +146,7 @@ class WordSearch:
             better = reached < scores[going] - ENOUGH
             going, found, reached = going[better], found[better], reached[better]
             ids[going], scores[going] = found, reached
-            going = going[reached > self.settings.solved]
+            going = going[~self.of(going).solved(found, reached)]
             if not len(going) or self.bench.out_of_time:
                 break
         return ids, scores
@@ -204,7 +220,7 @@ class WordSearch:
     def slopes(
         self, ids: Int[Tensor, "rows candidates examples tokens"], kept: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "rows places hidden"]:
-        """What is kept of the slopes [rows, candidates, places, hidden] of the objective with respect to the words' embeddings."""
+        """What is kept of the objective's slopes [rows, candidates, places, hidden] with respect to the words' embeddings."""
 
         def piece(rows: slice) -> Tensor:
             with torch.enable_grad():
@@ -217,18 +233,30 @@ class WordSearch:
 
     @torch.no_grad()
     def scores(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
-        """The objective of candidates, and the weighted prior."""
+        """The objective of candidates; in rows that weigh the prior, with it, and no lower where all is explained."""
 
         def piece(rows: slice) -> Tensor:
             return self.energy.scores(self._batch(ids[rows], rows), rows)
 
         found = self._chunks(ids.shape[1]).run(piece, len(ids))
-        if self.settings.prior_weight:
-            found = found + self.settings.prior_weight * batch_nll(self.bench, self.rows, ids)
+        weighed = self.prior_weight.nonzero()[:, 0]
+        if len(weighed):
+            nll = batch_nll(self.bench, self.rows.take(weighed), ids[weighed])
+            found[weighed] = found[weighed].clamp_min(self.settings.solved) + self.prior_weight[weighed, None] * nll
         return found
 
+    @torch.no_grad()
+    def solved(self, ids: Ids, scores: Float[Tensor, "rows"]) -> Bool[Tensor, "rows"]:
+        """Rows of which every matrix that is looked at is explained, not only most."""
+        explained = scores <= self.settings.solved
+        for row in explained.nonzero()[:, 0].tolist():
+            one = slice(row, row + 1)
+            shares = self.energy.unexplained(self._batch(ids[one, None], one), one)[0, 0]
+            explained[row] = bool((shares[self.energy.weights[row] > 0].clamp_min(FLOOR).log() <= self.settings.solved).all())
+        return explained
+
     def slipped(self, ids: Ids, choice: int) -> Ids:
-        """The guesses with one word taken out and a gap opened elsewhere, all words between moved up: the best such, or a later one."""
+        """The guesses with a word taken out and a gap opened elsewhere, words between moved up: the best such, or a later one."""
         displaced = (self.orders - torch.arange(self.orders.shape[2], device=ids.device)).abs()
         furthest = displaced == displaced.amax(-1, keepdim=True)  # the moved word; of two exchanged, the first
         gap = furthest & (furthest.cumsum(-1) == 1) & (displaced > 0)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.span.blends import Blends
-from gradleak.attacks.span.checks import FITS, Check, Sentence
+from gradleak.attacks.span.checks import Check, Sentence
 from gradleak.attacks.span.choices import Choices
 
 REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn anew, from and to

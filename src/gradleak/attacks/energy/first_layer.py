@@ -1,0 +1,72 @@
+"""Words read straight off the first layer: before tokens mix, an input depends on its own word and position alone.
+
+Every word at every place is held against the span that was seen; the best is where the search begins. Differences from the first
+token's input (the same special token in every sentence) lie in the span even where only centred inputs are seen (the key).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.core.observation import Observation
+from gradleak.core.parts import Part
+from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of
+from gradleak.matching.row_factor import row_factor
+
+FED_ALIKE = ("query", "key", "value")
+VECTORS_AT_ONCE = 2**16
+SIGNAL = 1e-5  # singular values below this share of the largest are rounding
+
+
+@torch.no_grad()
+def words_of_first_layer(rows: Rows, filler: int) -> Int[Tensor, "rows examples tokens"]:
+    """Where to begin: what the first layer's query, key and value say where they are seen, fillers elsewhere."""
+    empty = torch.where(rows.fixed, rows.frame, filler)
+    observations = [problem.observation for problem in rows.problems]
+    parts = _parts(observations)
+    prefix = rows.target.vocabulary.prefix
+    if not parts or not prefix:
+        return empty
+    inputs = ModuleInputs(rows.target, parts[:1])
+    if not _by_position(inputs, rows.words[:1]):
+        return empty
+    found = rows.words[_misses(rows, inputs, [_basis(one, parts) for one in observations]).argsort(-1)[..., : rows.mask.shape[1]]]
+    shown = torch.tensor([any(part.name in one.update.tensors for part in parts) for one in observations], device=found.device)
+    return torch.where(rows.fixed | ~shown[:, None, None], empty, found.mT)
+
+
+def _parts(observations: Sequence[Observation]) -> list[Part]:
+    names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+    linear = linear_parts(observations[0].target, tuple(names))
+    return [part for part in linear if part.layer == 1 and part.module in FED_ALIKE]
+
+
+def _by_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
+    """Whether positions are added before the first layer; rotary ones are not."""
+    made = first_inputs(inputs, word, 2)[inputs.names[0]]
+    return not torch.equal(made[0], made[1])
+
+
+def _basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "rank width"]:
+    """Orthonormal directions of all that the parts show, at most one a token."""
+    seen = [(part, observation.update.tensors[part.name]) for part in parts if part.name in observation.update.tensors]
+    matrices = [matrix_of(observation.target, part, tensor)[0] for part, tensor in seen]
+    if not matrices:
+        return torch.zeros(1, parts[0].shape[1], device=observation.target.device, dtype=observation.target.dtype)
+    values, right = row_factor(torch.cat([matrix / matrix.norm().clamp_min(1e-30) for matrix in matrices]))
+    most = sum(observation.knows.lengths) if observation.knows.lengths is not None else len(values)
+    return right[:most][values[:most] > SIGNAL * values[0]].to(matrices[0])
+
+
+def _misses(rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor]) -> Float[Tensor, "rows positions words"]:
+    """The share of every word's input at every position, less the first token's, outside each span."""
+    positions, name = rows.mask.shape[-1], inputs.names[0]
+    first = first_inputs(inputs, torch.tensor(rows.target.vocabulary.prefix[:1], device=rows.words.device), 1)[name][0, 0]
+    pieces = []
+    for some in torch.split(rows.words, max(1, VECTORS_AT_ONCE // positions)):
+        vectors = torch.nn.functional.normalize(first_inputs(inputs, some, positions)[name] - first, dim=-1)
+        pieces.append(torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases]))
+    return torch.cat(pieces, dim=-1)
