@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from gradleak.core.attack import Attack
 from gradleak.core.dataset import Dataset
-from gradleak.core.defense import Defense
+from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric
 from gradleak.core.observation import Fact
@@ -58,6 +58,7 @@ class AuditSpec:
             raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
             raise GradleakError("The same attack is listed twice.")
+        refuse_wrong_order(self.defenses)
         self._refuse_missing_knowledge()
 
     def _refuse_missing_knowledge(self) -> None:

@@ -1,19 +1,83 @@
 """What a client does to its update before it leaves."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
+from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
+
+
+class Survivors(StrEnum):
+    """Which entries of an update still carry information, and whether the server can tell."""
+
+    ALL = "all"
+    SEEN = "seen"  # the others are exactly zero in what arrives
+    HIDDEN = "hidden"  # others were set to zero, and something after that covers it
 
 
 @dataclass(frozen=True)
 class Channel:
     """What a defense does to the information in an update. Attacks adapt to this, never to a defense's name."""
 
-    noise_std: float = 0.0
+    noise_std: float = 0.0  # of Gaussian noise on every entry that arrives
+    noise_std_of_sum: float = 0.0  # the same, put on the sum over a batch of which the mean is sent
+    survivors: Survivors = Survivors.ALL
+    signs_only: bool = False
+    quantisation_levels: int | None = None  # between zero and the largest entry; rounded at random, right in the mean
+    clip: float | None = None  # the norm above which an update (an example's, in DP-SGD) is scaled down, by nobody knows how much
+    randomised: bool = False  # another draw gives another update
+    after_server: bool = False  # done by the server itself, after it has seen the update: no protection from it
+
+    @property
+    def clear(self) -> bool:
+        """Whether what arrives is the update itself."""
+        return self.only_scaled and self.clip is None
+
+    @property
+    def only_scaled(self) -> bool:
+        """Whether what arrives is the update up to its size."""
+        lossy = self.noisy or self.signs_only or self.quantisation_levels is not None
+        return not lossy and self.survivors is Survivors.ALL
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise_std > 0 or self.noise_std_of_sum > 0
+
+    def noise_std_for(self, batch_size: int) -> float:
+        """The noise on every entry of what arrives from a batch of that size."""
+        return math.hypot(self.noise_std, self.noise_std_of_sum / batch_size)
+
+    def then(self, after: "Channel") -> "Channel":
+        """Both in turn. Noise, or another's rounding, after entries were set to zero hides which they were."""
+        survivors = after.survivors
+        if self.survivors is not Survivors.ALL and survivors is not Survivors.SEEN:
+            survivors = Survivors.HIDDEN if after.noisy or self.survivors is Survivors.HIDDEN else self.survivors
+        return Channel(
+            noise_std=math.hypot(self.noise_std, after.noise_std),
+            noise_std_of_sum=math.hypot(self.noise_std_of_sum, after.noise_std_of_sum),
+            survivors=survivors,
+            signs_only=self.signs_only or after.signs_only,
+            quantisation_levels=self.quantisation_levels if after.quantisation_levels is None else after.quantisation_levels,
+            clip=self.clip if after.clip is None else after.clip,
+            randomised=self.randomised or after.randomised,
+            after_server=self.after_server or after.after_server,
+        )
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """One reading of a defense as (ε, δ)-differential privacy, and who says so."""
+
+    reading: str  # "one release" or "whole run"
+    protects: str  # "example" or "client": what may be added or removed
+    accountant: str
+    epsilon: float | None  # none where the accountant fails at this noise
+    delta: float
 
 
 class Defense(Component, ABC):
@@ -32,9 +96,28 @@ class Defense(Component, ABC):
     def channel(self) -> Channel:
         """What the server may know of what was done."""
 
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """What it proves; nothing, unless it is differential privacy."""
+        return ()
+
 
 def protect_in_turn(defenses: Sequence[Defense], update: Update, rngs: Sequence[Streams]) -> Update:
     """Applies defenses in the order written, each with streams of its own."""
     for place, defense in enumerate(defenses):
         update = defense.protect(update, [rng.child("defense", place) for rng in rngs])
     return update
+
+
+def channel_of(defenses: Sequence[Defense]) -> Channel:
+    """What defenses in the order written do together."""
+    channel = Channel()
+    for defense in defenses:
+        channel = channel.then(defense.channel())
+    return channel
+
+
+def refuse_wrong_order(defenses: Sequence[Defense]) -> None:
+    """A defense that wants each example's gradient can only be the first: after another there is one update a client."""
+    late = next((defense for defense in defenses[1:] if defense.wants_per_example), None)
+    if late is not None:
+        raise GradleakError(f"{late.name} needs the gradient of each example and must be the first defense: write it first.")

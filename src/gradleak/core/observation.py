@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
-from gradleak.core.defense import Defense, protect_in_turn
+from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.protocol import Protocol
 from gradleak.core.streams import Streams
@@ -86,6 +86,16 @@ class Observation:
         if self.knows.batch_size is None:
             raise GradleakError("This attack needs the batch size; add --know batch_size.")
         return self.knows.batch_size
+
+    @property
+    def channel(self) -> Channel:
+        """What was done to the update, as far as the attacker knows; clear, if nothing is known of defenses."""
+        return channel_of(self.knows.defenses or ())
+
+    @property
+    def noise_std(self) -> float:
+        """The known noise on every entry that was seen; of noise shared by a batch of unknown size, all of it."""
+        return self.channel.noise_std_for(self.knows.batch_size or 1)
 
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.

@@ -1,3 +1,14 @@
 """What clients do to an update before it leaves."""
 
-from gradleak.defenses import gaussian_noise  # noqa: F401
+from gradleak.defenses import (  # noqa: F401
+    central_dp,
+    client_dp,
+    clipping,
+    dp_sgd,
+    gaussian_noise,
+    masking,
+    pruning,
+    quantisation,
+    sign,
+    top_k,
+)
