@@ -11,6 +11,7 @@ from torch import Tensor
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part
 from gradleak.core.protocol import Protocol
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -105,8 +106,14 @@ class Observation:
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example
         update = self.protocol.update(self.target, batches, per_example=per_example)
-        seen = (self.target.part(name) for name in self.update.tensors)
-        return protect_in_turn(defenses, update, rngs).cut(seen)
+        return protect_in_turn(defenses, update, rngs).cut(self._seen_parts())
+
+    def undefended(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
+        """The same before any defense: differentiable, and what a candidate is compared by."""
+        return self.protocol.update(self.target, batches).cut(self._seen_parts())
+
+    def _seen_parts(self) -> list[Part]:
+        return [self.target.part(name) for name in self.update.tensors]
 
     def limited_to(self, facts: Iterable[Fact]) -> "Observation":
         """The same observation for an attacker who knows less."""

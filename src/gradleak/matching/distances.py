@@ -18,6 +18,7 @@ class Statistics:
     second: Float[Tensor, "observations candidates tensors"]
     observed_squared: Float[Tensor, "observations tensors"]
     weights: Float[Tensor, "observations tensors"]  # zero where a tensor is not seen or carries no signal
+    signal: Float[Tensor, "observations tensors"]  # the share of G² that is not known noise; one where there is none
 
 
 class Distance(ABC):
@@ -29,32 +30,118 @@ class Distance(ABC):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         """The distance from the sums of all tensors."""
 
+    @abstractmethod
+    def for_signs(self) -> "Distance":
+        """What to minimise where only signs were sent."""
+
+    @abstractmethod
+    def for_any_size(self) -> "Distance":
+        """What to minimise where the update was scaled down by an unknown factor."""
+
 
 @dataclass(frozen=True)
 class Cosine(Distance):
-    """Mean over tensors of 1 − cos (Geiping et al. 2020; LAMP)."""
+    """Mean over tensors of 1 − cos (Geiping et al. 2020; LAMP).
+
+    Known noise is taken off the observed norm, and a tensor counts by its share of signal: one that drowns would else count as
+    much as a clear one.
+    """
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        norms = (sums.second.clamp_min(TINY) * sums.observed_squared.clamp_min(TINY)[:, None]).sqrt()
-        weights = sums.weights[:, None]
+        observed = (sums.observed_squared * sums.signal).clamp_min(TINY)
+        norms = (sums.second.clamp_min(TINY) * observed[:, None]).sqrt()
+        weights = (sums.weights * sums.signal)[:, None]
         return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+
+    def for_signs(self) -> Distance:
+        return WrongSigns()
+
+    def for_any_size(self) -> Distance:
+        return self
 
 
 @dataclass(frozen=True)
 class SquaredL2(Distance):
-    """Σ ‖g − G‖² (DLG). The LAMP paper writes the norm; its code, and DLG's, take the square."""
+    """Σ ‖g − G‖² (DLG), less the noise that is known. The LAMP paper writes the norm; its code, and DLG's, take the square."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        squares = sums.second - 2 * sums.first + sums.observed_squared[:, None]
+        squares = sums.second - 2 * sums.first + (sums.observed_squared * sums.signal)[:, None]
         return (squares * sums.weights[:, None]).sum(-1)
+
+    def for_signs(self) -> Distance:
+        return SignHinge(l1_weight=0.0)
+
+    def for_any_size(self) -> Distance:
+        return ScaledL2()
 
 
 @dataclass(frozen=True)
 class L2L1(Distance):
-    """Σ ‖g − G‖² + l1_weight · ‖g − G‖₁ (TAG)."""
+    """Σ ‖g − G‖² + l1_weight · ‖g − G‖₁ (TAG), less the square of the noise that is known."""
+
+    l1_weight: float = 0.01
+    residuals = True
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        noise = (sums.observed_squared * (1 - sums.signal))[:, None]
+        return ((sums.first - noise + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+
+    def for_signs(self) -> Distance:
+        return SignHinge(self.l1_weight)
+
+    def for_any_size(self) -> Distance:
+        return ScaledL2()  # of absolute differences the best factor has no closed form
+
+
+@dataclass(frozen=True)
+class ScaledL2(Distance):
+    """Σ ‖a·g − G‖² at the best factor a between 0 and 1, one for all tensors: what clipping leaves of a distance."""
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        weights = sums.weights[:, None]
+        inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        factor = (inner / squares.clamp_min(TINY)).clamp(0, 1)
+        observed = (sums.observed_squared * sums.signal * sums.weights).sum(-1)[:, None]
+        return factor.square() * squares - 2 * factor * inner + observed
+
+    def for_signs(self) -> Distance:
+        return SignHinge(l1_weight=0.0)
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class WrongSigns(Distance):
+    """Mean over tensors of the share of g² that has the wrong sign.
+
+    Learning to Invert (appendix A.1, equation 3) replaces the cosine by Σ of squares with the wrong sign, which a candidate
+    without any gradient minimises; the share does not fall with the size, just as the cosine does not.
+    """
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        weights = sums.weights[:, None]
+        return (sums.first / sums.second.clamp_min(TINY) * weights).sum(-1) / weights.sum(-1)
+
+    def for_signs(self) -> Distance:
+        return self
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class SignHinge(Distance):
+    """Σ h² + l1_weight · Σ h with h = max(−g·sign G, 0) (Learning to Invert, appendix A.1, equation 3, for TAG)."""
 
     l1_weight: float = 0.01
     residuals = True
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         return ((sums.first + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+
+    def for_signs(self) -> Distance:
+        return self
+
+    def for_any_size(self) -> Distance:
+        return self

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.matching.factors import Thin
+from gradleak.matching.readings import WHOLE, Reading
 
 Sums = tuple[Float[Tensor, "tensors observations candidates"], Float[Tensor, "tensors observations candidates"]]
 ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # of a dense gradient: small enough for the cache of a CPU
@@ -42,16 +43,43 @@ def lookup_angles(
     return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
 
 
-def vector_sums(gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool) -> Sums:
+def vector_sums(
+    gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool, reading: Reading = WHOLE
+) -> Sums:
     """The sums for biases, LayerNorms and whatever else is small enough to hold."""
+    seen = observed[:, :, None]
     if residuals:
-        difference = gradients - observed[:, :, None]
+        difference = reading.residual(gradients, seen)
         return difference.square().sum(-1), difference.abs().sum(-1)
-    return (gradients * observed[:, :, None]).sum(-1), gradients.square().sum(-1)
+    inner, squares = (gradients * seen).sum(-1), gradients.square().sum(-1)
+    if not reading.entrywise:
+        return inner, squares
+    return reading.angles(reading.residual(gradients, seen).square().sum(-1), inner, squares, seen.square().sum(-1))
+
+
+def outer_sums(
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Thin | Tensor,
+    residuals: bool,
+    reading: Reading = WHOLE,
+) -> Sums:
+    """The sums for a matrix gradient; it is built only where the distance or the reading asks for its entries."""
+    if residuals:
+        return outer_residuals(inputs, deltas, observed, reading)
+    inner, squares = outer_angles(inputs, deltas, observed)
+    if not reading.entrywise:
+        return inner, squares
+    assert isinstance(observed, Tensor)
+    residual_squares, _ = outer_residuals(inputs, deltas, observed, reading)
+    return reading.angles(residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None])
 
 
 def outer_residuals(
-    inputs: Float[Tensor, "m o c uses d_in"], deltas: Float[Tensor, "m o c uses d_out"], observed: Thin | Tensor
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Thin | Tensor,
+    reading: Reading = WHOLE,
 ) -> Sums:
     """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is built, a piece at a time."""
     m, o, c, uses, d_in = inputs.shape
@@ -63,23 +91,24 @@ def outer_residuals(
         dense = None
     else:
         dense = observed.flatten(0, 1)[:, None].expand(-1, c, -1, -1).flatten(0, 1)
-    squares, absolutes = _Residual.apply(x.flatten(0, 1), d.flatten(0, 1), dense)  # type: ignore[no-untyped-call]
+    squares, absolutes = _Residual.apply(x.flatten(0, 1), d.flatten(0, 1), dense, reading)  # type: ignore[no-untyped-call]
     return squares.view(m, o, c), absolutes.view(m, o, c)
 
 
 class _Residual(torch.autograd.Function):
-    """Sums over R = dᵀx − G without keeping R: it is built piece by piece in one buffer, once, and its slopes with it.
+    """Sums over R = dᵀx − G (or what a reading makes of both) without keeping R: it is built piece by piece in one buffer,
+    once, and its slopes with it.
 
     What each sum's slope needs of R is d·R and x·Rᵀ: for the squares these are Gram products where R is an outer product
     itself; for the absolute values R's signs are needed, while R is there.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, d: Tensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> tuple[Tensor, Tensor]:
         squares, absolutes = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
         wanted = any(ctx.needs_input_grad)
         slopes = tuple(torch.empty_like(part) for part in (x, d, x, d)) if wanted else ()
-        for piece, residual in _pieces(x, d, dense):
+        for piece, residual in _pieces(x, d, dense, reading):
             squares[piece] = torch.linalg.vector_norm(residual, dim=2).square().sum(1)
             absolutes[piece] = residual.abs().sum((1, 2))  # pairwise summation: vector_norm is 1e-5 off over so many entries
             if wanted and dense is not None:
@@ -92,10 +121,11 @@ class _Residual(torch.autograd.Function):
         return squares, absolutes
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         squares_x, squares_d, absolutes_x, absolutes_d = ctx.saved_tensors
         to_squares, to_absolutes = 2 * grads[0][:, None, None], grads[1][:, None, None]
-        return to_squares * squares_x + to_absolutes * absolutes_x, to_squares * squares_d + to_absolutes * absolutes_d, None
+        to_x = to_squares * squares_x + to_absolutes * absolutes_x
+        return to_x, to_squares * squares_d + to_absolutes * absolutes_d, None, None
 
 
 def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) -> None:
@@ -103,7 +133,7 @@ def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) 
     torch.bmm(x, residual.mT, out=to_d)
 
 
-def _pieces(x: Tensor, d: Tensor, dense: Tensor | None) -> Any:
+def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any:
     """R for a few rows at a time; the yielded buffer is overwritten by the next piece."""
     rows, d_in, d_out = x.shape[0], x.shape[2], d.shape[2]
     step = max(1, min(rows, ENTRIES_AT_ONCE.get(x.device.type, 2**24) // (d_in * d_out)))
@@ -113,6 +143,8 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None) -> Any:
         residual = buffer[: piece.stop - start]
         if dense is None:
             torch.bmm(d[piece].mT, x[piece], out=residual)
+        elif reading.entrywise:
+            residual = reading.residual(torch.bmm(d[piece].mT, x[piece], out=residual), dense[piece])
         else:
             torch.baddbmm(dense[piece], d[piece].mT, x[piece], beta=-1, out=residual)
         yield piece, residual

@@ -38,6 +38,7 @@ class LampBertLarge(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:
@@ -67,6 +68,7 @@ class TagBertLarge(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:
@@ -91,6 +93,7 @@ class DlgBertLarge(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:

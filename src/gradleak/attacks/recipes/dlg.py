@@ -23,6 +23,7 @@ class Dlg(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:

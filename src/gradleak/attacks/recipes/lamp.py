@@ -64,6 +64,7 @@ class LampCos(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:
@@ -90,6 +91,7 @@ class LampL2L1(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:
@@ -108,6 +110,7 @@ class LampQuick(MatchingAttack):
     polish_rounds: int = 20
     labels: Source = "known"
     lengths: Source = "known"
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:
@@ -130,6 +133,7 @@ class LampPlus(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:

@@ -24,6 +24,7 @@ class Tag(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
 
     @property
     def loop(self) -> MatchingLoop:
