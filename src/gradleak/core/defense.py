@@ -41,8 +41,12 @@ class Channel:
     @property
     def only_scaled(self) -> bool:
         """Whether what arrives is the update up to its size."""
-        lossy = self.noisy or self.signs_only or self.quantisation_levels is not None
-        return not lossy and self.survivors is Survivors.ALL
+        return self.every_entry and not self.noisy
+
+    @property
+    def every_entry(self) -> bool:
+        """Whether every entry that arrives is the gradient's, up to its size and Gaussian noise."""
+        return self.survivors is Survivors.ALL and not self.signs_only and self.quantisation_levels is None
 
     @property
     def noisy(self) -> bool:
