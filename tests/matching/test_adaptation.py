@@ -19,7 +19,7 @@ from gradleak.defenses.quantisation import Quantisation
 from gradleak.defenses.sign import Sign
 from gradleak.defenses.top_k import TopK
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
-from gradleak.matching.distances import SignHinge, WrongSigns
+from gradleak.matching.distances import WrongSigns, WrongSignSquares
 from gradleak.matching.matcher import FactoredMatcher
 
 TEXTS = ("the cat is red .", "my phone number is five .")
@@ -103,15 +103,16 @@ def test_cosine_over_survivors_and_shares_of_wrong_signs_are_what_they_say(
     pairs = by_hand(pruned, add_axes(other, 1), matcher.names)
     slow = torch.stack([1 - torch.cosine_similarity(mine[seen != 0], seen[seen != 0], dim=0) for mine, seen in pairs]).mean()
     torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], slow)
-    for distance in (Cosine(), L2L1(0.5)):
+    for distance in (Cosine(), L2L1()):
         matcher = for_observations([signs], distance)
         hinges = [((-mine * seen).clamp_min(0), mine) for mine, seen in by_hand(signs, add_axes(other, 1), matcher.names)]
         if distance == Cosine():
             assert matcher.distance == WrongSigns()
             slow = torch.stack([hinge.square().sum() / mine.square().sum() for hinge, mine in hinges]).mean()
         else:
-            assert matcher.distance == SignHinge(0.5)
-            slow = torch.stack([hinge.square().sum() + 0.5 * hinge.sum() for hinge, _ in hinges]).sum()
+            assert matcher.distance == WrongSignSquares()
+            sizes = [signs.update.tensors[name].abs().sum() for name in matcher.names]  # as many as there are signs
+            slow = sum(n * hinge.square().sum() / mine.square().sum() for n, (hinge, mine) in zip(sizes, hinges, strict=True))
         torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], slow)
 
 

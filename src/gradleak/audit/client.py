@@ -38,7 +38,7 @@ def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) 
     """Runs the client on one secret and keeps what leaves it: detached clones of the visible tensors, and the granted facts."""
     stream = Streams.root("client", spec.seed).child("batch", index)
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
-    update = spec.protocol.update(target, _alone(private.batch), per_example=per_example)
+    update = spec.protocol.update(target, _alone(private.batch), per_example=per_example, rngs=[stream])
     sent = protect_in_turn(spec.defenses, update, [stream])
     seen = spec.view.show(target, sent).detached_clone()
     check_update(target, seen, f"The update of batch {index}")

@@ -62,7 +62,15 @@ class AuditSpec:
         if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
             raise GradleakError("The same attack is listed twice.")
         refuse_wrong_order(self.defenses)
+        self._refuse_per_example()
         self._refuse_missing_knowledge()
+
+    def _refuse_per_example(self) -> None:
+        if self.defenses and self.defenses[0].wants_per_example and not self.protocol.one_gradient:
+            raise GradleakError(
+                f"{self.defenses[0].name} needs the gradient of each example and {self.protocol.name} sends none: "
+                "use --protocol fedsgd, or --defense client_dp."
+            )
 
     def _refuse_missing_knowledge(self) -> None:
         granted = set(self.granted)

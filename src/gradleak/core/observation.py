@@ -98,6 +98,11 @@ class Observation:
         """The known noise on every entry that was seen; of noise shared by a batch of unknown size, all of it."""
         return self.channel.noise_std_for(self.knows.batch_size or 1)
 
+    @property
+    def gradient_scale(self) -> float:
+        """What to divide the update by to have the size of a gradient; of a batch of unknown size, as if it were one example."""
+        return self.protocol.gradient_scale(self.knows.batch_size or 1)
+
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.
 
@@ -105,12 +110,12 @@ class Observation:
         """
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example
-        update = self.protocol.update(self.target, batches, per_example=per_example)
+        update = self.protocol.update(self.target, batches, per_example=per_example, rngs=rngs)
         return protect_in_turn(defenses, update, rngs).cut(self._seen_parts())
 
     def undefended(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """The same before any defense: differentiable, and what a candidate is compared by."""
-        return self.protocol.update(self.target, batches).cut(self._seen_parts())
+        return self.protocol.update(self.target, batches, rngs=rngs).cut(self._seen_parts())
 
     def _seen_parts(self) -> list[Part]:
         return [self.target.part(name) for name in self.update.tensors]

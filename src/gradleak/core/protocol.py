@@ -1,9 +1,11 @@
 """How a private batch becomes what a client sends."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from gradleak.core.batch import Batch
 from gradleak.core.registry import Component
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 
@@ -14,5 +16,12 @@ class Protocol(Component, ABC):
     one_gradient: bool  # the update is one gradient of the mean loss, so that the factored engine applies
 
     @abstractmethod
-    def update(self, target: Target, batches: Batch, per_example: bool = False) -> Update:
-        """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients."""
+    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
+        """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients.
+
+        One stream a client, for what it draws; without any nothing is drawn.
+        """
+
+    def gradient_scale(self, examples: int) -> float:
+        """What to divide an update of so many examples by to have the size of a gradient."""
+        return 1.0

@@ -49,7 +49,7 @@ class Cosine(Distance):
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         observed = (sums.observed_squared * sums.signal).clamp_min(TINY)
-        norms = (sums.second.clamp_min(TINY) * observed[:, None]).sqrt()
+        norms = sums.second.clamp_min(TINY).sqrt() * observed.sqrt()[:, None]  # the root of their product would underflow
         weights = (sums.weights * sums.signal)[:, None]
         return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
 
@@ -69,7 +69,7 @@ class SquaredL2(Distance):
         return (squares * sums.weights[:, None]).sum(-1)
 
     def for_signs(self) -> Distance:
-        return SignHinge(l1_weight=0.0)
+        return WrongSignSquares()
 
     def for_any_size(self) -> Distance:
         return ScaledL2()
@@ -87,7 +87,7 @@ class L2L1(Distance):
         return ((sums.first - noise + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
 
     def for_signs(self) -> Distance:
-        return SignHinge(self.l1_weight)
+        return WrongSignSquares()
 
     def for_any_size(self) -> Distance:
         return ScaledL2()  # of absolute differences the best factor has no closed form
@@ -105,7 +105,7 @@ class ScaledL2(Distance):
         return factor.square() * squares - 2 * factor * inner + observed
 
     def for_signs(self) -> Distance:
-        return SignHinge(l1_weight=0.0)
+        return WrongSignSquares()
 
     def for_any_size(self) -> Distance:
         return self
@@ -131,14 +131,16 @@ class WrongSigns(Distance):
 
 
 @dataclass(frozen=True)
-class SignHinge(Distance):
-    """Σ h² + l1_weight · Σ h with h = max(−g·sign G, 0) (Learning to Invert, appendix A.1, equation 3, for TAG)."""
+class WrongSignSquares(Distance):
+    """Σ of squares with the wrong sign, each tensor's gradient scaled to the size of the signs: the same share, by entries.
 
-    l1_weight: float = 0.01
-    residuals = True
+    Appendix A.1 of Learning to Invert leaves the size as it is (and adds TAG's absolute values). A candidate without gradient is
+    then perfect: on the tiny target DLG fell to ROUGE-1 2 under it, from 12 when it took signs for values.
+    """
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        return ((sums.first + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+        shares = sums.first / sums.second.clamp_min(TINY)
+        return (shares * (sums.observed_squared * sums.weights)[:, None]).sum(-1)
 
     def for_signs(self) -> Distance:
         return self

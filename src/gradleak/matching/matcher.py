@@ -28,6 +28,7 @@ class Matcher(ABC):
         self.target: Target = observations[0].target
         self.distance = distance
         self.names = names
+        self.scales = self.target.vocabulary.embeddings.new_tensor([observation.gradient_scale for observation in observations])
         observed = _stacked(observations, names)
         self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
         self.weights = _weights(observations, observed)
@@ -36,7 +37,7 @@ class Matcher(ABC):
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
         """Lets the distance know how much of every tensor is noise."""
         observed = _stacked(observations, self.names)
-        stds = self.weights.new_tensor([observation.noise_std for observation in observations])
+        stds = self.weights.new_tensor([observation.noise_std for observation in observations]) / self.scales
         shares = [signal_shares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
         self.signal = torch.stack(shares, dim=1)
 
@@ -82,7 +83,7 @@ class SimulatedMatcher(Matcher):
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
-        sent = observation.undefended(batch, rngs).tensors
+        sent = observation.undefended(batch, rngs).scaled(1 / self.scales[:1].expand(batch.lead[0])).tensors
         pairs = []
         for name in self.names:
             seen = _seen(observation, self.target.part(name)).flatten()
@@ -98,10 +99,12 @@ def for_observations(
     plain: bool = False,
     keep_silent: bool = False,
     adaptive: bool = True,
+    unroll: bool = True,
 ) -> Matcher:
     """The fastest matcher that is right for these observations; `plain` asks for the reference instead.
 
     Where a defense is known, distance and reading are fitted to what it did, unless not `adaptive`.
+    Of several local steps, `unroll` goes through each; otherwise the update is taken for one averaged gradient.
 
     `keep_silent` matches tensors without signal too, as LAMP's released code does: only for comparison with it.
     """
@@ -116,7 +119,7 @@ def for_observations(
         )
     fitting, reading = adapted(distance, common_channel(observations)) if adaptive else (distance, WHOLE)
     one_gradient = all(observation.protocol.one_gradient for observation in observations)
-    made = FactoredMatcher if one_gradient and not plain else SimulatedMatcher
+    made = FactoredMatcher if (one_gradient or not unroll) and not plain else SimulatedMatcher
     matcher = made(observations, fitting, names, reading)
     if keep_silent:
         matcher.weights = _weights(observations, _stacked(observations, matcher.names), silent=0.0)
@@ -126,9 +129,9 @@ def for_observations(
 
 
 def _seen(observation: Observation, part: Part) -> Tensor:
-    """One tensor as observed; zeros where this observation does not show it (its weight is then zero too)."""
-    shown = observation.update.tensors.get(part.name)
-    return observation.target.parameters[part.parameter].new_zeros(part.shape) if shown is None else shown[0]
+    """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight is then zero too)."""
+    shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
+    return observation.target.parameters[part.parameter].new_zeros(part.shape) if shown is None else shown[0] / scale
 
 
 def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """FedSGD: a client sends one gradient of its mean loss."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from gradleak.core.batch import Batch
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import register
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 
@@ -20,7 +22,7 @@ class FedSGD(Protocol):
     one_gradient = True
     cites = "McMahan et al., AISTATS 2017"
 
-    def update(self, target: Target, batches: Batch, per_example: bool = False) -> Update:
+    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
         """One plain backward pass a client (an example, if per example): the slow reference everything fast is tested against."""
         rows = []
         for client in range(batches.lead[0]):

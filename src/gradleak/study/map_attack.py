@@ -29,8 +29,9 @@ def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> 
     assert private.batch.ids is not None
     alone = Batch(ids=private.batch.ids[None], mask=private.batch.mask[None], labels=private.batch.labels[None])
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
-    update = spec.protocol.update(target, alone, per_example=per_example)
-    return protect_in_turn(spec.defenses, update, [Streams.root("client", spec.seed).child("batch", index)])
+    stream = Streams.root("client", spec.seed).child("batch", index)
+    update = spec.protocol.update(target, alone, per_example=per_example, rngs=[stream])
+    return protect_in_turn(spec.defenses, update, [stream])
 
 
 def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, view: View, index: int) -> Observation:

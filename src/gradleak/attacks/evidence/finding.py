@@ -35,7 +35,7 @@ def noisy(observation: Observation) -> bool:
 
 def certain(observation: Observation) -> bool:
     """Whether what was seen is, as far as the attacker knows, the gradient up to its size."""
-    return observation.channel.only_scaled
+    return observation.channel.only_scaled and observation.protocol.one_gradient
 
 
 def touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Bool[Tensor, "rows"]:

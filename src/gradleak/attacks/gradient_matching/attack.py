@@ -17,7 +17,9 @@ from gradleak.core.observation import Fact, Observation
 class MatchingAttack(Attack):
     """A recipe gives the loop; everything else follows from it."""
 
-    adaptive: bool  # a field of every recipe: whether it adapts to a defense that is known
+    # Fields of every recipe:
+    adaptive: bool  # whether it adapts to a defense that is known
+    unroll: bool  # whether it goes through every local step of FedAvg, slowly, or takes the update for one averaged gradient
 
     @property
     @abstractmethod
@@ -39,4 +41,4 @@ class MatchingAttack(Attack):
 
     @property
     def _loop(self) -> MatchingLoop:
-        return replace(self.loop, adaptive=self.adaptive)
+        return replace(self.loop, adaptive=self.adaptive, unroll=self.unroll)

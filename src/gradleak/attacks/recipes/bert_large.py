@@ -39,6 +39,7 @@ class LampBertLarge(MatchingAttack):
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -69,6 +70,7 @@ class TagBertLarge(MatchingAttack):
     lengths: Source = "known"
     longest: int = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -94,6 +96,7 @@ class DlgBertLarge(MatchingAttack):
     lengths: Source = "known"
     longest: int = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:

@@ -65,6 +65,7 @@ class LampCos(MatchingAttack):
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -92,6 +93,7 @@ class LampL2L1(MatchingAttack):
     lengths: Source = "known"
     longest: int = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -111,6 +113,7 @@ class LampQuick(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -134,6 +137,7 @@ class LampPlus(MatchingAttack):
     lengths: Source = "known"
     longest: int = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
