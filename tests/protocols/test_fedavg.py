@@ -137,6 +137,15 @@ def test_unrolled_the_truth_is_at_zero_and_averaged_it_is_near(
     )
 
 
+def test_an_averaged_step_of_adam_is_read_by_its_signs(
+    tiny64: Target, make_private: Callable[..., PrivateBatch], observe: Callable[..., Observation], add_axes: Axes
+) -> None:
+    seen = observe(tiny64, TEXTS, protocol=FedAvg(learning_rate=1e-3, optimiser="adam"))
+    truth = add_axes(make_private(tiny64, TEXTS).batch, 2)
+    by_signs, by_sizes = (for_observations([seen], Cosine(), unroll=False, adaptive=how) for how in (True, False))
+    assert abs(float(by_signs.distances(truth))) < 1e-9 < 0.1 < float(by_sizes.distances(truth))
+
+
 def test_an_averaged_update_has_the_size_of_a_gradient(tiny64: Target, observe: Callable[..., Observation]) -> None:
     plain, moved = (observe(tiny64, TEXTS, protocol=one) for one in (FedSGD(), FedAvg(epochs=3, learning_rate=1e-6)))
     ours, theirs = (for_observations([one], SquaredL2(), unroll=False).observed_squared for one in (moved, plain))

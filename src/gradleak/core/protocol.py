@@ -15,6 +15,11 @@ class Protocol(Component, ABC):
 
     one_gradient: bool  # the update is one gradient of the mean loss, so that the factored engine applies
 
+    @property
+    def sizes_lost(self) -> bool:
+        """Whether entries keep little but their sign, as in a step of Adam, which divides each by its own size."""
+        return False
+
     @abstractmethod
     def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
         """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients.

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -117,9 +118,13 @@ def for_observations(
         raise GradleakError(
             "Nothing in the visible update can be matched: only word embeddings, or tensors without signal, are seen."
         )
-    fitting, reading = adapted(distance, common_channel(observations)) if adaptive else (distance, WHOLE)
+    channel = common_channel(observations)
+    averaged = not unroll and not plain
+    if averaged and any(observation.protocol.sizes_lost for observation in observations):
+        channel = replace(channel, signs_only=True)
+    fitting, reading = adapted(distance, channel) if adaptive else (distance, WHOLE)
     one_gradient = all(observation.protocol.one_gradient for observation in observations)
-    made = FactoredMatcher if (one_gradient or not unroll) and not plain else SimulatedMatcher
+    made = FactoredMatcher if averaged or (one_gradient and not plain) else SimulatedMatcher
     matcher = made(observations, fitting, names, reading)
     if keep_silent:
         matcher.weights = _weights(observations, _stacked(observations, matcher.names), silent=0.0)

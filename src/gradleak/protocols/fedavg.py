@@ -42,6 +42,10 @@ class FedAvg(Protocol):
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate must be a number above 0, not {self.learning_rate}.")
 
+    @property
+    def sizes_lost(self) -> bool:
+        return self.optimiser in ("adam", "adamw")
+
     def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
         """Trains each client apart; the order of its examples comes from its stream, or is theirs where none is given."""
         if per_example:
