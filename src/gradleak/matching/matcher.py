@@ -29,7 +29,6 @@ class Matcher(ABC):
         self.target: Target = observations[0].target
         self.distance = distance
         self.names = names
-        self.scales = self.target.vocabulary.embeddings.new_tensor([observation.gradient_scale for observation in observations])
         observed = _stacked(observations, names)
         self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
         self.weights = _weights(observations, observed)
@@ -37,8 +36,10 @@ class Matcher(ABC):
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
         """Lets the distance know how much of every tensor is noise."""
+        stds = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
+        if not bool(stds.any()):
+            return
         observed = _stacked(observations, self.names)
-        stds = self.weights.new_tensor([observation.noise_std for observation in observations]) / self.scales
         shares = [signal_shares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
         self.signal = torch.stack(shares, dim=1)
 
@@ -84,7 +85,8 @@ class SimulatedMatcher(Matcher):
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
-        sent = observation.undefended(batch, rngs).scaled(1 / self.scales[:1].expand(batch.lead[0])).tensors
+        sizes = self.weights.new_full((len(rngs),), 1 / observation.gradient_scale)
+        sent = observation.undefended(batch, rngs).scaled(sizes).tensors
         pairs = []
         for name in self.names:
             seen = _seen(observation, self.target.part(name)).flatten()
@@ -136,7 +138,9 @@ def for_observations(
 def _seen(observation: Observation, part: Part) -> Tensor:
     """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight is then zero too)."""
     shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
-    return observation.target.parameters[part.parameter].new_zeros(part.shape) if shown is None else shown[0] / scale
+    if shown is None:
+        return observation.target.parameters[part.parameter].new_zeros(part.shape)
+    return shown[0] if scale == 1 else shown[0] / scale
 
 
 def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
