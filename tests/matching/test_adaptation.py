@@ -12,6 +12,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.target import Target
 from gradleak.defenses.clipping import Clipping
+from gradleak.defenses.dp_sgd import DpSgd
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.masking import Masking
 from gradleak.defenses.pruning import Pruning
@@ -129,14 +130,19 @@ def test_with_the_noise_taken_off_the_truth_is_at_zero_in_the_mean(
     assert abs(float(adaptive.mean())) < 0.1 * float(naive.mean())
 
 
-def test_a_tensor_that_drowns_in_noise_counts_little(tiny64: Target, observe: Observe) -> None:
-    seen = observe(tiny64, TEXTS, defenses=(GaussianNoise(0.02),))
+def test_under_noise_all_tensors_make_one_cosine(tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes) -> None:
+    other, seen = make_private(tiny64, OTHER).batch, observe(tiny64, TEXTS, defenses=(GaussianNoise(0.02),))
     matcher = for_observations([seen], Cosine())
-    clear = observe(tiny64, TEXTS).update.norms()
-    ratios = torch.stack([clear[name][0] / (0.02 * tiny64.part(name).size ** 0.5) for name in matcher.names])
-    expected = ratios.square() / (1 + ratios.square())
-    assert float(torch.corrcoef(torch.stack([expected, matcher.signal[0]]))[0, 1]) > 0.9
-    assert bool((matcher.signal > 0).all() and (matcher.signal <= 1).all())
+    pairs = by_hand(seen, add_axes(other, 1), matcher.names)
+    mine, noisy = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    signal = noisy.square().sum() - 0.02**2 * len(noisy)
+    torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], 1 - (mine @ noisy) / (mine.norm() * signal.sqrt()))
+
+
+def test_noise_of_a_batch_is_shared_by_its_examples(tiny64: Target, observe: Observe) -> None:
+    (alone, both) = (observe(tiny64, texts, defenses=(DpSgd(clip=1.0, noise_multiplier=0.1),)) for texts in (TEXTS[:1], TEXTS))
+    one, two = (for_observations([seen], Cosine()).noise_squared for seen in (alone, both))
+    torch.testing.assert_close(one, 4 * two)
 
 
 @pytest.mark.parametrize("defenses", CHAINS, ids=repr)

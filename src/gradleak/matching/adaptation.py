@@ -1,9 +1,7 @@
 """What to minimise and how to read entries, given what a defense did to the update: by its channel, never by its name."""
 
-import math
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,17 +25,13 @@ def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
     if channel.signs_only:
         return distance.for_signs(), Signs()
     fitting = distance if channel.clip is None else distance.for_any_size()
+    fitting = fitting.for_noise() if channel.noisy else fitting
     return fitting, Surviving() if channel.survivors is Survivors.SEEN else WHOLE
 
 
-def signal_shares(
+def noise_squares(
     observed: Float[Tensor, "observations entries"], noise_stds: Float[Tensor, "observations"], only_survivors: bool
 ) -> Float[Tensor, "observations"]:
-    """The share of a tensor's square that its known noise does not explain.
-
-    Never less than the error of that estimate: the square of n entries of noise is known to one part in √(n/2).
-    """
-    entries = (observed != 0).sum(1).clamp_min(1) if only_survivors else torch.full_like(noise_stds, observed.shape[1])
-    shares = 1 - entries * noise_stds.square() / observed.square().sum(1).clamp_min(torch.finfo(observed.dtype).tiny)
-    least = (2 / entries).sqrt().clamp(max=1.0) if only_survivors else min(1.0, math.sqrt(2 / observed.shape[1]))
-    return torch.where(noise_stds > 0, torch.maximum(shares, torch.as_tensor(least).to(shares)), torch.ones_like(shares))
+    """The expected square of the known noise in a tensor: of its entries, or of those that were not set to zero."""
+    entries = (observed != 0).sum(1) if only_survivors else observed.shape[1]
+    return entries * noise_stds.square()

@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+LEAST_SIGNAL = 1e-3  # of what was seen, squared: less than that cannot be told from the spread of the noise's own norm
 TINY = 1e-30  # keeps the root of a vanishing squared norm differentiable; far below any real gradient's
 
 
@@ -18,7 +20,7 @@ class Statistics:
     second: Float[Tensor, "observations candidates tensors"]
     observed_squared: Float[Tensor, "observations tensors"]
     weights: Float[Tensor, "observations tensors"]  # zero where a tensor is not seen or carries no signal
-    signal: Float[Tensor, "observations tensors"]  # the share of G² that is not known noise; one where there is none
+    noise_squared: Float[Tensor, "observations tensors"]  # how much of G² is known noise, as expected
 
 
 class Distance(ABC):
@@ -34,6 +36,10 @@ class Distance(ABC):
     def for_signs(self) -> "Distance":
         """What to minimise where only signs were sent."""
 
+    def for_noise(self) -> "Distance":
+        """What to minimise under Gaussian noise of one size on every entry."""
+        return self
+
     @abstractmethod
     def for_any_size(self) -> "Distance":
         """What to minimise where the update was scaled down by an unknown factor."""
@@ -41,17 +47,39 @@ class Distance(ABC):
 
 @dataclass(frozen=True)
 class Cosine(Distance):
-    """Mean over tensors of 1 − cos (Geiping et al. 2020; LAMP).
+    """Mean over tensors of 1 − cos (Geiping et al. 2020; LAMP)."""
 
-    Known noise is taken off the observed norm, and a tensor counts by its share of signal: one that drowns would else count as
-    much as a clear one.
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        # Roots before the product, which would underflow where a tensor's entries were all set to zero
+        norms = sums.second.clamp_min(TINY).sqrt() * sums.observed_squared.clamp_min(TINY).sqrt()[:, None]
+        weights = sums.weights[:, None]
+        return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+
+    def for_signs(self) -> Distance:
+        return WrongSigns()
+
+    def for_noise(self) -> Distance:
+        return WholeCosine()
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class WholeCosine(Distance):
+    """1 − cos over all tensors together, known noise taken off the observed norm.
+
+    Under noise of one size on every entry this is the likelihood, with the gradient's size left free. A cosine for each tensor
+    lets those that drown count as much as the others (tiny, 8 sentences, 4 draws, ROUGE-1 of lamp_cos at noise 0.02, 0.06, 0.15:
+    94, 69, 26 by tensors and 100, 95, 71 together).
     """
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        observed = (sums.observed_squared * sums.signal).clamp_min(TINY)
-        norms = sums.second.clamp_min(TINY).sqrt() * observed.sqrt()[:, None]  # the root of their product would underflow
-        weights = (sums.weights * sums.signal)[:, None]
-        return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+        weights = sums.weights[:, None]
+        inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        observed = (sums.observed_squared * sums.weights).sum(-1)
+        signal = torch.maximum(observed - (sums.noise_squared * sums.weights).sum(-1), LEAST_SIGNAL * observed)
+        return 1 - inner / (squares.clamp_min(TINY).sqrt() * signal.clamp_min(TINY).sqrt()[:, None])
 
     def for_signs(self) -> Distance:
         return WrongSigns()
@@ -65,7 +93,7 @@ class SquaredL2(Distance):
     """Σ ‖g − G‖² (DLG), less the noise that is known. The LAMP paper writes the norm; its code, and DLG's, take the square."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        squares = sums.second - 2 * sums.first + (sums.observed_squared * sums.signal)[:, None]
+        squares = sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
         return (squares * sums.weights[:, None]).sum(-1)
 
     def for_signs(self) -> Distance:
@@ -83,8 +111,8 @@ class L2L1(Distance):
     residuals = True
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        noise = (sums.observed_squared * (1 - sums.signal))[:, None]
-        return ((sums.first - noise + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+        squares = sums.first - sums.noise_squared[:, None]
+        return ((squares + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
 
     def for_signs(self) -> Distance:
         return WrongSignSquares()
@@ -101,7 +129,7 @@ class ScaledL2(Distance):
         weights = sums.weights[:, None]
         inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
         factor = (inner / squares.clamp_min(TINY)).clamp(0, 1)
-        observed = (sums.observed_squared * sums.signal * sums.weights).sum(-1)[:, None]
+        observed = ((sums.observed_squared - sums.noise_squared) * sums.weights).sum(-1)[:, None]
         return factor.square() * squares - 2 * factor * inner + observed
 
     def for_signs(self) -> Distance:

@@ -14,7 +14,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import adapted, common_channel, signal_shares
+from gradleak.matching.adaptation import adapted, common_channel, noise_squares
 from gradleak.matching.distances import Distance, Statistics
 from gradleak.matching.factored import FactoredSums
 from gradleak.matching.plan import SILENT, make_plan, matchable
@@ -32,7 +32,7 @@ class Matcher(ABC):
         observed = _stacked(observations, names)
         self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
         self.weights = _weights(observations, observed)
-        self.signal = torch.ones_like(self.weights)
+        self.noise_squared = torch.zeros_like(self.weights)
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
         """Lets the distance know how much of every tensor is noise."""
@@ -40,8 +40,8 @@ class Matcher(ABC):
         if not bool(stds.any()):
             return
         observed = _stacked(observations, self.names)
-        shares = [signal_shares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
-        self.signal = torch.stack(shares, dim=1)
+        squares = [noise_squares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
+        self.noise_squared = torch.stack(squares, dim=1)
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ class Matcher(ABC):
         """The distance of every candidate, differentiable in embeddings and soft labels that ask for gradients."""
         first, second = self.sums(batch, rows)
         return self.distance.combine(
-            Statistics(first, second, self.observed_squared[rows], self.weights[rows], self.signal[rows])
+            Statistics(first, second, self.observed_squared[rows], self.weights[rows], self.noise_squared[rows])
         )
 
 
