@@ -25,7 +25,8 @@ def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
     if channel.signs_only:
         return distance.for_signs(), Signs()
     fitting = distance if channel.clip is None else distance.for_any_size()
-    fitting = fitting.for_noise() if channel.noisy else fitting
+    if channel.noisy or channel.quantisation_levels is not None:  # rounding at random is noise
+        fitting = fitting.for_noise()
     return fitting, Surviving() if channel.survivors is Survivors.SEEN else WHOLE
 
 
