@@ -122,7 +122,7 @@ def test_with_the_noise_taken_off_the_truth_is_at_zero_in_the_mean(
     tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes, distance: Distance
 ) -> None:
     truth = add_axes(make_private(tiny64, TEXTS).batch, 2)
-    seen = [observe(tiny64, TEXTS, index=place, defenses=(GaussianNoise(0.02),)) for place in range(20)]
+    seen = [observe(tiny64, TEXTS, index=place, defenses=(GaussianNoise(0.02),)) for place in range(8)]
     adaptive, naive = (
         torch.stack([for_observations([one], distance, adaptive=how).distances(truth)[0, 0] for one in seen])
         for how in (True, False)
