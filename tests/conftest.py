@@ -148,8 +148,10 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
     ) -> Observation:
         private = make_private(target, texts, labels)
         protocol = protocol or FedSGD()
-        stream = Streams.root("client", 0).child("batch", index)
-        sent = protect_in_turn(defenses, protocol.update(target, with_axes(private.batch, 1), rngs=[stream]), [stream])
+        rngs = [Streams.root("client", 0).child("batch", index)]
+        per_example = bool(defenses) and defenses[0].wants_per_example
+        update = protocol.update(target, with_axes(private.batch, 1), per_example=per_example, rngs=rngs)
+        sent = protect_in_turn(defenses, update, rngs)
         seen = (view or Everything()).show(target, sent).detached_clone()
         known = None if target.labels_are_tokens else private.batch.labels.clone()
         knows = Knowledge(known, private.lengths, len(texts), defenses)

@@ -195,6 +195,25 @@ def test_nor_are_the_masks_of_a_client_that_trains_with_dropout(target: str) -> 
     assert found == [[]]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"defenses": ["dp_sgd:noise_multiplier=0.01", "masking:fraction_zeroed=0.5"], "draws": 2},
+        {
+            "protocol": "fedavg:local_batch_size=1,learning_rate=0.01,optimiser=adamw",
+            "defenses": ["client_dp:noise_multiplier=0.01"],
+        },
+    ],
+    ids=["dp_sgd", "fedavg"],
+)
+def test_nor_from_what_private_examples_or_local_training_leave(changes: dict[str, Any]) -> None:
+    spec = settings(**changes)
+    KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
+    found.clear()
+    run_audit(replace(spec, attacks=(Spy(),)))
+    assert found == [[]]
+
+
 @pytest.fixture(scope="module")
 def scene() -> tuple[AuditSpec, Target, PrivateBatch, Observation, Bench, Secrets]:
     spec = settings()

@@ -26,6 +26,7 @@ def measure(
     know: Sequence[str] = ("labels", "lengths", "batch_size", "defense"),
     prior: str = "auto",
     metrics: Sequence[str] | None = None,
+    draws: int = 1,
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
@@ -48,6 +49,7 @@ def measure(
         "view": view,
         "know": list(know),
         "prior": prior,
+        "draws": draws,
         "seed": seed,
         "dtype": dtype,
     }

@@ -12,21 +12,17 @@ from gradleak.records.flags import (
     generous_knowledge,
     near_chance,
     no_objective,
+    not_adaptive,
+    one_draw,
     search_failed,
+    seen_before_defense,
     unmodelled_dropout,
 )
 
 
-def test_there_are_seven_flags_and_every_rule_has_its_number() -> None:
-    assert list(FLAGS) == [
-        "search_failed",
-        "near_chance",
-        "few_examples",
-        "generous_knowledge",
-        "dead_gradient",
-        "no_objective",
-        "unmodelled_dropout",
-    ]
+def test_there_are_ten_flags_and_every_rule_has_its_number() -> None:
+    first = ["search_failed", "near_chance", "few_examples", "generous_knowledge", "dead_gradient", "no_objective"]
+    assert list(FLAGS) == [*first, "unmodelled_dropout", "not_adaptive", "one_draw", "seen_before_defense"]
     for name, flag in FLAGS.items():
         assert flag.name == name and re.search(r"\d", flag.rule)
         assert all(text.endswith(".") for text in (flag.rule, flag.meaning, flag.what_to_do))
@@ -97,9 +93,24 @@ def test_raised_flags_are_among_the_known_ones() -> None:
         dead_gradient([0.0]),
         no_objective(False),
         unmodelled_dropout(True),
+        not_adaptive(True, False),
+        one_draw(True, 1),
+        seen_before_defense(True),
     ]
     assert {flag.name for flag in raised if flag} == set(FLAGS)
 
 
 def test_dropout_at_the_client_is_said() -> None:
     assert unmodelled_dropout(True) and not unmodelled_dropout(False)
+
+
+def test_only_a_defense_can_be_ignored() -> None:
+    assert not_adaptive(True, False) and not not_adaptive(True, True) and not not_adaptive(False, False)
+
+
+def test_two_draws_are_not_one_and_what_is_certain_needs_no_second() -> None:
+    assert one_draw(True, 1) and not one_draw(True, 2) and not one_draw(False, 1)
+
+
+def test_noise_of_the_server_comes_too_late() -> None:
+    assert seen_before_defense(True) and not seen_before_defense(False)

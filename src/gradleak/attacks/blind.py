@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
 from gradleak.core.registry import register
 
@@ -12,6 +13,9 @@ from gradleak.core.registry import register
 @dataclass(frozen=True)
 class Blind(Attack):
     """The prior's likeliest sentence at the known length: no look at the gradient. Every other attack is judged against it."""
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return True  # there is nothing it looks at
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         return [self._guess(observation, bench) for observation in observations]

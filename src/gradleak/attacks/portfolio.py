@@ -14,6 +14,7 @@ from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span.attack import Span
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Stage
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
@@ -29,16 +30,20 @@ class Portfolio(Attack):
     starts: int = 500
     labels: Source = "known"  # for LAMP and for judging; span and energy need none
     lengths: Source = "known"
+    adaptive: bool = True  # LAMP, and the distance by which guesses are judged, to a defense that is known
 
     @property
     def members(self) -> tuple[Attack, ...]:
-        lamp = LampPlus(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths)
+        lamp = LampPlus(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
         members = (Span(), EnergyAttack(restarts=self.restarts, lengths=self.lengths), lamp)
         return members if self.steps else members[:-1]
 
     @property
     def requires(self) -> frozenset[Fact]:
         return frozenset().union(*(member.requires for member in self.members))
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return any(member.adapts_to(channel) for member in self.members)  # the nearest guess by LAMP's distance counts
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         """The proven guess of each observation, or of those that were made the one that matches best."""
@@ -54,7 +59,7 @@ class Portfolio(Attack):
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
         try:
-            return LampPlus(labels=self.labels, lengths=self.lengths).objective(observations, batches)
+            return LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive).objective(observations, batches)
         except GradleakError:  # nothing that is seen can be matched
             return None
 

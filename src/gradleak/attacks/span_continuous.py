@@ -14,6 +14,7 @@ from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
@@ -87,6 +88,9 @@ class SpanContinuous(Attack):
     @property
     def requires(self) -> frozenset[Fact]:
         return self.assumptions.requires
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return channel.only_scaled
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         began = time.monotonic()

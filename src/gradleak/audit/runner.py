@@ -15,6 +15,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.audit.client import observe, private_batches, private_examples, update_norm
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.findings import finding_records
+from gradleak.audit.guarantees import guarantee_records
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.scoring import worst_case
 from gradleak.audit.spec import AuditSpec
@@ -29,6 +30,7 @@ from gradleak.core.target import Target
 from gradleak.records.schema import DataRecord, FindingRecord, Record, SecretRecord, TargetRecord, now
 from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key, write_record
 
+OF_THE_WHOLE = ("few_examples", "dead_gradient", "one_draw", "seen_before_defense")  # flags of the audit, not of one attack
 UPDATES_IN_MEMORY = 4 * 2**30  # bytes of visible updates held at once on a CPU
 
 
@@ -60,12 +62,12 @@ def run_audit(
     private = private_batches(spec, target, examples)
     # Parts belong to a setting, a kind of device and the very data: an edited file starts anew.
     parts = Parts(out, f"{spec.id}-{device.split(':')[0]}-{data_hash(key, examples)[:16]}")
-    runner = Runner(spec, target, private, parts, display)
+    runner = Runner(spec, target, private * spec.draws, parts, display)
     outcomes = runner.attack_all()
     record = _record(runner, outcomes, key, device, keep_secrets)
     path = None if out is None else write_record(out, record)
     runner.parts.clear()
-    return Finished(record, path, tuple(private))
+    return Finished(record, path, tuple(runner.private))
 
 
 def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
@@ -156,14 +158,15 @@ def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, 
         )
         for name, attack in spec.attack_keys().items()
     }
-    examples = [example for private in runner.private for example in private.examples]
-    raised = [flag for attack in attacks.values() for flag in attack.flags if flag.name in ("few_examples", "dead_gradient")]
+    secrets = runner.private[: len(runner.private) // spec.draws]
+    examples = [example for private in secrets for example in private.examples]
+    raised = [flag for attack in attacks.values() for flag in attack.flags if flag.name in OF_THE_WHOLE]
     return Record(
         created=now(),
         spec=spec.to_dict(),
         versions=_versions(),
         machine=_machine(device),
-        data=DataRecord(data_hash(key, examples), len(runner.private), len(examples)),
+        data=DataRecord(data_hash(key, examples), len(runner.private) // spec.draws, len(examples)),
         target=TargetRecord(
             name=to_string(spec.target),
             fingerprint=spec.target.fingerprint(),
@@ -175,6 +178,7 @@ def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, 
         worst_case=worst_case(spec, attacks),
         flags=tuple({flag.name: flag for flag in raised}.values()),
         findings=tuple(runner.findings),
+        guarantees=guarantee_records(spec.defenses),
     )
 
 

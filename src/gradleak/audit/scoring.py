@@ -6,6 +6,7 @@ from gradleak.audit.outcomes import Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import PrivateBatch
+from gradleak.core.defense import channel_of
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact
 from gradleak.core.specs import to_dict
@@ -32,7 +33,7 @@ def score_attack(
     pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
     values = values_of(spec.metrics, pairs)
     blind_values = values_of(spec.metrics, pair_up(target, private, [outcome.reconstruction for outcome in blind]))
-    clusters = [index for index, batch in enumerate(private) for _ in batch.examples]
+    clusters = clusters_of(private)
     places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
     examples = tuple(
         ExampleRecord(
@@ -54,7 +55,7 @@ def score_attack(
         examples=examples,
         batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
         knowledge=tuple(sorted(spec.told(attack))),
-        flags=_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters),
+        flags=(*_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters), *_defense_flags(spec, attack)),
         cost=CostRecord(
             seconds=sum(outcome.reconstruction.cost.seconds for outcome in outcomes),
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
@@ -66,7 +67,8 @@ def score_attack(
 def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str, Score]:
     """For every example the attack that got most out of it; that is what a defense has to withstand."""
     records = list(attacks.values())
-    clusters = [example.batch for example in records[0].examples]
+    secrets = len({example.batch for example in records[0].examples}) // spec.draws
+    clusters = [example.batch % secrets for example in records[0].examples]
     result = {}
     for metric in spec.metrics:
         best = max if metric.direction == "higher" else min
@@ -80,6 +82,12 @@ def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str
         ]
         result[metric.name] = score_of(metric, values, blind, clusters)
     return result
+
+
+def clusters_of(private: Sequence[PrivateBatch]) -> list[int]:
+    """For every example its secret batch: several draws of one are no independent ones."""
+    firsts: dict[int, int] = {}
+    return [firsts.setdefault(id(batch), index) for index, batch in enumerate(private) for _ in batch.examples]
 
 
 def pair_up(target: Target, private: Sequence[PrivateBatch], guesses: Sequence[Reconstruction]) -> list[Pair]:
@@ -147,7 +155,7 @@ def _flags(
     at_truth = [outcome.objective_at_truth for outcome in outcomes]
     raised = [
         flags.search_failed(at_guess, at_truth),
-        flags.few_examples(len(clusters)),
+        flags.few_examples(len(clusters) // spec.draws),
         flags.generous_knowledge(told),
         flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
         flags.no_objective(any(value is not None for value in at_truth)),
@@ -156,4 +164,15 @@ def _flags(
     if "rouge1" in values:
         ours, theirs = ([value or 0.0 for value in column["rouge1"]] for column in (values, blind))
         raised.append(flags.near_chance(paired_difference(ours, theirs, clusters).low))
+    return tuple(flag for flag in raised if flag is not None)
+
+
+def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:
+    channel = channel_of(spec.defenses)
+    adapts = Fact.DEFENSE in spec.granted and attack.adapts_to(channel)
+    raised = [
+        flags.not_adaptive(not channel.clear, adapts),
+        flags.one_draw(channel.randomised, spec.draws),
+        flags.seen_before_defense(channel.after_server),
+    ]
     return tuple(flag for flag in raised if flag is not None)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from gradleak.core.attack import Attack
 from gradleak.core.dataset import Dataset
-from gradleak.core.defense import Defense
+from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric
 from gradleak.core.observation import Fact
@@ -46,6 +46,7 @@ class AuditSpec:
     defenses: tuple[Defense, ...] = ()
     know: tuple[Fact, ...] = EVERY_FACT
     metrics: tuple[Metric, ...] = field(default_factory=lambda: tuple(read("metric", name, Metric) for name in DEFAULT_METRICS))
+    draws: int = 1  # updates of each batch that are attacked, each with randomness of its own
     seed: int = 0
     dtype: str = "float32"
     time_limit: float | None = None  # seconds for each attack on each group of batches; the best guess so far then counts
@@ -53,13 +54,24 @@ class AuditSpec:
     def __post_init__(self) -> None:
         if self.limit < 1 or self.batch_size < 1:
             raise GradleakError(f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}.")
+        if self.draws < 1:
+            raise GradleakError(f"draws count from 1; they are {self.draws}.")
         if not self.attacks:
             raise GradleakError("An audit needs at least one attack: add --attack portfolio.")
         if self.dtype not in DTYPES:
             raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
             raise GradleakError("The same attack is listed twice.")
+        refuse_wrong_order(self.defenses)
+        self._refuse_per_example()
         self._refuse_missing_knowledge()
+
+    def _refuse_per_example(self) -> None:
+        if self.defenses and self.defenses[0].wants_per_example and not self.protocol.one_gradient:
+            raise GradleakError(
+                f"{self.defenses[0].name} needs the gradient of each example and {self.protocol.name} sends none: "
+                "use --protocol fedsgd, or --defense client_dp."
+            )
 
     def _refuse_missing_knowledge(self) -> None:
         granted = set(self.granted)
@@ -95,6 +107,7 @@ class AuditSpec:
             "know": sorted(str(fact) for fact in self.granted),
             "prior": to_dict(self.prior),
             "metrics": [to_dict(metric) for metric in self.metrics],
+            "draws": self.draws,
             "seed": self.seed,
             "dtype": self.dtype,
             "time_limit": self.time_limit,
@@ -129,6 +142,7 @@ class AuditSpec:
             defenses=tuple(read("defense", one, Defense) for one in listed(plain.get("defenses", []))),
             know=_facts(plain.get("know", list(EVERY_FACT))),
             metrics=tuple(read("metric", one, Metric) for one in listed(plain.get("metrics", list(DEFAULT_METRICS)))),
+            draws=_whole("draws", plain.get("draws", 1)),
             seed=_whole("seed", plain.get("seed", 0)),
             dtype=str(plain.get("dtype", "float32")),
             time_limit=_seconds("time_limit", plain.get("time_limit")),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradleak.audit.outcomes import Outcome
-from gradleak.audit.scoring import pair_up, score_attack, score_of, values_of
+from gradleak.audit.scoring import clusters_of, pair_up, score_attack, score_of, values_of
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
 from gradleak.core.batch import PrivateBatch
@@ -51,7 +51,7 @@ def _record(
     secrets = [private[index] for index in reached]
     values = values_of(metrics, pair_up(target, secrets, [Reconstruction(stage.sentences) for stage in reached.values()]))
     chance = values_of(metrics, pair_up(target, secrets, [blind[index].reconstruction for index in reached]))
-    clusters = [index for index in reached for _ in private[index].examples]
+    clusters = clusters_of(secrets)
     return StageRecord(
         attack=name,
         batches=tuple(reached),

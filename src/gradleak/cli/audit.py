@@ -38,6 +38,7 @@ def audit(
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
     metric: Annotated[list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")] = None,
     device: Device = "auto",
+    draws: Annotated[int, option("Updates attacked of each batch, each with other randomness. [1]")] = 1,
     seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
     dtype: Annotated[str, option("float32 or float64. [float32]")] = "float32",
     time_limit: Annotated[
@@ -65,6 +66,7 @@ def audit(
         "view": seen(view, layers, modules),
         "prior": prior,
         "metrics": metric,
+        "draws": draws,
         "seed": seed,
         "dtype": dtype,
         "time_limit": time_limit,

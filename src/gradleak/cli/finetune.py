@@ -9,6 +9,7 @@ from gradleak.cli.options import Device, option
 
 if TYPE_CHECKING:
     from gradleak.core.dataset import Dataset
+    from gradleak.core.defense import Defense
     from gradleak.core.target import TargetSpec
     from gradleak.targets.text_classifier import TextClassifier
     from gradleak.training.finetune import FineTuning, Material, News
@@ -25,6 +26,9 @@ def finetune(
     batch_size: Annotated[int, option("Examples in a step. [32]")] = 32,
     learning_rate: Annotated[float, option("At the first step; falls linearly to zero. [5e-5]")] = 5e-5,
     gradient_noise: Annotated[float, option("Standard deviation of noise on every gradient entry. [0]")] = 0.0,
+    defense: Annotated[
+        list[str] | None, option("On the gradient of every step, as a client would send it; repeat for a chain. [none]")
+    ] = None,
     limit: Annotated[int | None, option("Batches of examples to read. [all]", minimum=1)] = None,
     seed: Annotated[int, option("Of order, dropout, noise and held-out examples. [0]")] = 0,
     device: Device = "auto",
@@ -41,9 +45,9 @@ def finetune(
     from gradleak.datasets import resolve_dataset
     from gradleak.targets import resolve_target
     from gradleak.targets.text_classifier import TextClassifier
-    from gradleak.training.finetune import FineTuning, fine_tune
+    from gradleak.training.finetune import FineTuning, fine_tune, guarantees
 
-    settings = FineTuning(epochs, batch_size, learning_rate, gradient_noise, seed)
+    settings = FineTuning(epochs, batch_size, learning_rate, gradient_noise, seed, read_defenses(defense or []))
     spec, source = resolve_target(target, allow_pickle), resolve_dataset(data)
     judged = None if eval_data is None else resolve_dataset(eval_data)
     opened = spec.open(torch.device(resolve_device(device)))
@@ -53,6 +57,19 @@ def finetune(
     typer.echo(f"{len(material.training)} examples for training, {len(material.evaluation)} for evaluation", err=True)
     scores = fine_tune(settings, opened, material, out, _Printer().show)
     typer.echo(f"{out}: MCC {scores.mcc:.4f}, F1 {scores.f1:.4f}, accuracy {scores.accuracy:.4f}, n {scores.examples}")
+    for one in guarantees(settings, len(material.training)):
+        bound = "none" if one.epsilon is None or one.epsilon == float("inf") else f"{one.epsilon:.4g}"
+        typer.echo(f"ε {bound} per {one.protects} at δ {one.delta:g} over the whole run, by {one.accountant}")
+
+
+def read_defenses(lines: list[str]) -> "tuple[Defense, ...]":
+    """Defenses in the order written."""
+    import gradleak.defenses  # noqa: F401  (registers them)
+    from gradleak.core.defense import Defense
+    from gradleak.core.specs import from_string
+
+    made = [from_string("defense", line) for line in lines]
+    return tuple(one for one in made if isinstance(one, Defense))
 
 
 def read_material(

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior
 from gradleak.core.registry import Component
@@ -97,6 +98,10 @@ class Attack(Component, ABC):
     def requires(self) -> frozenset[Fact]:
         """Facts without which it cannot run. Labels are granted of classifiers only: of a language model they are the secret."""
         return frozenset()
+
+    def adapts_to(self, channel: Channel) -> bool:
+        """Whether it takes into account what a known defense did to the update."""
+        return False
 
     @abstractmethod
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:

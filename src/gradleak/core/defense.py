@@ -4,32 +4,104 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
+
+
+class Survivors(StrEnum):
+    """Which entries of an update still carry information, and whether the server can tell."""
+
+    ALL = "all"
+    SEEN = "seen"  # the others are exactly zero in what arrives
+    HIDDEN = "hidden"  # others were set to zero, and something after that covers it
 
 
 @dataclass(frozen=True)
 class Channel:
     """What a defense does to the information in an update. Attacks adapt to this, never to a defense's name."""
 
-    noise_std: float = 0.0
+    noise_std: float = 0.0  # of Gaussian noise on every entry that arrives
     rounding: float = 0.0  # from one number that can be sent to the next, as a share of it, at a power of 2
     smallest_step: float = 0.0  # the same between the numbers nearest to zero, in absolute terms
+    noise_std_of_sum: float = 0.0  # the same, put on the sum over a batch of which the mean is sent
+    survivors: Survivors = Survivors.ALL
+    signs_only: bool = False
+    quantisation_levels: int | None = None  # between zero and the largest entry; rounded at random, right in the mean
+    clip: float | None = None  # the norm above which an update (an example's, in DP-SGD) is scaled down, by nobody knows how much
+    randomised: bool = False  # another draw gives another update
+    after_server: bool = False  # done by the server itself, after it has seen the update: no protection from it
+
+    @property
+    def clear(self) -> bool:
+        """Whether what arrives is the update itself."""
+        return self.exact and self.clip is None
 
     @property
     def exact(self) -> bool:
-        """Whether what is sent arrives as it was."""
-        return self == Channel()
+        """Whether what arrives is the update up to its size, to the last digit."""
+        return self.only_scaled and not self.rounding
 
-    def errors(self, tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    @property
+    def only_scaled(self) -> bool:
+        """Whether what arrives is the update up to its size and rounding."""
+        return self.every_entry and not self.noisy
+
+    @property
+    def every_entry(self) -> bool:
+        """Whether every entry that arrives is the gradient's, up to its size, rounding and Gaussian noise."""
+        return self.survivors is Survivors.ALL and not self.signs_only and self.quantisation_levels is None
+
+    @property
+    def noisy(self) -> bool:
+        return self.noise_std > 0 or self.noise_std_of_sum > 0
+
+    def noise_std_for(self, batch_size: int) -> float:
+        """The noise on every entry of what arrives from a batch of that size."""
+        return math.hypot(self.noise_std, self.noise_std_of_sum / batch_size)
+
+    def errors(self, tensor: Float[Tensor, "*shape"], batch_size: int) -> Float[Tensor, "*shape"]:
         """The standard deviation of every entry of an update that was seen: noise, and rounding spread evenly over a step."""
         steps = self.rounding * tensor.abs().log2().floor().exp2()
-        return (steps.clamp_min(self.smallest_step).square() / 12 + self.noise_std**2).sqrt()
+        return (steps.clamp_min(self.smallest_step).square() / 12 + self.noise_std_for(batch_size) ** 2).sqrt()
+
+    def then(self, after: "Channel") -> "Channel":
+        """Both in turn; of two roundings the coarser counts.
+
+        Noise, or another's rounding, after entries were set to zero hides which they were.
+        """
+        survivors = after.survivors
+        if self.survivors is not Survivors.ALL and survivors is not Survivors.SEEN:
+            survivors = Survivors.HIDDEN if after.noisy or self.survivors is Survivors.HIDDEN else self.survivors
+        return Channel(
+            noise_std=math.hypot(self.noise_std, after.noise_std),
+            noise_std_of_sum=math.hypot(self.noise_std_of_sum, after.noise_std_of_sum),
+            rounding=max(self.rounding, after.rounding),
+            smallest_step=max(self.smallest_step, after.smallest_step),
+            survivors=survivors,
+            signs_only=self.signs_only or after.signs_only,
+            quantisation_levels=self.quantisation_levels if after.quantisation_levels is None else after.quantisation_levels,
+            clip=self.clip if after.clip is None else after.clip,
+            randomised=self.randomised or after.randomised,
+            after_server=self.after_server or after.after_server,
+        )
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """One reading of a defense as (ε, δ)-differential privacy, and who says so."""
+
+    reading: str  # "one release" or "whole run"
+    protects: str  # "example" or "client": what may be added or removed
+    accountant: str
+    epsilon: float | None  # none where the accountant fails at this noise
+    delta: float
 
 
 class Defense(Component, ABC):
@@ -48,6 +120,10 @@ class Defense(Component, ABC):
     def channel(self) -> Channel:
         """What the server may know of what was done."""
 
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """What it proves; nothing, unless it is differential privacy."""
+        return ()
+
 
 def protect_in_turn(defenses: Sequence[Defense], update: Update, rngs: Sequence[Streams]) -> Update:
     """Applies defenses in the order written, each with streams of its own."""
@@ -57,10 +133,15 @@ def protect_in_turn(defenses: Sequence[Defense], update: Update, rngs: Sequence[
 
 
 def channel_of(defenses: Sequence[Defense]) -> Channel:
-    """What a chain of defenses does together: noises add up, of several roundings the coarsest counts."""
-    channels = [defense.channel() for defense in defenses]
-    return Channel(
-        noise_std=math.hypot(*(channel.noise_std for channel in channels)),
-        rounding=max((channel.rounding for channel in channels), default=0.0),
-        smallest_step=max((channel.smallest_step for channel in channels), default=0.0),
-    )
+    """What defenses in the order written do together."""
+    channel = Channel()
+    for defense in defenses:
+        channel = channel.then(defense.channel())
+    return channel
+
+
+def refuse_wrong_order(defenses: Sequence[Defense]) -> None:
+    """A defense that wants each example's gradient can only be the first: after another there is one update a client."""
+    late = next((defense for defense in defenses[1:] if defense.wants_per_example), None)
+    if late is not None:
+        raise GradleakError(f"{late.name} needs the gradient of each example and must be the first defense: write it first.")

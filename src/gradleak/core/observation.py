@@ -11,6 +11,7 @@ from torch import Tensor
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part
 from gradleak.core.protocol import Protocol
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -34,11 +35,6 @@ class Knowledge:
     lengths: tuple[int, ...] | None = None  # tokens of each example, special ones included
     batch_size: int | None = None
     defenses: tuple[Defense, ...] | None = None
-
-    @property
-    def channel(self) -> Channel:
-        """What the attacker knows of what was done to the update: nothing, where the defense is not granted."""
-        return channel_of(self.defenses or ())
 
     @property
     def facts(self) -> frozenset[Fact]:
@@ -92,6 +88,21 @@ class Observation:
             raise GradleakError("This attack needs the batch size; add --know batch_size.")
         return self.knows.batch_size
 
+    @property
+    def channel(self) -> Channel:
+        """What was done to the update, as far as the attacker knows; clear, if nothing is known of defenses."""
+        return channel_of(self.knows.defenses or ())
+
+    @property
+    def noise_std(self) -> float:
+        """The known noise on every entry that was seen; of noise shared by a batch of unknown size, all of it."""
+        return self.channel.noise_std_for(self.knows.batch_size or 1)
+
+    @property
+    def gradient_scale(self) -> float:
+        """What to divide the update by to have the size of a gradient; of a batch of unknown size, as if it were one example."""
+        return self.protocol.gradient_scale(self.knows.batch_size or 1)
+
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.
 
@@ -100,9 +111,15 @@ class Observation:
         """
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example
-        update = self.protocol.update(self.target, batches, per_example=per_example)
-        seen = (self.target.part(name) for name in self.update.tensors)
-        return protect_in_turn(defenses, update, rngs).cut(seen)
+        update = self.protocol.update(self.target, batches, per_example=per_example, rngs=rngs)
+        return protect_in_turn(defenses, update, rngs).cut(self._seen_parts())
+
+    def undefended(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
+        """The same before any defense: differentiable, and what a candidate is compared by."""
+        return self.protocol.update(self.target, batches, rngs=rngs).cut(self._seen_parts())
+
+    def _seen_parts(self) -> list[Part]:
+        return [self.target.part(name) for name in self.update.tensors]
 
     def limited_to(self, facts: Iterable[Fact]) -> "Observation":
         """The same observation for an attacker who knows less."""

@@ -16,9 +16,18 @@ class Protocol(Component, ABC):
     one_gradient: bool  # the update is one gradient of the mean loss, so that the factored engine applies
     dropout: bool = False  # clients train with dropout on: their gradient depends on masks that only they have
 
+    @property
+    def sizes_lost(self) -> bool:
+        """Whether entries keep little but their sign, as in a step of Adam, which divides each by its own size."""
+        return False
+
     @abstractmethod
-    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] | None = None) -> Update:
+    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
         """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients.
 
         Clients draw from their streams, one each. Without streams nothing is drawn: dropout is off, as an attacker computes.
         """
+
+    def gradient_scale(self, examples: int) -> float:
+        """What to divide an update of so many examples by to have the size of a gradient."""
+        return 1.0

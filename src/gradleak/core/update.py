@@ -37,6 +37,22 @@ class Update:
         """Copies that share neither history nor storage with this update."""
         return Update({name: tensor.detach().clone() for name, tensor in self.tensors.items()}, self.per_example)
 
+    def whole_norms(self) -> Tensor:
+        """The norm over all tensors together, [clients], or [clients, examples] if per example."""
+        axes = 2 if self.per_example else 1
+        squares = [
+            tensor.flatten(axes).square().sum(-1) if tensor.ndim > axes else tensor.square() for tensor in self.tensors.values()
+        ]
+        return torch.stack(squares).sum(0).sqrt()
+
+    def scaled(self, factors: Tensor) -> "Update":
+        """Every client (every example, if per example) multiplied by a factor of its own."""
+        tensors = self.tensors.items()
+        return Update(
+            {name: tensor * factors.view(*factors.shape, *[1] * (tensor.ndim - factors.ndim)) for name, tensor in tensors},
+            self.per_example,
+        )
+
     def norms(self) -> Mapping[str, Tensor]:
         """The norm of each tensor of each client."""
         return {name: tensor.flatten(1).norm(dim=1) for name, tensor in self.tensors.items()}

@@ -1,3 +1,15 @@
 """What clients do to an update before it leaves."""
 
-from gradleak.defenses import gaussian_noise, rounding  # noqa: F401
+from gradleak.defenses import (  # noqa: F401
+    central_dp,
+    client_dp,
+    clipping,
+    dp_sgd,
+    gaussian_noise,
+    masking,
+    pruning,
+    quantisation,
+    rounding,
+    sign,
+    top_k,
+)

@@ -24,12 +24,17 @@ class GaussianNoise(Defense):
             raise ValueError(f"std must not be negative, not {self.std}.")
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
-        generators = [rng.generator() for rng in rngs]
-        noisy = {}
-        for name, tensor in update.tensors.items():
-            noise = torch.stack([torch.randn(tensor.shape[1:], generator=generator) for generator in generators])
-            noisy[name] = tensor + self.std * noise.to(tensor)
-        return Update(noisy, update.per_example)
+        return with_noise(update, self.std, rngs)
 
     def channel(self) -> Channel:
-        return Channel(noise_std=self.std)
+        return Channel(noise_std=self.std, randomised=self.std > 0)
+
+
+def with_noise(update: Update, std: float, rngs: Sequence[Streams]) -> Update:
+    """The update plus normal noise of that spread, of each client from its own stream."""
+    generators = [rng.generator() for rng in rngs]
+    noisy = {}
+    for name, tensor in update.tensors.items():
+        noise = torch.stack([torch.randn(tensor.shape[1:], generator=generator) for generator in generators])
+        noisy[name] = tensor + std * noise.to(tensor)
+    return Update(noisy, update.per_example)

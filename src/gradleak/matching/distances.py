@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+LEAST_SIGNAL = 1e-3  # of what was seen, squared: less than that cannot be told from the spread of the noise's own norm
 TINY = 1e-30  # keeps the root of a vanishing squared norm differentiable; far below any real gradient's
 
 
@@ -18,6 +20,7 @@ class Statistics:
     second: Float[Tensor, "observations candidates tensors"]
     observed_squared: Float[Tensor, "observations tensors"]
     weights: Float[Tensor, "observations tensors"]  # zero where a tensor is not seen or carries no signal
+    noise_squared: Float[Tensor, "observations tensors"]  # how much of G² is known noise, as expected
 
 
 class Distance(ABC):
@@ -29,32 +32,146 @@ class Distance(ABC):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         """The distance from the sums of all tensors."""
 
+    @abstractmethod
+    def for_signs(self) -> "Distance":
+        """What to minimise where only signs were sent."""
+
+    def for_noise(self) -> "Distance":
+        """What to minimise under Gaussian noise of one size on every entry."""
+        return self
+
+    @abstractmethod
+    def for_any_size(self) -> "Distance":
+        """What to minimise where the update was scaled down by an unknown factor."""
+
 
 @dataclass(frozen=True)
 class Cosine(Distance):
     """Mean over tensors of 1 − cos (Geiping et al. 2020; LAMP)."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        norms = (sums.second.clamp_min(TINY) * sums.observed_squared.clamp_min(TINY)[:, None]).sqrt()
+        # Roots before the product, which would underflow where a tensor's entries were all set to zero
+        norms = sums.second.clamp_min(TINY).sqrt() * sums.observed_squared.clamp_min(TINY).sqrt()[:, None]
         weights = sums.weights[:, None]
         return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+
+    def for_signs(self) -> Distance:
+        return WrongSigns()
+
+    def for_noise(self) -> Distance:
+        return WholeCosine()
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class WholeCosine(Distance):
+    """1 − cos over all tensors together, known noise taken off the observed norm.
+
+    Under noise of one size on every entry this is the likelihood, with the gradient's size left free. A cosine for each tensor
+    lets those that drown count as much as the others (tiny, 8 sentences, 4 draws, ROUGE-1 of lamp_cos at noise 0.02, 0.06, 0.15:
+    94, 69, 26 by tensors and 100, 94, 69 together; chosen on these sentences).
+    """
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        weights = sums.weights[:, None]
+        inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        observed = (sums.observed_squared * sums.weights).sum(-1)
+        signal = torch.maximum(observed - (sums.noise_squared * sums.weights).sum(-1), LEAST_SIGNAL * observed)
+        return 1 - inner / (squares.clamp_min(TINY).sqrt() * signal.clamp_min(TINY).sqrt()[:, None])
+
+    def for_signs(self) -> Distance:
+        return WrongSigns()
+
+    def for_any_size(self) -> Distance:
+        return self
 
 
 @dataclass(frozen=True)
 class SquaredL2(Distance):
-    """Σ ‖g − G‖² (DLG). The LAMP paper writes the norm; its code, and DLG's, take the square."""
+    """Σ ‖g − G‖² (DLG), less the noise that is known. The LAMP paper writes the norm; its code, and DLG's, take the square."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        squares = sums.second - 2 * sums.first + sums.observed_squared[:, None]
+        squares = sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
         return (squares * sums.weights[:, None]).sum(-1)
+
+    def for_signs(self) -> Distance:
+        return WrongSignSquares()
+
+    def for_any_size(self) -> Distance:
+        return ScaledL2()
 
 
 @dataclass(frozen=True)
 class L2L1(Distance):
-    """Σ ‖g − G‖² + l1_weight · ‖g − G‖₁ (TAG)."""
+    """Σ ‖g − G‖² + l1_weight · ‖g − G‖₁ (TAG), less the square of the noise that is known."""
 
     l1_weight: float = 0.01
     residuals = True
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        return ((sums.first + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+        squares = sums.first - sums.noise_squared[:, None]
+        return ((squares + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+
+    def for_signs(self) -> Distance:
+        return WrongSignSquares()
+
+    def for_any_size(self) -> Distance:
+        return ScaledL2()  # of absolute differences the best factor has no closed form
+
+
+@dataclass(frozen=True)
+class ScaledL2(Distance):
+    """Σ ‖a·g − G‖² at the best factor a between 0 and 1, one for all tensors: what clipping leaves of a distance."""
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        weights = sums.weights[:, None]
+        inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        factor = (inner / squares.clamp_min(TINY)).clamp(0, 1)
+        observed = ((sums.observed_squared - sums.noise_squared) * sums.weights).sum(-1)[:, None]
+        return factor.square() * squares - 2 * factor * inner + observed
+
+    def for_signs(self) -> Distance:
+        return WrongSignSquares()
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class WrongSigns(Distance):
+    """Mean over tensors of the share of g² that has the wrong sign.
+
+    Learning to Invert (appendix A.1, equation 3) replaces the cosine by Σ of squares with the wrong sign, which a candidate
+    without any gradient minimises; the share does not fall with the size, just as the cosine does not.
+    """
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        weights = sums.weights[:, None]
+        return (sums.first / sums.second.clamp_min(TINY) * weights).sum(-1) / weights.sum(-1)
+
+    def for_signs(self) -> Distance:
+        return self
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class WrongSignSquares(Distance):
+    """Σ of squares with the wrong sign, each tensor's gradient scaled to the size of the signs: the same share, by entries.
+
+    Appendix A.1 of Learning to Invert leaves the size as it is (and adds TAG's absolute values). A candidate without gradient is
+    then perfect: on the tiny target DLG fell to ROUGE-1 2 under it, from 12 when it took signs for values.
+    """
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        shares = sums.first / sums.second.clamp_min(TINY)
+        return (shares * (sums.observed_squared * sums.weights)[:, None]).sum(-1)
+
+    def for_signs(self) -> Distance:
+        return self
+
+    def for_any_size(self) -> Distance:
+        return self

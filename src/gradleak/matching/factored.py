@@ -12,7 +12,8 @@ from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, Use, captured
 from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.plan import Group, Member, Plan
-from gradleak.matching.terms import Sums, lookup_angles, outer_angles, outer_residuals, vector_sums
+from gradleak.matching.readings import WHOLE, Reading
+from gradleak.matching.terms import Sums, lookup_angles, outer_sums, vector_sums
 
 Observed = Thin | Tensor
 Calls = Mapping[str, Sequence[tuple[Use, Tensor]]]  # by module: each use with its output gradient
@@ -21,12 +22,15 @@ Calls = Mapping[str, Sequence[tuple[Use, Tensor]]]  # by module: each use with i
 class FactoredSums:
     """Sums of a distance over all tensors, for batches [observations, candidates, examples, tokens(, hidden)]."""
 
-    def __init__(self, target: Target, plan: Plan, observed: Mapping[str, Tensor], residuals: bool) -> None:
+    def __init__(
+        self, target: Target, plan: Plan, observed: Mapping[str, Tensor], residuals: bool, reading: Reading = WHOLE
+    ) -> None:
         self.target = target
         self.plan = plan
         self.residuals = residuals
+        self.reading = reading
         self.modules = {name: target.module.get_submodule(name) for name in plan.modules}
-        self.observed = [_arrange(group, observed) for group in plan.groups]
+        self.observed = [_arrange(group, observed, thin=not reading.entrywise) for group in plan.groups]
         self.by_autograd = tuple(target.part(name) for name in plan.by_autograd)
         self.observed_by_autograd = {name: observed[name].flatten(1) for name in plan.by_autograd}
 
@@ -62,26 +66,26 @@ class FactoredSums:
         kept = observed.rows(rows) if isinstance(observed, Thin) else observed[:, rows]
         if group.form == "vector":
             gradients = torch.stack([self._vector(member, calls[member.module], shape) for member in group.members])
-            return vector_sums(gradients, kept, self.residuals)  # type: ignore[arg-type]
+            return vector_sums(gradients, kept, self.residuals, self.reading)  # type: ignore[arg-type]
         inputs, deltas = (
             torch.stack(parts) for parts in zip(*(_joined(member, calls, shape) for member in group.members), strict=True)
         )
         if group.form == "lookup":
             return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
-        return (outer_residuals if self.residuals else outer_angles)(inputs, deltas, kept)
+        return outer_sums(inputs, deltas, kept, self.residuals, self.reading)
 
     def _lookup_sums(self, group: Group, ids: Tensor, deltas: Tensor, observed: Tensor) -> Sums:
         module = self.modules[group.members[0].module]
         assert isinstance(module, nn.Embedding)
         if module.padding_idx is not None:
             deltas = deltas * (ids != module.padding_idx)[..., None]
-        if not self.residuals:
+        if not self.residuals and not self.reading.entrywise:
             return lookup_angles(ids, deltas, observed)
         m, o, c = deltas.shape[:3]
         # A product with one-hot rows, not scatter_add: that sums in any order on a GPU, and no run would repeat another.
         rows = torch.arange(module.num_embeddings, device=ids.device)
         table = (ids[..., None] == rows).to(deltas.dtype).mT @ deltas
-        return vector_sums(table.view(m, o, c, -1), observed.flatten(2), residuals=True)
+        return vector_sums(table.view(m, o, c, -1), observed.flatten(2), self.residuals, self.reading)
 
     def _vector(self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> Tensor:
         """The gradient of a bias (Σδ) or of a norm's weight (Σδ∘x̂), for every candidate."""
@@ -108,19 +112,19 @@ class FactoredSums:
         for part in self.by_autograd:
             whole = torch.stack([gradients[places[part.parameter]] for gradients in per_candidate])
             gradients = part.of(whole).flatten(1).view(1, *losses.shape, -1)
-            pairs.append(vector_sums(gradients, self.observed_by_autograd[part.name][None, rows], self.residuals))
+            pairs.append(vector_sums(gradients, self.observed_by_autograd[part.name][None, rows], self.residuals, self.reading))
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second
 
 
-def _arrange(group: Group, observed: Mapping[str, Tensor]) -> Observed:
+def _arrange(group: Group, observed: Mapping[str, Tensor], thin: bool) -> Observed:
     """The observed tensors of a group, stacked [members, observations, …], matrices as thin factors where that pays."""
     stacked = torch.stack([observed[member.part.name] for member in group.members])
     if group.form != "outer":
         return stacked
     matrices = stacked.mT if group.members[0].kind is Kind.CONV1D else stacked
-    thin = thin_factors(matrices)
-    return matrices.contiguous() if thin is None else thin
+    factors = thin_factors(matrices) if thin else None
+    return matrices.contiguous() if factors is None else factors
 
 
 def _with_gradients(total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: bool, again: bool) -> Calls:

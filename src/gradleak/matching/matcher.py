@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -13,9 +14,11 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.matching.adaptation import adapted, common_channel, noise_squares
 from gradleak.matching.distances import Distance, Statistics
 from gradleak.matching.factored import FactoredSums
 from gradleak.matching.plan import SILENT, make_plan, matchable
+from gradleak.matching.readings import WHOLE, Reading
 from gradleak.matching.terms import vector_sums
 
 
@@ -29,6 +32,16 @@ class Matcher(ABC):
         observed = _stacked(observations, names)
         self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
         self.weights = _weights(observations, observed)
+        self.noise_squared = torch.zeros_like(self.weights)
+
+    def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
+        """Lets the distance know how much of every tensor is noise."""
+        stds = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
+        if not bool(stds.any()):
+            return
+        observed = _stacked(observations, self.names)
+        squares = [noise_squares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
+        self.noise_squared = torch.stack(squares, dim=1)
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
@@ -37,27 +50,34 @@ class Matcher(ABC):
     def distances(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
         """The distance of every candidate, differentiable in embeddings and soft labels that ask for gradients."""
         first, second = self.sums(batch, rows)
-        return self.distance.combine(Statistics(first, second, self.observed_squared[rows], self.weights[rows]))
+        return self.distance.combine(
+            Statistics(first, second, self.observed_squared[rows], self.weights[rows], self.noise_squared[rows])
+        )
 
 
 class FactoredMatcher(Matcher):
     """For updates that are one gradient: nothing of a weight matrix's size is built unless the distance needs it."""
 
-    def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...], reading: Reading = WHOLE
+    ) -> None:
         plan = make_plan(observations[0].target, names)
         super().__init__(observations, distance, plan.names)
-        self._sums = FactoredSums(self.target, plan, _stacked(observations, plan.names), distance.residuals)
+        self._sums = FactoredSums(self.target, plan, _stacked(observations, plan.names), distance.residuals, reading)
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         return self._sums(batch, rows)
 
 
 class SimulatedMatcher(Matcher):
-    """For any protocol: runs the client's own computation once a candidate and compares what comes out."""
+    """For any protocol: runs the client's own computation once a candidate and compares what comes out before any defense."""
 
-    def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...], reading: Reading = WHOLE
+    ) -> None:
         super().__init__(observations, distance, names)
         self.observations = observations
+        self.reading = reading
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         results = [self._sums_of(observation, batch[place]) for place, observation in enumerate(self.observations[rows])]
@@ -65,20 +85,29 @@ class SimulatedMatcher(Matcher):
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
-        sent = observation.simulate(batch, rngs).tensors
+        sizes = self.weights.new_full((len(rngs),), 1 / observation.gradient_scale)
+        sent = observation.undefended(batch, rngs).scaled(sizes).tensors
         pairs = []
         for name in self.names:
             seen = _seen(observation, self.target.part(name)).flatten()
             # What this observation does not show has weight zero: any gradient will do.
             gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
-            pairs.append(vector_sums(gradients[None, None], seen[None, None], self.distance.residuals))
+            pairs.append(vector_sums(gradients[None, None], seen[None, None], self.distance.residuals, self.reading))
         return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack([second[0, 0] for _, second in pairs], -1)
 
 
 def for_observations(
-    observations: Sequence[Observation], distance: Distance, plain: bool = False, keep_silent: bool = False
+    observations: Sequence[Observation],
+    distance: Distance,
+    plain: bool = False,
+    keep_silent: bool = False,
+    adaptive: bool = True,
+    unroll: bool = True,
 ) -> Matcher:
     """The fastest matcher that is right for these observations; `plain` asks for the reference instead.
+
+    Where a defense is known, distance and reading are fitted to what it did, unless not `adaptive`.
+    Of several local steps, `unroll` goes through each; otherwise the update is taken for one averaged gradient.
 
     `keep_silent` matches tensors without signal too, as LAMP's released code does: only for comparison with it.
     """
@@ -91,19 +120,27 @@ def for_observations(
         raise GradleakError(
             "Nothing in the visible update can be matched: only word embeddings, or tensors without signal, are seen."
         )
-    if plain or not all(observation.protocol.one_gradient for observation in observations):
-        matcher: Matcher = SimulatedMatcher(observations, distance, names)
-    else:
-        matcher = FactoredMatcher(observations, distance, names)
+    channel = common_channel(observations)
+    averaged = not unroll and not plain
+    if averaged and any(observation.protocol.sizes_lost for observation in observations):
+        channel = replace(channel, signs_only=True)
+    fitting, reading = adapted(distance, channel) if adaptive else (distance, WHOLE)
+    one_gradient = all(observation.protocol.one_gradient for observation in observations)
+    made = FactoredMatcher if averaged or (one_gradient and not plain) else SimulatedMatcher
+    matcher = made(observations, fitting, names, reading)
     if keep_silent:
         matcher.weights = _weights(observations, _stacked(observations, matcher.names), silent=0.0)
+    if adaptive:
+        matcher.take_off_noise(observations, reading)
     return matcher
 
 
 def _seen(observation: Observation, part: Part) -> Tensor:
-    """One tensor as observed; zeros where this observation does not show it (its weight is then zero too)."""
-    shown = observation.update.tensors.get(part.name)
-    return observation.target.parameters[part.parameter].new_zeros(part.shape) if shown is None else shown[0]
+    """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight is then zero too)."""
+    shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
+    if shown is None:
+        return observation.target.parameters[part.parameter].new_zeros(part.shape)
+    return shown[0] if scale == 1 else shown[0] / scale
 
 
 def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.matching.factors import Thin
+from gradleak.matching.readings import WHOLE, Reading
 
 Sums = tuple[Float[Tensor, "tensors observations candidates"], Float[Tensor, "tensors observations candidates"]]
 ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # of a dense gradient: small enough for the cache of a CPU
@@ -42,16 +43,44 @@ def lookup_angles(
     return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
 
 
-def vector_sums(gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool) -> Sums:
+def vector_sums(
+    gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool, reading: Reading = WHOLE
+) -> Sums:
     """The sums for biases, LayerNorms and whatever else is small enough to hold."""
+    seen = observed[:, :, None]
     if residuals:
-        difference = gradients - observed[:, :, None]
+        difference = reading.residual(gradients, seen)
         return difference.square().sum(-1), difference.abs().sum(-1)
-    return (gradients * observed[:, :, None]).sum(-1), gradients.square().sum(-1)
+    inner, squares = (gradients * seen).sum(-1), gradients.square().sum(-1)
+    if not reading.entrywise:
+        return inner, squares
+    return reading.angles(reading.residual(gradients, seen).square().sum(-1), inner, squares, seen.square().sum(-1))
+
+
+def outer_sums(
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Thin | Tensor,
+    residuals: bool,
+    reading: Reading = WHOLE,
+) -> Sums:
+    """The sums for a matrix gradient; it is built only where the distance or the reading asks for its entries."""
+    if residuals:
+        return outer_residuals(inputs, deltas, observed, reading)
+    inner, squares = outer_angles(inputs, deltas, observed)
+    if not reading.entrywise:
+        return inner, squares
+    assert isinstance(observed, Tensor)
+    residual_squares, _ = outer_residuals(inputs, deltas, observed, reading, absolutes=False)
+    return reading.angles(residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None])
 
 
 def outer_residuals(
-    inputs: Float[Tensor, "m o c uses d_in"], deltas: Float[Tensor, "m o c uses d_out"], observed: Thin | Tensor
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Thin | Tensor,
+    reading: Reading = WHOLE,
+    absolutes: bool = True,
 ) -> Sums:
     """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is built, a piece at a time."""
     m, o, c, uses, d_in = inputs.shape
@@ -62,40 +91,47 @@ def outer_residuals(
         d = torch.cat([d, -observed.left.mT.flatten(0, 1)[:, None].expand(-1, c, -1, -1)], dim=2)
         dense = None
     else:
-        dense = observed.flatten(0, 1)[:, None].expand(-1, c, -1, -1).flatten(0, 1)
-    squares, absolutes = _Residual.apply(x.flatten(0, 1), d.flatten(0, 1), dense)  # type: ignore[no-untyped-call]
-    return squares.view(m, o, c), absolutes.view(m, o, c)
+        dense = observed.flatten(0, 1)
+    rows = (x.flatten(0, 1), d.flatten(0, 1))
+    squares, sizes = _Residual.apply(*rows, dense, reading, absolutes)  # type: ignore[no-untyped-call]
+    return squares.view(m, o, c), sizes.view(m, o, c)
 
 
 class _Residual(torch.autograd.Function):
-    """Sums over R = dᵀx − G without keeping R: it is built piece by piece in one buffer, once, and its slopes with it.
+    """Sums over R = dᵀx − G (or what a reading makes of both) without keeping R: it is built piece by piece in one buffer,
+    once, and its slopes with it.
 
     What each sum's slope needs of R is d·R and x·Rᵀ: for the squares these are Gram products where R is an outer product
-    itself; for the absolute values R's signs are needed, while R is there.
+    itself; for the absolute values R's signs are needed, while R is there. Where these are not asked for they are zero.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, d: Tensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
-        squares, absolutes = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
+    def forward(
+        ctx: Any, x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading, with_absolutes: bool
+    ) -> tuple[Tensor, Tensor]:
+        squares, absolutes = x.new_empty(x.shape[0]), x.new_zeros(x.shape[0])
         wanted = any(ctx.needs_input_grad)
-        slopes = tuple(torch.empty_like(part) for part in (x, d, x, d)) if wanted else ()
-        for piece, residual in _pieces(x, d, dense):
+        slopes = [torch.empty_like(part) for part in ((x, d, x, d) if with_absolutes else (x, d)) if wanted]
+        for piece, residual in _pieces(x, d, dense, reading):
             squares[piece] = torch.linalg.vector_norm(residual, dim=2).square().sum(1)
-            absolutes[piece] = residual.abs().sum((1, 2))  # pairwise summation: vector_norm is 1e-5 off over so many entries
             if wanted and dense is not None:
                 _slopes(x[piece], d[piece], residual, slopes[0][piece], slopes[1][piece])
-            if wanted:
+            if with_absolutes:
+                absolutes[piece] = residual.abs().sum((1, 2))  # pairwise summation: vector_norm is 1e-5 off over so many entries
+            if wanted and with_absolutes:
                 _slopes(x[piece], d[piece], residual.sign_(), slopes[2][piece], slopes[3][piece])
         if wanted and dense is None:
-            slopes = ((d @ d.mT) @ x, (x @ x.mT) @ d, *slopes[2:])
+            slopes[:2] = (d @ d.mT) @ x, (x @ x.mT) @ d
         ctx.save_for_backward(*slopes)
         return squares, absolutes
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        squares_x, squares_d, absolutes_x, absolutes_d = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         to_squares, to_absolutes = 2 * grads[0][:, None, None], grads[1][:, None, None]
-        return to_squares * squares_x + to_absolutes * absolutes_x, to_squares * squares_d + to_absolutes * absolutes_d, None
+        to_x, to_d = (to_squares * slope for slope in ctx.saved_tensors[:2])
+        for whole, slope in zip((to_x, to_d), ctx.saved_tensors[2:], strict=False):  # none without absolute values
+            whole += to_absolutes * slope
+        return to_x, to_d, None, None, None
 
 
 def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) -> None:
@@ -103,16 +139,26 @@ def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) 
     torch.bmm(x, residual.mT, out=to_d)
 
 
-def _pieces(x: Tensor, d: Tensor, dense: Tensor | None) -> Any:
-    """R for a few rows at a time; the yielded buffer is overwritten by the next piece."""
+def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any:
+    """R for a few rows at a time; the yielded buffer is overwritten by the next piece. Rows that share a G are neighbours."""
     rows, d_in, d_out = x.shape[0], x.shape[2], d.shape[2]
     step = max(1, min(rows, ENTRIES_AT_ONCE.get(x.device.type, 2**24) // (d_in * d_out)))
     buffer = x.new_empty(step, d_out, d_in)
     for start in range(0, rows, step):
         piece = slice(start, min(start + step, rows))
         residual = buffer[: piece.stop - start]
-        if dense is None:
+        seen = None if dense is None else _shared(dense, rows, piece)
+        if seen is None:
             torch.bmm(d[piece].mT, x[piece], out=residual)
+        elif reading.entrywise:
+            residual = reading.residual(torch.bmm(d[piece].mT, x[piece], out=residual), seen)
         else:
-            torch.baddbmm(dense[piece], d[piece].mT, x[piece], beta=-1, out=residual)
+            torch.baddbmm(seen, d[piece].mT, x[piece], beta=-1, out=residual)
         yield piece, residual
+
+
+def _shared(dense: Tensor, rows: int, piece: slice) -> Tensor:
+    """What was seen, for some of the rows: one G for all candidates of an observation, copied for no more than these."""
+    if len(dense) == rows:
+        return dense[piece]
+    return dense[torch.arange(piece.start, piece.stop, device=dense.device) // (rows // len(dense))]

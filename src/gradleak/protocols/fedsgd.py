@@ -26,12 +26,12 @@ class FedSGD(Protocol):
 
     dropout: bool = False  # as real clients train; the papers' attacks, and ours, compute without
 
-    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] | None = None) -> Update:
+    def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
         """One plain backward pass a client (an example, if per example): the slow reference everything fast is tested against."""
         rows = []
         for client in range(batches.lead[0]):
             batch = batches[client]
-            stream = rngs[client].child("dropout") if rngs is not None and self.dropout else None
+            stream = rngs[client].child("dropout") if rngs and self.dropout else None
             if per_example:
                 streams = [None if stream is None else stream.child(place) for place in range(batch.lead[0])]
                 examples = [self._gradient(target, batch[place : place + 1], one) for place, one in enumerate(streams)]

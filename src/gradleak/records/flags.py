@@ -1,4 +1,4 @@
-"""Seven reasons to doubt a number, each decided by a rule with its number in it."""
+"""Ten reasons to doubt a number, each decided by a rule with its number in it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -75,6 +75,24 @@ _ALL = (
         "The attack held its guesses against the gradient of another computation than the client's, so the score may be too low.",
         "Read the score as a lower bound on the leak, and audit the same client without dropout beside it.",
     ),
+    Flag(
+        "not_adaptive",
+        "At least 1 defense changes what is seen, and the attack does not take it into account (or was not told of it).",
+        "Whoever knows the defense would attack otherwise: a low score may show the attack's ignorance, not the defense's worth.",
+        "Run attacks that adapt (adaptive=true, and --know defense) beside it, and trust the worst case.",
+    ),
+    Flag(
+        "one_draw",
+        "A defense draws at random, and each secret was attacked on 1 draw only.",
+        "Another draw may leak more: the interval is over secrets and does not hold the luck of the draw.",
+        "Attack several draws of each secret: raise --draws.",
+    ),
+    Flag(
+        "seen_before_defense",
+        "At least 1 defense is applied by the server, after it has seen the update.",
+        "It protects from whoever gets the model, not from the server: the scores are those of no such defense.",
+        "Do not count it against an honest-but-curious server: noise must be added on the client (dp_sgd, client_dp).",
+    ),
 )
 FLAGS = {flag.name: flag for flag in _ALL}
 
@@ -132,3 +150,18 @@ def no_objective(has_objective: bool) -> RaisedFlag | None:
 def unmodelled_dropout(dropout: bool) -> RaisedFlag | None:
     """From whether the client trained with dropout on, which no attack here takes into account."""
     return RaisedFlag("unmodelled_dropout", "Dropout was on at the client, and the attack did not model it.") if dropout else None
+
+
+def not_adaptive(defended: bool, adapts: bool) -> RaisedFlag | None:
+    """From whether a defense changes what is seen, and whether the attack takes it into account."""
+    return RaisedFlag("not_adaptive", "This attack ignored the defense.") if defended and not adapts else None
+
+
+def one_draw(randomised: bool, draws: int) -> RaisedFlag | None:
+    """From whether a defense draws at random, and how many draws of each secret were attacked."""
+    return RaisedFlag("one_draw", "1 draw of each secret was attacked.") if randomised and draws < 2 else None
+
+
+def seen_before_defense(after_server: bool) -> RaisedFlag | None:
+    """From whether a defense comes after the server has seen the update."""
+    return RaisedFlag("seen_before_defense", "The server saw the update before this defense.") if after_server else None

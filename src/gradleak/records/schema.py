@@ -82,6 +82,19 @@ class FindingRecord:
 
 
 @dataclass(frozen=True)
+class GuaranteeRecord:
+    """One reading of one defense as (ε, δ)-differential privacy; ε is none where there is none, or none could be computed."""
+
+    defense: str
+    reading: str  # "one release" or "whole run"
+    protects: str  # "example" or "client"
+    accountant: str
+    epsilon: float | None
+    delta: float
+    against_server: bool = True  # whether it holds towards who sees the update
+
+
+@dataclass(frozen=True)
 class CostRecord:
     """What an attack took over all batches."""
 
@@ -149,6 +162,7 @@ class Record:
     worst_case: dict[str, Score]
     flags: tuple[RaisedFlag, ...] = ()
     findings: tuple[FindingRecord, ...] = ()  # of every batch; none in records of before there were any
+    guarantees: tuple[GuaranteeRecord, ...] = ()  # of the defenses that are differential privacy
 
     @property
     def id(self) -> str:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from gradleak.records.schema import Record, StageRecord
 from gradleak.report.findings import outright
+from gradleak.report.guarantees import guarantee_lines
 from gradleak.report.numbers import duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
 from gradleak.report.scores import score_tables
@@ -18,6 +19,8 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
     """Draws the record. Without `guesses` none is drawn: a good one is the private text."""
     console.print(Text(f"Audit {record.id}", style="bold"))
     console.print(heading(record), style="dim")
+    for line_of_privacy in guarantee_lines(record):
+        console.print(line_of_privacy)
     said = outright(record)
     if said is not None:
         console.print(Text("\nWhat the update says outright", style="bold"))

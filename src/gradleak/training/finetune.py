@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.core.batch import Example
+from gradleak.core.defense import Defense, Guarantee
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
+from gradleak.records.plain import to_plain
 from gradleak.targets.text_classifier import TextClassifier
+from gradleak.training.defended import (
+    chosen_by_chance,
+    gradient_of_all,
+    gradients_of_each,
+    per_example,
+    refuse_unfit,
+    run_guarantees,
+    step_with,
+)
 from gradleak.training.scores import Scores, score
 
 CHECKED_AT_ONCE = 64  # sentences
@@ -33,6 +45,7 @@ class FineTuning:
     learning_rate: float = 5e-5  # falls linearly to zero over all steps
     gradient_noise: float = 0.0  # standard deviation of what is added to every gradient entry before a step (LAMP, Table 5)
     seed: int = 0  # of order, dropout, noise and held-out examples; the head is the target's own
+    defenses: tuple[Defense, ...] = ()  # on every step's gradient, as if a client had sent it
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -41,6 +54,7 @@ class FineTuning:
             raise GradleakError(f"The learning rate must be a number above 0, not {self.learning_rate}.")
         if not 0 <= self.gradient_noise < float("inf"):
             raise GradleakError(f"The gradient noise is a standard deviation, 0 or more, not {self.gradient_noise}.")
+        refuse_unfit(self.defenses)
 
     @property
     def streams(self) -> Streams:
@@ -95,6 +109,12 @@ def fine_tune(
     scores = evaluate(target, material.evaluation)
     _save_model(out, settings, target, material, scores)
     return scores
+
+
+def guarantees(settings: FineTuning, examples: int) -> tuple[Guarantee, ...]:
+    """What training on so many examples proves of any one of them, by every accountant."""
+    steps = -(-examples // settings.batch_size) * settings.epochs
+    return run_guarantees(settings.defenses, examples, settings.batch_size, steps)
 
 
 def lessons(target: TextClassifier, examples: Sequence[Example], called: str) -> tuple[Lesson, ...]:
@@ -160,29 +180,47 @@ def _train_epoch(
     epoch: int,
     progress: _Progress,
 ) -> None:
-    order = torch.randperm(len(training), generator=settings.streams.child("order", epoch).generator()).tolist()
-    total = torch.zeros((), device=target.device)
-    for start in range(0, len(order), settings.batch_size):
-        batch = [training[place] for place in order[start : start + settings.batch_size]]
+    total, seen = torch.zeros((), device=target.device), 0
+    for places in _epoch_batches(settings, len(training), epoch, progress.step):
+        batch = [training[place] for place in places]
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * (1 - progress.step / progress.steps)
         # One stream a step: a resumed run draws what an undisturbed one does
         loss = _descend(settings, target, batch, optimiser, settings.streams.child("step", progress.step))
-        total += loss * len(batch)
-        progress.advance(epoch, total / (start + len(batch)))
+        total, seen = total + loss * len(batch), seen + len(batch)
+        progress.advance(epoch, total / max(1, seen))
     if not bool(torch.isfinite(total)):
         raise RunFailed(f"The loss of epoch {epoch + 1} is not finite: lower --learning-rate or --gradient-noise.")
+
+
+def _epoch_batches(settings: FineTuning, examples: int, epoch: int, first_step: int) -> list[list[int]]:
+    """The examples of each step: in a random order, or each drawn by chance where that is what the accountants assume."""
+    starts = range(0, examples, settings.batch_size)
+    if per_example(settings.defenses):
+        steps = [settings.streams.child("step", first_step + place) for place in range(len(starts))]
+        return [chosen_by_chance(examples, settings.batch_size, stream) for stream in steps]
+    order = torch.randperm(examples, generator=settings.streams.child("order", epoch).generator()).tolist()
+    return [order[start : start + settings.batch_size] for start in starts]
 
 
 def _descend(
     settings: FineTuning, target: TextClassifier, batch: Sequence[Lesson], optimiser: torch.optim.Optimizer, streams: Streams
 ) -> Tensor:
     """One step of the optimiser; returns the mean loss of the batch before it."""
-    labels = torch.tensor([lesson.label for lesson in batch], device=target.device)
     optimiser.zero_grad(set_to_none=True)
+    if not batch:  # drawn by chance, none was: as good as never at ordinary sizes
+        return torch.zeros((), device=target.device)
     with _dropout_from(streams.child("dropout"), target.device):
-        loss = F.cross_entropy(_logits(target, batch), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if per_example(settings.defenses):
+            update, loss = gradients_of_each(target.parameters, (_loss(target, [lesson]) for lesson in batch))
+            # The mean of however many were drawn, as a share of how many were expected (Opacus divides by these too)
+            share = len(batch) / settings.batch_size
+            step_with(target.parameters, update, settings.defenses, streams.child("client"), share)
+        else:
+            loss = _loss(target, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if settings.defenses:
+                step_with(target.parameters, gradient_of_all(target.parameters), settings.defenses, streams.child("client"))
     if settings.gradient_noise > 0:
         _add_noise(target, settings.gradient_noise, streams.child("noise"))
     optimiser.step()
@@ -196,6 +234,11 @@ def _add_noise(target: TextClassifier, std: float, streams: Streams) -> None:
         if parameter.grad is not None:  # a module the loss does not reach has none
             noise = torch.randn(parameter.shape, generator=generator, device=target.device, dtype=parameter.dtype)
             parameter.grad.add_(noise, alpha=std)
+
+
+def _loss(target: TextClassifier, batch: Sequence[Lesson]) -> Tensor:
+    labels = torch.tensor([lesson.label for lesson in batch], device=target.device)
+    return F.cross_entropy(_logits(target, batch), labels)
 
 
 def _logits(target: TextClassifier, batch: Sequence[Lesson]) -> Tensor:
@@ -237,7 +280,8 @@ def _seed(streams: Streams) -> int:
 
 def _facts(settings: FineTuning, material: Material) -> dict[str, Any]:
     sizes = {"examples": len(material.training), "eval_examples": len(material.evaluation)}
-    return {**asdict(settings), **material.described, **sizes}
+    defenses = {"defenses": [to_string(defense) for defense in settings.defenses]} if settings.defenses else {}
+    return {**asdict(replace(settings, defenses=())), **material.described, **sizes, **defenses}
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -290,5 +334,7 @@ def _save_model(out: Path, settings: FineTuning, target: TextClassifier, materia
     model: Any = target.module
     model.save_pretrained(out)
     target.tokenizer.save_pretrained(out)
-    (out / "training.tmp").write_text(json.dumps({**_facts(settings, material), "scores": asdict(scores)}, indent=1) + "\n")
+    proven = {"guarantees": [to_plain(one) for one in guarantees(settings, len(material.training))]} if settings.defenses else {}
+    facts = {**_facts(settings, material), "scores": asdict(scores), **proven}
+    (out / "training.tmp").write_text(json.dumps(facts, indent=1) + "\n")
     os.replace(out / "training.tmp", out / "training.json")

@@ -16,6 +16,7 @@ from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 from gradleak.core.target import Target
@@ -62,6 +63,9 @@ class EnergyAttack(Attack):
     @property
     def requires(self) -> frozenset[Fact]:
         return self.assumptions.requires
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return channel.every_entry  # noise is in its likelihood, and sizes are not
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         began = time.monotonic()

@@ -30,7 +30,12 @@ def seen(observation: Observation, group: str) -> Tensor | None:
 
 def noisy(observation: Observation) -> bool:
     """Whether the attacker knows of noise in the update."""
-    return observation.knows.channel.noise_std > 0
+    return observation.channel.noisy
+
+
+def certain(observation: Observation) -> bool:
+    """Whether what was seen is, as far as the attacker knows, the gradient up to its size."""
+    return observation.channel.only_scaled and observation.protocol.one_gradient
 
 
 def touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Bool[Tensor, "rows"]:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.evidence.finding import Finding, noisy, seen
+from gradleak.attacks.evidence.finding import Finding, certain, seen
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
@@ -21,7 +21,7 @@ def labels(observation: Observation) -> Finding | None:
         return None
     size = observation.knows.batch_size
     if size == 1:
-        return Finding("labels", (int(gradient.argmin()),), not noisy(observation), "sign of the head's bias gradient")
+        return Finding("labels", (int(gradient.argmin()),), certain(observation), "sign of the head's bias gradient")
     expected = (_typical_probabilities(observation.target) - gradient) * size
     counts = _whole_counts(expected, size)
     found = tuple(label for label, count in enumerate(counts) for _ in range(count))

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.evidence.finding import Finding, noisy, seen, touched
+from gradleak.attacks.evidence.finding import Finding, certain, noisy, seen, touched
 from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED
 from gradleak.core.streams import Streams
@@ -25,7 +25,7 @@ def longest_length(observation: Observation) -> Finding | None:
     if rows is None:
         return None
     used = int(touched(rows, noisy(observation)).sum())
-    exact = observation.knows.batch_size == 1 and not noisy(observation)
+    exact = observation.knows.batch_size == 1 and certain(observation)
     found = used + int(observation.target.labels_are_tokens)
     return Finding("longest_length", (found,), exact, "rows of the position embeddings") if used else None
 
@@ -46,7 +46,7 @@ def distinct_tokens(observation: Observation) -> Finding | None:
     if rank is None:
         return None
     names = ", ".join(dict.fromkeys(part.module.replace("_", ", ") for part in first))
-    return Finding("distinct_tokens", (rank,), not noisy(observation), f"rank of the first layer's {names}")
+    return Finding("distinct_tokens", (rank,), certain(observation), f"rank of the first layer's {names}")
 
 
 def _rank(matrix: Float[Tensor, "outputs inputs"]) -> int | None:

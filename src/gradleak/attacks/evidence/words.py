@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradleak.attacks.evidence.finding import Finding, noisy, seen, touched
+from gradleak.attacks.evidence.finding import Finding, certain, noisy, seen, touched
 from gradleak.core.observation import Observation
 
 ROWS = "rows of the word embeddings"
@@ -63,7 +63,8 @@ def standing_out(sizes: Float[Tensor, "rows"], most: int) -> Bool[Tensor, "rows"
 
 
 def _exact(observation: Observation) -> bool:
-    return _quiet(observation) and not observation.target.labels_are_tokens and not observation.target.words_are_outputs
+    quiet = _quiet(observation) and certain(observation)
+    return quiet and not observation.target.labels_are_tokens and not observation.target.words_are_outputs
 
 
 def _quiet(observation: Observation) -> bool:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,11 +10,16 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 
 
 class MatchingAttack(Attack):
     """A recipe gives the loop; everything else follows from it."""
+
+    # Fields of every recipe:
+    adaptive: bool  # whether it adapts to a defense that is known
+    unroll: bool  # whether it goes through every local step of FedAvg, slowly, or takes the update for one averaged gradient
 
     @property
     @abstractmethod
@@ -24,8 +30,15 @@ class MatchingAttack(Attack):
     def requires(self) -> frozenset[Fact]:
         return self.loop.requires
 
+    def adapts_to(self, channel: Channel) -> bool:
+        return self._loop.adapts
+
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        return self.loop.reconstruct(observations, bench)
+        return self._loop.reconstruct(observations, bench)
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        return self.loop.objective(observations, batches)
+        return self._loop.objective(observations, batches)
+
+    @property
+    def _loop(self) -> MatchingLoop:
+        return replace(self.loop, adaptive=self.adaptive, unroll=self.unroll)

@@ -42,6 +42,8 @@ class MatchingLoop:
     slips: Slips = NONE
     restarts: int = 0  # further tries for observations whose guess, as words, is not matched to within `good_enough`
     good_enough: float = 1e-3
+    unroll: bool = False  # goes through every local step of a protocol that takes several; otherwise as one averaged gradient
+    adaptive: bool = True  # matches what a known defense left, not the update as it came
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -77,7 +79,12 @@ class MatchingLoop:
 
     def matcher(self, observations: Sequence[Observation]) -> Matcher:
         """What the search minimises, for these observations."""
-        return for_observations(observations, self.distance, keep_silent=self.slips.silent_tensors)
+        silent = self.slips.silent_tensors
+        return for_observations(observations, self.distance, keep_silent=silent, adaptive=self.adapts, unroll=self.unroll)
+
+    @property
+    def adapts(self) -> bool:
+        return self.adaptive and not self.slips.defense_ignored
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ class Slips:
     stale_rounds: bool = False  # in a batch, a sentence must beat the best loss of the one before, judged with its old words
     padded_prefix: bool = False  # a prefix is moved to the end of the padding, not of the sentence
     padding_in_penalty: bool = False  # the length penalty averages over padding too
+    defense_ignored: bool = False  # updates are matched as if no defense had changed them
 
 
 NONE = Slips()
-RELEASED = Slips(True, True, True, True, True, True)
+RELEASED = Slips(True, True, True, True, True, True, True)

@@ -38,6 +38,8 @@ class LampBertLarge(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -67,6 +69,8 @@ class TagBertLarge(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -91,6 +95,8 @@ class DlgBertLarge(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:

@@ -23,6 +23,8 @@ class Dlg(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:

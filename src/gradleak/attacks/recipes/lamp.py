@@ -64,6 +64,8 @@ class LampCos(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -90,6 +92,8 @@ class LampL2L1(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -108,6 +112,8 @@ class LampQuick(MatchingAttack):
     polish_rounds: int = 20
     labels: Source = "known"
     lengths: Source = "known"
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
@@ -130,6 +136,8 @@ class LampPlus(MatchingAttack):
     labels: Source = "known"
     lengths: Source = "known"
     longest: int = 32
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:

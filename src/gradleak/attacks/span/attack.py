@@ -8,6 +8,7 @@ from gradleak.attacks.span.row_space import RowSpace, attention_parts, space_of
 from gradleak.attacks.span.scan import Scan, used_positions
 from gradleak.attacks.span.solve import Settings, Solver
 from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.registry import register
@@ -28,6 +29,9 @@ class Span(Attack):
     tries: int = 32  # exchanges of words tried for each in one step
     steps: int = 400  # of the search, at most
     beam: int = 64  # prefixes alive, for models that do not read ahead
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return channel.only_scaled
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         found: list[Reconstruction] = []

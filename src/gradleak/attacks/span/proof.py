@@ -55,7 +55,7 @@ def account(observation: Observation, sentences: Sequence[Sentence]) -> Account 
     wanted = observed(observation, seen) * scale
     shares = torch.linalg.lstsq(columns.cpu(), wanted[:, None].cpu(), driver="gelsd", rcond=1e-6).solution[:, 0]
     unexplained = float((columns.cpu() @ shares - wanted.cpu()).norm() / wanted.norm())
-    errors = observation.knows.channel.errors(observed(observation, seen)) * scale
+    errors = observation.channel.errors(observed(observation, seen), observation.knows.batch_size or 1) * scale
     expected = float(errors.norm() / wanted.norm())
     by_label = shares.view(len(sentences), labels)
     if labels > 1:

@@ -132,10 +132,11 @@ def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     """The span of the inputs of parts that are fed by one tensor. Together they see more: key sees centred inputs only."""
     target, seen = observation.target, observation.update.tensors
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
-    channel = observation.knows.channel
+    channel = observation.channel
     if channel.exact:
         space = row_space(rows, rows.dtype)
     else:
-        space = row_space_in(rows, channel.errors(rows), torch.finfo(rows.dtype).eps)
+        space = row_space_in(rows, channel.errors(rows, observation.knows.batch_size or 1), torch.finfo(rows.dtype).eps)
     # Dropout leaves a clear span, but of inputs that no word has: what fits it exactly is nothing, what fits best is a ranking.
-    return replace(space, exact=False) if observation.protocol.dropout else space
+    # Where entries are missing or only signs are seen, no span is exact either.
+    return replace(space, exact=False) if observation.protocol.dropout or not channel.every_entry else space

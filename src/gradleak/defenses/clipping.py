@@ -1,0 +1,41 @@
+"""Clipping: an update that is too large is scaled down."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradleak.core.defense import Channel, Defense
+from gradleak.core.registry import register
+from gradleak.core.streams import Streams
+from gradleak.core.update import Update
+
+
+@register("defense", "clipping")
+@dataclass(frozen=True)
+class Clipping(Defense):
+    """Scales an update down to a largest norm over all its tensors. Directions stay: by itself it hides nothing but the size."""
+
+    clip: float = 1.0  # the largest norm; inf: no clipping
+
+    def __post_init__(self) -> None:
+        refuse_clip(self.clip)
+
+    def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
+        return clipped(update, self.clip)
+
+    def channel(self) -> Channel:
+        return Channel(clip=finite(self.clip))
+
+
+def clipped(update: Update, clip: float) -> Update:
+    """Every client's update (every example's, if per example) scaled down to a norm of at most that."""
+    return update.scaled((clip / update.whole_norms()).clamp(max=1.0))
+
+
+def finite(clip: float) -> float | None:
+    """The norm, or none where nothing is clipped."""
+    return None if clip == float("inf") else clip
+
+
+def refuse_clip(clip: float) -> None:
+    if not clip > 0:
+        raise ValueError(f"clip must be above 0, not {clip}.")

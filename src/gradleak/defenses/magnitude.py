@@ -1,0 +1,39 @@
+"""The largest entries of an update, for defenses that send no others."""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gradleak.core.defense import Channel, Survivors
+from gradleak.core.update import Update
+
+
+def keep_largest(update: Update, fraction_kept: float, together: bool) -> Update:
+    """Zero for all but that share of the largest entries of each tensor, or of all tensors together."""
+    if not together:
+        return update.map(lambda tensor: tensor * largest([tensor], fraction_kept)[0])
+    rows = []
+    for client in range(update.clients):
+        tensors = [tensor[client] for tensor in update.tensors.values()]
+        rows.append([tensor * kept for tensor, kept in zip(tensors, largest(tensors, fraction_kept), strict=True)])
+    stacked = (torch.stack(tensors) for tensors in zip(*rows, strict=True))
+    return Update(dict(zip(update.tensors, stacked, strict=True)), update.per_example)
+
+
+def largest(tensors: list[Tensor], fraction_kept: float) -> list[Bool[Tensor, "..."]]:
+    """Which entries are among that share of the largest over all given tensors; at least one is."""
+    sizes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
+    kept = torch.zeros(len(sizes), dtype=torch.bool, device=sizes.device)
+    kept[sizes.topk(max(1, round(fraction_kept * len(sizes))), sorted=False).indices] = True
+    pieces = torch.split(kept, [tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def survivors_seen(fraction_kept: float) -> Channel:
+    """Zeros show what was left out; of everything kept there is nothing to show."""
+    return Channel(survivors=Survivors.SEEN if fraction_kept < 1 else Survivors.ALL)
+
+
+def refuse_fraction(fraction_kept: float) -> None:
+    if not 0 < fraction_kept <= 1:
+        raise ValueError(f"fraction_kept must be above 0 and at most 1, not {fraction_kept}: 99 % pruned is 0.01 kept.")

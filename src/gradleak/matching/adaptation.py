@@ -1,0 +1,38 @@
+"""What to minimise and how to read entries, given what a defense did to the update: by its channel, never by its name."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.core.defense import Channel, Survivors
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.matching.distances import Distance
+from gradleak.matching.readings import WHOLE, Reading, Signs, Surviving
+
+
+def common_channel(observations: Sequence[Observation]) -> Channel:
+    """What is known to have been done to all of these."""
+    channels = {observation.channel for observation in observations}
+    if len(channels) > 1:
+        raise GradleakError("Observations under different defenses cannot be attacked in one pass.")
+    return channels.pop()
+
+
+def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
+    """The distance and the reading that fit the channel."""
+    if channel.signs_only:
+        return distance.for_signs(), Signs()
+    fitting = distance if channel.clip is None else distance.for_any_size()
+    if channel.noisy or channel.quantisation_levels is not None:  # rounding at random is noise
+        fitting = fitting.for_noise()
+    return fitting, Surviving() if channel.survivors is Survivors.SEEN else WHOLE
+
+
+def noise_squares(
+    observed: Float[Tensor, "observations entries"], noise_stds: Float[Tensor, "observations"], only_survivors: bool
+) -> Float[Tensor, "observations"]:
+    """The expected square of the known noise in a tensor: of its entries, or of those that were not set to zero."""
+    entries = (observed != 0).sum(1) if only_survivors else observed.shape[1]
+    return entries * noise_stds.square()

@@ -1,0 +1,160 @@
+"""Matching what a defense left: the fast form against the plain one, closed forms, and that the truth fits best."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.defense import Defense
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.target import Target
+from gradleak.defenses.clipping import Clipping
+from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.masking import Masking
+from gradleak.defenses.pruning import Pruning
+from gradleak.defenses.quantisation import Quantisation
+from gradleak.defenses.sign import Sign
+from gradleak.defenses.top_k import TopK
+from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
+from gradleak.matching.distances import WrongSigns, WrongSignSquares
+from gradleak.matching.matcher import FactoredMatcher
+
+TEXTS = ("the cat is red .", "my phone number is five .")
+OTHER = ("we owes the bank .", "she left")
+EQUAL = (("the cat is red .", "my dog was bad !"), ("he paid our doctor ?", "i saw the car soon"))
+CHAINS: list[tuple[Defense, ...]] = [
+    (Pruning(0.2),),
+    (TopK(0.1),),
+    (Masking(0.5),),
+    (Sign(),),
+    (GaussianNoise(0.01),),
+    (Clipping(0.1),),
+    (Quantisation(),),
+    (GaussianNoise(0.01), Pruning(0.2), Clipping(0.1)),
+]
+DISTANCES = [Cosine(), SquaredL2(), L2L1()]
+LOSSLESS = [(Pruning(0.2),), (TopK(0.1),), (Masking(0.5),), (Sign(),), (Clipping(0.1),)]  # the truth fits what is left exactly
+
+Observe = Callable[..., Observation]
+Axes = Callable[[Batch, int], Batch]
+Private = Callable[..., PrivateBatch]
+
+
+def differentiable(target: Target, batch: Batch) -> Batch:
+    assert batch.ids is not None
+    return replace(batch, ids=None, embeddings=target.embed(batch.ids).clone().requires_grad_())
+
+
+@pytest.mark.parametrize("defenses", CHAINS, ids=repr)
+@pytest.mark.parametrize("distance", DISTANCES, ids=repr)
+@pytest.mark.parametrize("architecture", ["Bert", "GPT2"])
+def test_the_fast_form_agrees_with_the_plain_one_in_value_and_slope(
+    random_target: Callable[..., Target],
+    observe: Observe,
+    make_private: Private,
+    add_axes: Axes,
+    architecture: str,
+    distance: Distance,
+    defenses: tuple[Defense, ...],
+) -> None:
+    target = random_target(architecture, torch.float64)
+    texts, others = (TEXTS, OTHER) if architecture == "Bert" else EQUAL
+    seen = observe(target, texts, defenses=defenses)
+    found = []
+    for plain in (False, True):
+        batch = differentiable(
+            target, add_axes(make_private(target, others[::-1] if architecture == "Bert" else others).batch, 2)
+        )
+        matcher = for_observations([seen], distance, plain=plain)
+        assert isinstance(matcher, FactoredMatcher) != plain
+        distances = matcher.distances(batch)
+        found.append((distances.detach(), torch.autograd.grad(distances.sum(), batch.embeddings)[0]))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-6, atol=1e-9 * float(found[1][1].abs().max()))
+
+
+@pytest.mark.parametrize("defenses", LOSSLESS, ids=repr)
+@pytest.mark.parametrize("distance", DISTANCES, ids=repr)
+def test_the_truth_explains_all_that_is_left_and_the_naive_distance_does_not_see_it(
+    tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes, distance: Distance, defenses: tuple[Defense, ...]
+) -> None:
+    seen, truth = observe(tiny64, TEXTS, defenses=defenses), add_axes(make_private(tiny64, TEXTS).batch, 2)
+    adaptive, naive = (float(for_observations([seen], distance, adaptive=one).distances(truth)) for one in (True, False))
+    assert abs(adaptive) < 1e-9
+    if not (isinstance(defenses[0], Clipping) and distance == Cosine()):  # which never looked at sizes
+        assert naive > 1e-4
+
+
+def by_hand(seen: Observation, batch: Batch, names: tuple[str, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Gradients of a batch and what was seen, tensor by tensor."""
+    gradients = seen.undefended(batch, []).tensors
+    return [(gradients[name].flatten(), seen.update.tensors[name].flatten()) for name in names]
+
+
+def test_cosine_over_survivors_and_shares_of_wrong_signs_are_what_they_say(
+    tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes
+) -> None:
+    other = make_private(tiny64, OTHER).batch
+    pruned, signs = observe(tiny64, TEXTS, defenses=(Pruning(0.1),)), observe(tiny64, TEXTS, defenses=(Sign(),))
+    matcher = for_observations([pruned], Cosine())
+    pairs = by_hand(pruned, add_axes(other, 1), matcher.names)
+    slow = torch.stack([1 - torch.cosine_similarity(mine[seen != 0], seen[seen != 0], dim=0) for mine, seen in pairs]).mean()
+    torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], slow)
+    for distance in (Cosine(), L2L1()):
+        matcher = for_observations([signs], distance)
+        hinges = [((-mine * seen).clamp_min(0), mine) for mine, seen in by_hand(signs, add_axes(other, 1), matcher.names)]
+        if distance == Cosine():
+            assert matcher.distance == WrongSigns()
+            slow = torch.stack([hinge.square().sum() / mine.square().sum() for hinge, mine in hinges]).mean()
+        else:
+            assert matcher.distance == WrongSignSquares()
+            sizes = [signs.update.tensors[name].abs().sum() for name in matcher.names]  # as many as there are signs
+            slow = sum(n * hinge.square().sum() / mine.square().sum() for n, (hinge, mine) in zip(sizes, hinges, strict=True))
+        torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], slow)
+
+
+@pytest.mark.parametrize("distance", [Cosine(), SquaredL2()], ids=repr)
+def test_with_the_noise_taken_off_the_truth_is_at_zero_in_the_mean(
+    tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes, distance: Distance
+) -> None:
+    truth = add_axes(make_private(tiny64, TEXTS).batch, 2)
+    seen = [observe(tiny64, TEXTS, index=place, defenses=(GaussianNoise(0.02),)) for place in range(8)]
+    adaptive, naive = (
+        torch.stack([for_observations([one], distance, adaptive=how).distances(truth)[0, 0] for one in seen])
+        for how in (True, False)
+    )
+    assert abs(float(adaptive.mean())) < 0.1 * float(naive.mean())
+
+
+def test_under_noise_all_tensors_make_one_cosine(tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes) -> None:
+    other, seen = make_private(tiny64, OTHER).batch, observe(tiny64, TEXTS, defenses=(GaussianNoise(0.02),))
+    matcher = for_observations([seen], Cosine())
+    pairs = by_hand(seen, add_axes(other, 1), matcher.names)
+    mine, noisy = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    signal = noisy.square().sum() - 0.02**2 * len(noisy)
+    torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], 1 - (mine @ noisy) / (mine.norm() * signal.sqrt()))
+
+
+def test_noise_of_a_batch_is_shared_by_its_examples(tiny64: Target, observe: Observe) -> None:
+    (alone, both) = (observe(tiny64, texts, defenses=(DpSgd(clip=1.0, noise_multiplier=0.1),)) for texts in (TEXTS[:1], TEXTS))
+    one, two = (for_observations([seen], Cosine()).noise_squared for seen in (alone, both))
+    torch.testing.assert_close(one, 4 * two)
+
+
+@pytest.mark.parametrize("defenses", CHAINS, ids=repr)
+def test_the_naive_attack_is_the_attack_of_one_who_knows_of_no_defense(
+    tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes, defenses: tuple[Defense, ...]
+) -> None:
+    other, seen = add_axes(make_private(tiny64, OTHER).batch, 2), observe(tiny64, TEXTS, defenses=defenses)
+    unaware = seen.limited_to(set(Fact) - {Fact.DEFENSE})
+    naive, ignorant = (for_observations([one], Cosine(), adaptive=how) for one, how in ((seen, False), (unaware, True)))
+    assert torch.equal(naive.distances(other), ignorant.distances(other))
+
+
+def test_updates_under_different_defenses_are_not_read_alike(tiny64: Target, observe: Observe) -> None:
+    with pytest.raises(GradleakError, match="different defenses"):
+        for_observations([observe(tiny64), observe(tiny64, defenses=(Sign(),))], Cosine())
