@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.energy.attack import EnergyAttack, certified, filler_of
+from gradleak.attacks.energy.changes import slipped, widened
+from gradleak.attacks.energy.first_layer import words_of_first_layer
+from gradleak.attacks.energy.lexicon import lexicon
 from gradleak.attacks.energy.neighbours import neighbours
-from gradleak.attacks.energy.objective import Energy
+from gradleak.attacks.energy.objective import Energy, looked_at
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
@@ -89,6 +92,25 @@ def test_sentences_come_out_of_one_matrix_and_are_certified(view: View, tiny64: 
     assert all(guess.certified for guess in guesses)
 
 
+def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(tiny64: Target, observe: Observe) -> None:
+    search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), TEXTS[:1]))
+    right = truth(search)
+    wrong = right.clone()
+    wrong[0, 0, 2:6] = torch.cat([right[0, 0, 3:6], right[0, 0, 6:7]])  # a word lost, those after it moved up
+    slips = [slipped(search, wrong, choice) for choice in range(3)]
+    assert all(int((slip == search.filler).sum()) == 1 for slip in slips)
+    missing = right.clone()
+    missing[0, 0, 2] = search.filler
+    assert bool((slips[0] == missing).all())
+
+
+def test_many_words_are_tried_at_weak_places_and_special_ones_stay(tiny64: Target, observe: Observe) -> None:
+    search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), ("red",)))
+    search.many = search.rows.words[None]
+    found = widened(search, torch.where(search.rows.fixed, search.rows.frame, search.filler))
+    assert found[0, 0].tolist() == tiny64.encode(["red"])[0]
+
+
 def test_near_misses_are_not_certified(tiny64: Target, observe: Observe) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers="2")))
     right = truth(search)
@@ -139,3 +161,22 @@ def test_moves_are_permutations_of_free_places(tiny64: Target, observe: Observe)
 def test_an_update_without_matrices_of_layers_is_refused(tiny64: Target, observe: Observe) -> None:
     with pytest.raises(GradleakError, match="none is visible"):
         ATTACK.reconstruct(seen_of(tiny64, observe, Parts(modules=("layernorm",))), bench_for(tiny64))
+
+
+def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe: Observe) -> None:
+    seen = seen_of(tiny64, observe, Parts(layers="1", modules=("value",)))
+    words = tiny64.vocabulary.allowed.nonzero()[:, 0]
+    misfits = lexicon(seen, words, filler_of(tiny64), list(zip(*looked_at(seen, None), strict=True)))
+    for text, misfit in zip(TEXTS, misfits, strict=True):
+        ranks = misfit.argsort().argsort()
+        own = [int(ranks[(words == word).nonzero()[0, 0]]) for word in tiny64.encode([text])[0] if bool((words == word).any())]
+        assert sum(own) / len(own) < len(words) / 4  # by chance a half
+
+
+def test_the_first_layer_says_every_word_at_once(tiny64: Target, observe: Observe) -> None:
+    for module in ("query", "key", "value"):
+        rows = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=(module,)))).rows
+        found = words_of_first_layer(rows, filler_of(tiny64))
+        for row, problem in enumerate(rows.problems):
+            expected = tiny64.encode([TEXTS[problem.observation.index]])[0]
+            assert found[row, 0, : len(expected)].tolist() == expected

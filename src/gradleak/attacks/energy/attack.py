@@ -11,7 +11,9 @@ from torch import Tensor
 
 from gradleak.attacks.energy.lexicon import lexicon
 from gradleak.attacks.energy.objective import Energy, looked_at
-from gradleak.attacks.energy.search import SearchSettings, WordSearch, likely_words
+from gradleak.attacks.energy.search import WordSearch
+from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.words import likely_words
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
@@ -30,6 +32,7 @@ class Found:
     """A guess under one hypothesis of the lengths."""
 
     score: float
+    whole: bool  # all is explained
     tokens: int
     guess: Reconstruction
 
@@ -106,10 +109,11 @@ class EnergyAttack(Attack):
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
         search.settle()
-        proven = certified(search)
+        whole, proven = search.solved(search.best, search.best_scores), certified(search)
         return [
             Found(
                 float(search.best_scores[row]),
+                bool(whole[row]),
                 sum(problem.hypothesis.lengths),
                 Reconstruction(
                     sentences=rows.sentences(search.best[row], row),
@@ -123,7 +127,7 @@ class EnergyAttack(Attack):
 
     def _best(self, found: Sequence[Found], seconds: float) -> Reconstruction:
         """The shortest that explains everything (a longer one explains no less), or else the one that explains most."""
-        whole = [one for one in found if one.score <= self.settings.solved]
+        whole = [one for one in found if one.whole]
         best = min(whole, key=lambda one: one.tokens) if whole else min(found, key=lambda one: one.score)
         guess = best.guess
         cost = Cost(seconds, sum(one.guess.cost.steps for one in found))
@@ -151,12 +155,19 @@ def by_size(groups: Sequence[Sequence[Problem]]) -> list[list[Problem]]:
 def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
     """Rows whose words explain all that was seen, and in which no word could be left out.
 
-    Sentences of a batch are told apart where tokens have mixed only: where that is not seen, nothing is proven.
+    Sentences of a batch are told apart where tokens have mixed only: where that is not seen, nothing is proven. Nor is it where
+    what was seen is more or less than one gradient of the client's model as we compute it.
     """
+    exact = [_exact(problem.observation) for problem in search.rows.problems]
     whole = search.solved(search.best, search.best_scores)
     without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
     needed = (without >= search.best_scores[:, None] + NEEDED).all(1)
-    return whole & needed & (search.rows.mask.shape[1] == 1 or search.energy.sees_tokens_mixed)
+    apart = search.rows.mask.shape[1] == 1 or search.energy.sees_tokens_mixed
+    return whole & needed & apart & torch.tensor(exact, device=whole.device)
+
+
+def _exact(observation: Observation) -> bool:
+    return observation.channel.exact and observation.protocol.one_gradient and not observation.protocol.dropout
 
 
 def filler_of(target: Target) -> int:

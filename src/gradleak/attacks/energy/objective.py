@@ -8,6 +8,7 @@ passes only, no labels.
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,6 +60,10 @@ class Energy:
             seen.shown for part, seen in zip(self.parts, self.seen, strict=True) if part.layer != 1 or part.module not in UNMIXED
         ]
         return torch.stack([torch.zeros_like(self.seen[0].shown), *deeper]).any(0)
+
+    def by_rounding(self, observations: Sequence[Observation]) -> Float[Tensor, "observations"]:
+        """The share that known rounding of what was sent leaves unexplained whatever the guess, in the worst visible matrix."""
+        return torch.tensor([max(_rounded_off(one, part) for part in self.parts) for one in observations], dtype=torch.float64)
 
     def take(self, places: Int[Tensor, "some"]) -> "Energy":
         """The objective of some of the observations."""
@@ -144,6 +149,14 @@ class Seen:
 
 def _shows(observation: Observation, part: Part) -> bool:
     return part.name in observation.update.tensors and bool(observation.update.tensors[part.name].any())
+
+
+def _rounded_off(observation: Observation, part: Part) -> float:
+    if part.name not in observation.update.tensors or not observation.channel.rounding:
+        return 0.0
+    tensor = observation.update.tensors[part.name]
+    errors = replace(observation.channel, noise_std=0.0, noise_std_of_sum=0.0).errors(tensor, 1)
+    return float(errors.double().square().sum() / tensor.double().square().sum().clamp_min(1e-300))
 
 
 def _directions(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "rank inputs"]:

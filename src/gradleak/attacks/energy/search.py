@@ -2,15 +2,17 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradleak.attacks.energy.changes import slipped, widened, wiped
 from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import FLOOR, Energy
+from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.words import Likely, punctuation
 from gradleak.attacks.gradient_matching.discrete import batch_nll
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.attack import Bench
@@ -21,26 +23,10 @@ TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a thir
 
 CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
+ABOVE_ROUNDING = 4.0  # times what rounding leaves unexplained: no more is asked for
 ENOUGH = 1e-4  # nats: less is no improvement
 
 Ids = Int[Tensor, "rows examples tokens"]
-Likely = tuple[Int[Tensor, "rows likely"], Int[Tensor, "rows many"]]
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How long and how widely to search."""
-
-    proposals: int = 32  # words tried at a place because the objective falls towards them
-    words: int = 48  # and because the matrices seen speak of them: this many and
-    words_a_place: int = 3  # this many more for every place
-    many: int = 1024  # likely words tried where the guess is weakest
-    weak: int = 3  # places where they are
-    sweeps: int = 4  # over all places, at most, before a restart
-    restarts: int = 8  # from the best guess with a part of it changed, four at a time
-    wiped: float = 0.34  # that part
-    prior_weight: float = 0.5  # nats of the objective for one of the prior a token, in every second restart and between ties
-    solved: float = -18.0  # log of the unexplained share (1.5e-8) at which all is explained
 
 
 class WordSearch:
@@ -62,6 +48,7 @@ class WordSearch:
         self.start = words_of_first_layer(rows, filler)
         self.always = punctuation(rows)
         self.prior_weight = torch.zeros(len(rows.problems), device=rows.frame.device, dtype=rows.target.dtype)
+        self.level = self._level()
         self.best, self.best_scores = self.start, self.scores(self.start[:, None])[:, 0]
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -80,6 +67,12 @@ class WordSearch:
             self.passes += part.passes
             self.on_progress(number + 1, rounds)
 
+    def _level(self) -> Float[Tensor, "rows"]:
+        """The objective at which all is explained: higher where what was sent is known to be rounded."""
+        rounding = self.energy.by_rounding([problem.observation for problem in self.rows.problems])
+        levels = (ABOVE_ROUNDING * rounding).clamp_min(FLOOR).log().clamp_min(self.settings.solved)
+        return levels.to(self.rows.frame.device)
+
     def settle(self) -> None:
         """Where sentences of a batch fit equally well with words exchanged between them, the prior decides."""
         if self.rows.mask.shape[1] == 1 or not self.settings.prior_weight:
@@ -93,10 +86,10 @@ class WordSearch:
     def retry(self, ids: Ids, number: int) -> tuple[Ids, Float[Tensor, "rows"]]:
         """Searches from the guesses, changed in each of several ways, side by side; of each row the best."""
         starts = [
-            self.slipped(ids, 2 * (number - 1)),
-            self.slipped(ids, 2 * (number - 1) + 1),
-            self.wiped(ids, number, weakest=True),
-            self.wiped(ids, number, weakest=False),
+            slipped(self, ids, 2 * (number - 1)),
+            slipped(self, ids, 2 * (number - 1) + 1),
+            wiped(self, ids, number, weakest=True),
+            wiped(self, ids, number, weakest=False),
         ]
         every = torch.arange(len(ids), device=ids.device).repeat(len(CHANGES))
         chains = self.of(every)
@@ -114,7 +107,7 @@ class WordSearch:
         part = copy.copy(self)
         part.rows, part.energy, part.passes = self.rows.take(places), self.energy.take(places), 0
         part.start, part.likely, part.orders = self.start[places], self.likely[places], self.orders[places]
-        part.many, part.prior_weight = self.many[places], self.prior_weight[places]
+        part.many, part.prior_weight, part.level = self.many[places], self.prior_weight[places], self.level[places]
         return part
 
     def attempt(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
@@ -123,17 +116,9 @@ class WordSearch:
         left = (~self.solved(ids, scores)).nonzero()[:, 0]
         if len(left) and self.settings.weak and not self.bench.out_of_time:
             part = self.of(left)
-            ids[left], scores[left] = part.descend(part.widened(ids[left]))
+            ids[left], scores[left] = part.descend(widened(part, ids[left]))
             self.passes += part.passes
         return ids, scores
-
-    def widened(self, ids: Ids) -> Ids:
-        """The guesses with the best of many words at each of their weakest places: those that are missed least."""
-        ids = ids.clone()
-        missed = self.losses_without(ids).masked_fill(self.rows.fixed.flatten(1), torch.inf)
-        for places in missed.argsort(1)[:, : self.settings.weak].T:
-            ids, _ = self.best_words(ids, places, torch.cat([self.many[:, :1], self.many], dim=1))
-        return ids
 
     def descend(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
         """Sweeps and moves, each row until it improves no more: a row does not go on because another does."""
@@ -242,42 +227,18 @@ class WordSearch:
         weighed = self.prior_weight.nonzero()[:, 0]
         if len(weighed):
             nll = batch_nll(self.bench, self.rows.take(weighed), ids[weighed])
-            found[weighed] = found[weighed].clamp_min(self.settings.solved) + self.prior_weight[weighed, None] * nll
+            found[weighed] = torch.maximum(found[weighed], self.level[weighed, None]) + self.prior_weight[weighed, None] * nll
         return found
 
     @torch.no_grad()
     def solved(self, ids: Ids, scores: Float[Tensor, "rows"]) -> Bool[Tensor, "rows"]:
         """Rows of which every matrix that is looked at is explained, not only most."""
-        explained = scores <= self.settings.solved
+        explained = scores <= self.level
         for row in explained.nonzero()[:, 0].tolist():
             one = slice(row, row + 1)
             shares = self.energy.unexplained(self._batch(ids[one, None], one), one)[0, 0]
-            explained[row] = bool((shares[self.energy.weights[row] > 0].clamp_min(FLOOR).log() <= self.settings.solved).all())
+            explained[row] = bool((shares[self.energy.weights[row] > 0].clamp_min(FLOOR).log() <= self.level[row]).all())
         return explained
-
-    def slipped(self, ids: Ids, choice: int) -> Ids:
-        """The guesses with a word taken out and a gap opened elsewhere, words between moved up: the best such, or a later one."""
-        displaced = (self.orders - torch.arange(self.orders.shape[2], device=ids.device)).abs()
-        furthest = displaced == displaced.amax(-1, keepdim=True)  # the moved word; of two exchanged, the first
-        gap = furthest & (furthest.cumsum(-1) == 1) & (displaced > 0)
-        candidates = torch.where(gap.view(len(ids), -1, *ids.shape[1:]), self.filler, self.moved(ids))
-        order = self.scores(candidates).argsort(1)
-        chosen = order[:, min(choice, order.shape[1] - 1)]
-        return candidates[torch.arange(len(ids), device=ids.device), chosen]
-
-    def wiped(self, ids: Ids, number: int, weakest: bool) -> Ids:
-        """The guesses with a part of their words taken out: by chance, or those that explain least."""
-        loss = self.losses_without(ids).cpu() if weakest else torch.zeros(len(ids), ids[0].numel())
-        ids = ids.clone()
-        for row, problem in enumerate(self.rows.problems):
-            stream = self.bench.streams_of(problem.observation).child("wipe", problem.number, number, weakest)
-            free = (~self.rows.fixed[row]).flatten().nonzero()[:, 0].cpu()
-            chance = torch.rand(len(free), generator=stream.generator(), dtype=torch.float64)
-            spread = loss[row, free].double().std().nan_to_num() + 1e-6
-            order = (loss[row, free].double() / spread + chance).argsort()
-            gone = free[order[: max(1, round(self.settings.wiped * len(free)))]]
-            ids[row].view(-1)[gone.to(ids.device)] = self.filler
-        return ids
 
     def losses_without(self, ids: Ids) -> Float[Tensor, "rows places"]:
         """What the objective would be without each of the words: a wrong one is hardly missed."""
@@ -301,20 +262,3 @@ class WordSearch:
         self.passes += 1
         tokens = self.rows.mask[0].numel() * candidates
         return Chunks(max(1, TOKENS_AT_ONCE.get(self.rows.target.device.type, 12_000) // tokens))
-
-
-def likely_words(rows: Rows, misfit: Float[Tensor, "rows words"], settings: SearchSettings) -> Likely:
-    """The words that fit best, more for more places (rows with fewer places repeat their first), and many of them."""
-    counts = settings.words + settings.words_a_place * (~rows.fixed).flatten(1).sum(1)
-    best = misfit.topk(min(max(int(counts.max()), settings.many), misfit.shape[1]), largest=False).indices
-    few = best[:, : int(counts.max())]
-    kept = torch.arange(few.shape[1], device=best.device) < counts[:, None]
-    return rows.words[torch.where(kept, few, few[:, :1])], rows.words[best[:, : settings.many]]
-
-
-def punctuation(rows: Rows) -> Int[Tensor, "words"]:
-    """Tokens of one punctuation mark: slopes often miss them, and nearly every sentence has some."""
-    decode = rows.target.decode
-    words = set(rows.words.tolist())
-    marks = [word for mark in ".,?!'-:;()\"" for word in rows.target.encode([mark])[0] if word in words and decode([word])]
-    return torch.tensor(sorted(set(marks)), device=rows.words.device, dtype=torch.int64)
