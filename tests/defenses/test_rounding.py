@@ -42,7 +42,7 @@ def test_rounding_twice_is_rounding_once_and_stays_within_half_a_step(dtype: str
 def test_the_channel_says_how_large_the_errors_are(dtype: str, size: float) -> None:
     values = size * torch.randn(100_000, generator=Streams.root("test", 0).generator())
     sent = rounded(values, dtype)
-    said = Rounding(dtype).channel().errors(sent).norm()  # type: ignore[arg-type]
+    said = Rounding(dtype).channel().errors(sent, 1).norm()  # type: ignore[arg-type]
     assert float((sent - values).norm()) == pytest.approx(float(said), rel=0.03)
 
 

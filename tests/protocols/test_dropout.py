@@ -28,7 +28,7 @@ TEXTS = ("the cat is red .", "my phone number is five .")
 
 def gradient(target: Target, batch: Batch, seed: int | None = 0, dropout: bool = True) -> Update:
     one = Batch(ids=batch.ids[None], mask=batch.mask[None], labels=batch.labels[None])  # type: ignore[index]
-    return FedSGD(dropout).update(target, one, rngs=None if seed is None else [Streams.root("client", seed)])
+    return FedSGD(dropout).update(target, one, rngs=[] if seed is None else [Streams.root("client", seed)])
 
 
 def same(one: Update, other: Update) -> bool:

@@ -4,6 +4,8 @@ By the eigenvectors of the smaller Gram matrix in double precision, on the CPU: 
 (which GPUs are slow at), and true down to 1e-8 of the largest singular value, where float32 gradients end.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,3 +23,11 @@ def row_factor(
     values = squares.flip(-1).clamp_min(0).sqrt()
     rows = vectors.flip(-1).mT @ wide
     return values, rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-300)
+
+
+def signal_shares(
+    values: Float[Tensor, "*lead rank"], shape: tuple[int, int], noise_std: float, rounding: float
+) -> Float[Tensor, "*lead rank"]:
+    """How much of each singular value's square is signal: nothing under the edge of noise of that size, or of rounding."""
+    floor = torch.maximum(rounding * values[..., :1], values.new_tensor(noise_std * (math.sqrt(shape[0]) + math.sqrt(shape[1]))))
+    return (1 - (floor / values.clamp_min(1e-300)).square()).clamp_min(0)

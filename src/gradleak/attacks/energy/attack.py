@@ -49,7 +49,7 @@ class EnergyAttack(Attack):
     sweeps: int = 4
     restarts: int = 8
     prior_weight: float = 0.5
-    matrices: int = 6  # looked at, of those that are visible
+    matrices: int = 6  # looked at, of those that are visible; all of them under noise
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
 
@@ -90,14 +90,17 @@ class EnergyAttack(Attack):
                 where = [places[id(one)] for one in seen]
                 secrets = side_by_side([batches[place] for place in where])
                 with torch.no_grad():
-                    found[where] = Energy(seen, self.matrices).scores(secrets, slice(None))[:, 0].double()
+                    found[where] = Energy(seen, self._matrices(seen)).scores(secrets, slice(None))[:, 0].double()
         return found
+
+    def _matrices(self, observations: Sequence[Observation]) -> int | None:
+        return None if any(observation.channel.noisy for observation in observations) else self.matrices
 
     def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
         """By observation how badly every allowed word fits what was seen."""
         target = observations[0].target
         words = target.vocabulary.allowed.nonzero()[:, 0]
-        parts, structures = looked_at(observations, self.matrices)
+        parts, structures = looked_at(observations, self._matrices(observations))
         found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)))
         return {observation.index: row for observation, row in zip(observations, found, strict=True)}
 
@@ -105,7 +108,7 @@ class EnergyAttack(Attack):
         rows = lay_out(group)
         seen = [problem.observation for problem in rows.problems]
         likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        search = WordSearch(rows, Energy(seen, self.matrices), bench, self.settings, filler_of(rows.target), likely)
+        search = WordSearch(rows, Energy(seen, self._matrices(seen)), bench, self.settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
         search.settle()

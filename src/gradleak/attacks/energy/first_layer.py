@@ -14,7 +14,7 @@ from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of
-from gradleak.matching.row_factor import row_factor
+from gradleak.matching.row_factor import row_factor, signal_shares
 
 FED_ALIKE = ("query", "key", "value")
 VECTORS_AT_ONCE = 2**16
@@ -51,14 +51,19 @@ def _by_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
 
 
 def _basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "rank width"]:
-    """Orthonormal directions of all that the parts show, at most one a token."""
+    """Directions of all that the parts show, each as long as it is sure, at most one a token."""
     seen = [(part, observation.update.tensors[part.name]) for part in parts if part.name in observation.update.tensors]
     matrices = [matrix_of(observation.target, part, tensor)[0] for part, tensor in seen]
     if not matrices:
         return torch.zeros(1, parts[0].shape[1], device=observation.target.device, dtype=observation.target.dtype)
-    values, right = row_factor(torch.cat([matrix / matrix.norm().clamp_min(1e-30) for matrix in matrices]))
-    most = sum(observation.knows.lengths) if observation.knows.lengths is not None else len(values)
-    return right[:most][values[:most] > SIGNAL * values[0]].to(matrices[0])
+    noise = observation.noise_std
+    rows = torch.cat([matrix if noise else matrix / matrix.norm().clamp_min(1e-30) for matrix in matrices])
+    values, right = row_factor(rows)
+    shares = signal_shares(values, (rows.shape[0], rows.shape[1]), noise, SIGNAL)
+    if observation.knows.lengths is not None:
+        shares[sum(observation.knows.lengths) :] = 0
+    kept = shares > 0
+    return (right[kept] * shares[kept, None].sqrt()).to(matrices[0])
 
 
 def _misses(rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor]) -> Float[Tensor, "rows positions words"]:

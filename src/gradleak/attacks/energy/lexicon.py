@@ -22,7 +22,7 @@ from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, kind_of
 from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of
-from gradleak.matching.row_factor import row_factor
+from gradleak.matching.row_factor import row_factor, signal_shares
 
 BESIDE = 1  # fillers on either side of the word
 WORDS_AT_ONCE = 2048
@@ -45,14 +45,15 @@ class Lens:
         return found.reshape(len(found), self.heads, -1)
 
     def basis(self, observation: Observation) -> Float[Tensor, "heads rank width"]:
-        """Orthonormal directions in which the matrix was seen, at most one a token; zeros where there are fewer."""
+        """Directions in which the matrix was seen, each as long as it is sure, at most one a token, padded with zeros."""
         matrix = matrix_of(observation.target, self.part, observation.update.tensors[self.part.name])[0]
         by_inputs = matrix.T if self.part.module == "query" and self.heads > 1 else matrix
-        values, right = row_factor(by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0))
-        kept = values > SIGNAL * values[:, :1]
+        blocks = by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0)
+        values, right = row_factor(blocks)
+        shares = signal_shares(values, (blocks.shape[1], blocks.shape[2]), observation.noise_std, SIGNAL)
         if observation.knows.lengths is not None:
-            kept[:, sum(observation.knows.lengths) :] = False
-        basis: Tensor = (right * kept[..., None])[:, : max(1, int(kept.sum(1).max()))]
+            shares[:, sum(observation.knows.lengths) :] = 0
+        basis: Tensor = (right * shares.sqrt()[..., None])[:, : max(1, int((shares > 0).sum(1).max()))]
         return basis.to(matrix)
 
 

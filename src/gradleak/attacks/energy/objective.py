@@ -2,8 +2,9 @@
 
 The gradient of a linear layer is G = Σ_t δ_t x_tᵀ. With the δ unknown, the most that a sentence with inputs H = (x_t) can explain
 of it is ‖G·P_H‖², where P_H projects on the span of the x_t. The objective is the mean over the visible matrices of
-log(1 − ‖G·P_H‖²/‖G‖²): under Gaussian noise the profile likelihood, without noise (numerically) −∞ at the truth. It takes forward
-passes only, no labels.
+log(1 − ‖G·P_H‖²/‖G‖²): under Gaussian noise of unknown size the profile likelihood, without noise (numerically) −∞ at the truth.
+Where the size σ of the noise is known, it is the likelihood itself: −Σ ‖G·P_H‖²/2σ², in nats, with every matrix weighing what it
+tells. It takes forward passes only, no labels.
 """
 
 import copy
@@ -42,6 +43,27 @@ class Energy:
         self.bases = [heads.seen(observations) for heads in self.heads]
         self.inputs = ModuleInputs(self.target, (*self.parts, *(heads.source for heads in self.heads)))
         self.weights = self._weights()
+        self.nats = self._nats(observations)
+
+    def _nats(self, observations: Sequence[Observation]) -> Float[Tensor, "observations terms"]:
+        """Under noise of known size: what the whole of every matrix is worth as evidence, its squared norm over 2σ².
+
+        Zero for observations without such noise, and for terms by heads, which are no likelihoods.
+        """
+        found = torch.zeros_like(self.weights, dtype=torch.float64)
+        for row, observation in enumerate(observations):
+            if observation.noise_std and observation.channel.every_entry:
+                shown = [observation.update.tensors.get(part.name) for part in self.parts]
+                worth = [
+                    0.0 if one is None else float(one.double().square().sum()) / 2 / observation.noise_std**2 for one in shown
+                ]
+                found[row, : len(worth)] = torch.tensor(worth, dtype=torch.float64)
+        return found
+
+    @property
+    def noisy(self) -> Bool[Tensor, "observations"]:
+        """Observations whose objective is a likelihood, in nats."""
+        return self.nats.any(1)
 
     def _weights(self) -> Float[Tensor, "observations terms"]:
         """Matrices fed by every token's own state count the same, others less (they lead astray); half is the heads', if any."""
@@ -70,13 +92,17 @@ class Energy:
         part = copy.copy(self)
         part.seen = [one.take(places) for one in self.seen]
         part.bases = [bases[places] for bases in self.bases]
-        part.weights = self.weights[places]
+        part.weights, part.nats = self.weights[places], self.nats[places]
         return part
 
     def scores(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates"]:
         """The objective of batches [observations, candidates, examples, tokens(, hidden)]; lower explains more."""
         unexplained = self.unexplained(batch, rows)
-        return (unexplained.clamp_min(FLOOR).log() * self.weights[rows, None]).sum(-1)
+        profile = (unexplained.clamp_min(FLOOR).log() * self.weights[rows, None]).sum(-1)
+        if not bool(self.noisy[rows].any()):
+            return profile
+        likelihood = ((unexplained - 1) * self.nats[rows, None]).sum(-1)
+        return torch.where(self.noisy[rows, None], likelihood, profile.double())
 
     def unexplained(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates terms"]:
         """For every matrix the share of its squared norm that lies outside the span of the candidate's inputs; then by heads."""
@@ -142,7 +168,7 @@ class Seen:
     ) -> Float[Tensor, "o c"]:
         """The share of ‖S·Vᵀ‖² = ‖G‖² outside the span of the directions."""
         seen = self.rows[rows]
-        products = directions @ seen.mT[:, None]
+        products = (directions.flatten(1, 2) @ seen.mT).unflatten(1, directions.shape[1:3])  # one product an observation
         inside: Tensor = torch.linalg.solve_triangular(cholesky, products, upper=False).square().sum((-1, -2))
         return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
 

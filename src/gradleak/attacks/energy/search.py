@@ -23,6 +23,7 @@ TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a thir
 
 CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
+ASKED = 16  # candidates whose likelihood the prior is asked for
 ABOVE_ROUNDING = 4.0  # times what rounding leaves unexplained: no more is asked for
 ENOUGH = 1e-4  # nats: less is no improvement
 
@@ -47,7 +48,8 @@ class WordSearch:
         self.passes = 0
         self.start = words_of_first_layer(rows, filler)
         self.always = punctuation(rows)
-        self.prior_weight = torch.zeros(len(rows.problems), device=rows.frame.device, dtype=rows.target.dtype)
+        self.base_weight = self._base_weight()
+        self.prior_weight = self.base_weight
         self.level = self._level()
         self.best, self.best_scores = self.start, self.scores(self.start[:, None])[:, 0]
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
@@ -71,14 +73,19 @@ class WordSearch:
         """The objective at which all is explained: higher where what was sent is known to be rounded."""
         rounding = self.energy.by_rounding([problem.observation for problem in self.rows.problems])
         levels = (ABOVE_ROUNDING * rounding).clamp_min(FLOOR).log().clamp_min(self.settings.solved)
-        return levels.to(self.rows.frame.device)
+        return levels.to(self.rows.frame.device).masked_fill(self.energy.noisy, -torch.inf)
+
+    def _base_weight(self) -> Float[Tensor, "rows"]:
+        """Of the prior's mean over tokens: under noise, where the objective is in nats, all tokens count; otherwise none."""
+        tokens = torch.tensor([sum(problem.hypothesis.lengths) for problem in self.rows.problems], device=self.rows.frame.device)
+        return (self.settings.prior_under_noise * tokens * self.energy.noisy).to(self.rows.target.dtype)
 
     def settle(self) -> None:
         """Where sentences of a batch fit equally well with words exchanged between them, the prior decides."""
         if self.rows.mask.shape[1] == 1 or not self.settings.prior_weight:
             return
         part = self.of(torch.arange(len(self.best), device=self.best.device))
-        part.prior_weight = torch.full_like(self.prior_weight, self.settings.prior_weight)
+        part.prior_weight = self.base_weight.clamp_min(self.settings.prior_weight)
         moved, _ = part.move(self.best, part.scores(self.best[:, None])[:, 0])
         self.best, self.best_scores = moved, self.scores(moved[:, None])[:, 0]
         self.passes += part.passes
@@ -94,9 +101,9 @@ class WordSearch:
         every = torch.arange(len(ids), device=ids.device).repeat(len(CHANGES))
         chains = self.of(every)
         every_second = (torch.arange(len(every), device=ids.device) // len(ids)) % 2 == 1
-        chains.prior_weight = self.settings.prior_weight * every_second
+        chains.prior_weight = torch.maximum(chains.base_weight, self.settings.prior_weight * every_second)
         found, _ = chains.attempt(torch.cat(starts))
-        chains.prior_weight = torch.zeros_like(chains.prior_weight)
+        chains.prior_weight = chains.base_weight
         scores = chains.scores(found[:, None])[:, 0]
         self.passes += chains.passes
         best, chosen = scores.view(len(CHANGES), -1).min(0)
@@ -107,7 +114,8 @@ class WordSearch:
         part = copy.copy(self)
         part.rows, part.energy, part.passes = self.rows.take(places), self.energy.take(places), 0
         part.start, part.likely, part.orders = self.start[places], self.likely[places], self.orders[places]
-        part.many, part.prior_weight, part.level = self.many[places], self.prior_weight[places], self.level[places]
+        part.many, part.level = self.many[places], self.level[places]
+        part.prior_weight, part.base_weight = self.prior_weight[places], self.base_weight[places]
         return part
 
     def attempt(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
@@ -226,9 +234,23 @@ class WordSearch:
         found = self._chunks(ids.shape[1]).run(piece, len(ids))
         weighed = self.prior_weight.nonzero()[:, 0]
         if len(weighed):
-            nll = batch_nll(self.bench, self.rows.take(weighed), ids[weighed])
-            found[weighed] = torch.maximum(found[weighed], self.level[weighed, None]) + self.prior_weight[weighed, None] * nll
+            found = found.double()
+            found[weighed] = self.of(weighed).with_prior(ids[weighed], found[weighed])
         return found
+
+    def with_prior(
+        self, ids: Int[Tensor, "rows candidates examples tokens"], scores: Float[Tensor, "rows candidates"]
+    ) -> Float[Tensor, "rows candidates"]:
+        """Scores with the weighted prior, no lower where all is explained. The prior costs more than the model's first layers:
+        it is asked for the best candidates and the first, which stands for what is there; others are out of the race."""
+        scores = torch.maximum(scores, self.level[:, None])
+        ahead = scores.clone()
+        ahead[:, 0] = -torch.inf
+        best = ahead.topk(min(ASKED, ids.shape[1]), largest=False).indices
+        some = ids.gather(1, best[..., None, None].expand(*best.shape, *ids.shape[2:]))
+        nll = batch_nll(self.bench, self.rows, some).double()
+        weighed = scores.gather(1, best) + self.prior_weight[:, None] * nll
+        return torch.full_like(scores, torch.inf).scatter(1, best, weighed)
 
     @torch.no_grad()
     def solved(self, ids: Ids, scores: Float[Tensor, "rows"]) -> Bool[Tensor, "rows"]:

@@ -16,4 +16,5 @@ class SearchSettings:
     restarts: int = 8  # from the best guess with a part of it changed, four at a time
     wiped: float = 0.34  # that part
     prior_weight: float = 0.5  # nats of the objective for one of the prior a token, in every second restart and between ties
+    prior_under_noise: float = 1.0  # the same where the objective is itself in nats, as likelihoods are
     solved: float = -18.0  # log of the unexplained share (1.5e-8) at which all is explained
