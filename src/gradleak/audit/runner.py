@@ -16,12 +16,13 @@ from gradleak.audit.client import observe, private_batches, private_examples, up
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.findings import finding_records
 from gradleak.audit.guarantees import guarantee_records
+from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.scoring import worst_case
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.stages import score_with_stages
-from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
-from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.attack import Attack, Bench, Progress
+from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior
 from gradleak.core.specs import to_string
@@ -118,29 +119,10 @@ class Runner:
             self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self.target.device))
         blind = Blind().reconstruct(limited, Bench(bench.streams, self.prior))
         norms = [update_norm(observation) for observation in observations]
-        guesses, truths = self._objectives(attack, limited, found)
+        secrets = [self.private[observation.index].batch for observation in limited]
+        guesses, truths = objectives(attack, limited, secrets, found)
         judged = [Outcome(*four) for four in zip(found, guesses, truths, norms, strict=True)]
         return judged + [Outcome(guess, None, None, norm) for guess, norm in zip(blind, norms, strict=True)]
-
-    def _objectives(
-        self, attack: Attack, observations: Sequence[Observation], found: Sequence[Reconstruction]
-    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
-        """What the attack minimises, at its guesses and at the truth."""
-        secrets = [self.private[observation.index].batch for observation in observations]
-        at_truth = attack.objective(observations, secrets)
-        if at_truth is None:
-            nothing = [None] * len(found)
-            return nothing, nothing
-        guesses = [self._as_batch(guess, secret) for guess, secret in zip(found, secrets, strict=True)]
-        at_guess = attack.objective(observations, guesses)
-        assert at_guess is not None
-        return at_guess.tolist(), at_truth.tolist()
-
-    def _as_batch(self, guess: Reconstruction, secret: Batch) -> Batch:
-        if self.target.labels_are_tokens:
-            return self.target.batch_of(guess.sentences, None)
-        labels = secret.labels.tolist() if guess.labels is None else guess.labels
-        return self.target.batch_of(guess.sentences, labels)
 
     def _batches_at_once(self) -> int:
         bytes_each = sum(part.size for part in self.visible) * 4

@@ -8,6 +8,7 @@ import torch
 from gradleak.attacks.blind import Blind
 from gradleak.audit.client import update_norm
 from gradleak.audit.display import Display
+from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
@@ -103,7 +104,7 @@ class MapAttack:
         limited = {cell: [one.limited_to(told) for one in observations] for cell, observations in seen.items()}
         rows = [one for observations in limited.values() for one in observations]
         found = self._reconstruct(rows) if rows else []
-        guesses, truths = self._objectives(rows, found)
+        guesses, truths = objectives(self.attack, rows, [self._secret(one) for one in rows], found)
         norms = [update_norm(one) for one in rows]
         every = iter([Outcome(*four) for four in zip(found, guesses, truths, norms, strict=True)])
         return {cell: [next(every) for _ in observations] for cell, observations in limited.items()}
@@ -121,25 +122,5 @@ class MapAttack:
         self.blind |= dict(zip(fresh, Blind().reconstruct(list(fresh.values()), bench), strict=True))
         return found
 
-    def _objectives(
-        self, rows: Sequence[Observation], found: Sequence[Reconstruction]
-    ) -> tuple[Sequence[float | None], Sequence[float | None]]:
-        """What the attack minimises, at its guesses and at the truth."""
-        secrets = [self._secret(one) for one in rows]
-        at_truth = self.attack.objective(rows, secrets) if rows else None
-        if at_truth is None:
-            nothing = [None] * len(rows)
-            return nothing, nothing
-        guesses = [self._as_batch(guess, secret) for guess, secret in zip(found, secrets, strict=True)]
-        at_guess = self.attack.objective(rows, guesses)
-        assert at_guess is not None
-        return at_guess.tolist(), at_truth.tolist()
-
     def _secret(self, observation: Observation) -> Batch:
         return self.private[observation.index % len(self.private)].batch
-
-    def _as_batch(self, guess: Reconstruction, secret: Batch) -> Batch:
-        if self.target.labels_are_tokens:
-            return self.target.batch_of(guess.sentences, None)
-        labels = secret.labels.tolist() if guess.labels is None else guess.labels
-        return self.target.batch_of(guess.sentences, labels)

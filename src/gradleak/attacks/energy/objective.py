@@ -168,7 +168,7 @@ class Seen:
     ) -> Float[Tensor, "o c"]:
         """The share of ‖S·Vᵀ‖² = ‖G‖² outside the span of the directions."""
         seen = self.rows[rows]
-        products = (directions.flatten(1, 2) @ seen.mT).unflatten(1, directions.shape[1:3])  # one product an observation
+        products = (directions.flatten(1, 2) @ seen.mT).view(*directions.shape[:3], -1)  # one product an observation
         inside: Tensor = torch.linalg.solve_triangular(cholesky, products, upper=False).square().sum((-1, -2))
         return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
 
