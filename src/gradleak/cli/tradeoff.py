@@ -5,8 +5,9 @@ from typing import Annotated
 
 from gradleak.cli.options import Device, option
 
-TARGET = "tiny:hidden=128,heads=4"
-ATTACKS = ("span", "lamp_quick")
+TARGET = "tiny:hidden=64,heads=4"
+# Quick rather than strong: span needs seconds and bears some noise; the other adapts to a defense and can tell a failed search
+ATTACKS = ("span", "lamp_quick:steps=30,starts=10,polish_rounds=1")
 DEFENSES = (
     "none",
     "pruning:fraction_kept=0.01",
@@ -29,9 +30,10 @@ def tradeoff(
     ] = TARGET,
     data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
     attack: Annotated[
-        list[str] | None, option(f"Who guesses; repeat for more: the worst case counts. [{', '.join(ATTACKS)}]")
+        list[str] | None,
+        option(f"Who guesses; repeat: the worst case counts. These are quick, portfolio is stronger. [{' and '.join(ATTACKS)}]"),
     ] = None,
-    limit: Annotated[int, option("Client batches to attack. [12]", minimum=1)] = 12,
+    limit: Annotated[int, option("Client batches to attack. [30]", minimum=1)] = 30,
     batch_size: Annotated[int, option("Examples in a client batch. [1]", minimum=1)] = 1,
     draws: Annotated[int, option("Updates of each batch to attack, where a defense is random. [1]", minimum=1)] = 1,
     metric: Annotated[str, option("How a leak is read; the usual ones are all kept. [rouge1]")] = "rouge1",
@@ -41,9 +43,9 @@ def tradeoff(
     ] = 0.05,
     train_data: Annotated[str | None, option("Labelled examples to train on. [the private data, all of it]")] = None,
     eval_data: Annotated[str | None, option("Examples to test on. [the data's dev split, or a third held out]")] = None,
-    epochs: Annotated[int, option("Passes over the training data. [10]")] = 10,
+    epochs: Annotated[int, option("Passes over the training data. [20]")] = 20,
     train_batch_size: Annotated[int, option("Examples in a training step. [8]")] = 8,
-    learning_rate: Annotated[float, option("At the first step; for a pretrained target try 1e-4. [1e-3]")] = 1e-3,
+    learning_rate: Annotated[float, option("At the first step; for a pretrained target try 1e-4. [2e-3]")] = 2e-3,
     know: Annotated[
         list[str] | None,
         option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),

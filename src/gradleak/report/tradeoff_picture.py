@@ -25,7 +25,8 @@ class Axis:
     """Values from `low` to `high` along so many pixels, beginning at a whole number of steps."""
 
     def __init__(self, values: list[float], start: int, pixels: int) -> None:
-        span = (max(values) - min(values)) or 1.0
+        values = values if max(values) > min(values) else [*values, values[0] + 1.0]
+        span = max(values) - min(values)
         rough: float = 10.0 ** math.floor(math.log10(span / TICKS))
         self.step: float = next(step for step in (rough, 2 * rough, 5 * rough, 10 * rough) if span / step <= TICKS + 1)
         self.low = math.floor(min(values) / self.step + 1e-9) * self.step

@@ -77,16 +77,16 @@ def _train_all(trainer: Trainer, failures: Failures) -> dict[str, Utility]:
 
 def point_of(name: str, metric: str, record: Record, utility: Utility) -> Point:
     """One setting of the trade-off, from what it left on disk."""
-    raised = {flag.name for attack in record.attacks.values() for flag in attack.flags}
+    raised = [{flag.name for flag in attack.flags} for attack in record.attacks.values()]
     return Point(
         defense=name,
         leak=record.worst_case[metric],
         gain=gain_over_blind(record, metric),
         utility=utility.scores(),
         guarantees=utility.guarantees,
-        search_failed="search_failed" in raised,
-        not_adaptive="not_adaptive" in raised,
-        one_draw="one_draw" in raised,
+        search_failed=any("search_failed" in names for names in raised),
+        not_adaptive=all("not_adaptive" in names for names in raised),
+        one_draw=any("one_draw" in names for names in raised),
         audit=record.id,
         training=utility.id,
     )

@@ -11,7 +11,6 @@ from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric
 from gradleak.core.registry import did_you_mean
-from gradleak.core.specs import to_string
 from gradleak.datasets import resolve_dataset
 from gradleak.metrics import DEFAULT_METRICS
 from gradleak.study.cells import Cell
@@ -69,7 +68,7 @@ def plan_tradeoff(
         raise GradleakError(f"--max-leak is a gain over blind in the metric's own unit, 0 or more (0.05 is 5 %), not {max_leak}.")
     metrics = [*DEFAULT_METRICS, *([] if judge.name in DEFAULT_METRICS else [judge])]
     base = AuditSpec.from_plain({**audit, "metrics": metrics})
-    settings = {setting.name: setting for setting in (_setting(line, base, training) for line in defenses)}
+    settings = {setting.audit.id: setting for setting in (_setting(line, base, training) for line in defenses)}  # no twins
     if not settings:
         raise GradleakError("A trade-off needs settings to compare: add --defense none --defense gaussian_noise:std=0.01.")
     judged = None if eval_data is None else resolve_dataset(eval_data)
@@ -85,9 +84,9 @@ def read_chain(line: str) -> tuple[Defense, ...]:
 
 
 def _setting(line: str, base: AuditSpec, training: FineTuning) -> Setting:
+    """Called as it was written: the shortest form would leave out a strength that happens to be the default."""
     chain = read_chain(line)
-    name = " + ".join(to_string(defense) for defense in chain) or NONE
-    return Setting(name, replace(base, defenses=chain), replace(training, defenses=chain))
+    return Setting(" ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain))
 
 
 def _refuse_unknown_utility(utility: str) -> None:
