@@ -69,7 +69,7 @@ def printed(tradeoff: Tradeoff, width: int) -> str:
 def test_the_weakest_setting_is_the_most_useful_of_those_whose_interval_ends_within_the_target(tradeoff: Tradeoff) -> None:
     assert tradeoff.weakest is tradeoff.points[2]
     assert "Weakest setting that meets the target" in said(tradeoff)
-    assert "ends at 5.0 or below: fit, gain +1.0 [-2.0, 5.0], mcc 0.50 [0.40, 0.60] (none has 0.60 [0.50, 0.70])" in said(
+    assert "ends at 5.0 or below: fit, gain +1.0 [-2.0, 5.0], mcc 0.50 [0.40, 0.60] (no defense: 0.60 [0.50, 0.70])" in said(
         tradeoff
     )
     assert "not what a stronger one could do" in said(tradeoff)
@@ -84,13 +84,20 @@ def test_where_none_meets_the_target_that_is_said_with_the_nearest(tradeoff: Tra
 
 def test_a_setting_at_the_level_of_chance_is_not_sold_as_useful(tradeoff: Tradeoff) -> None:
     useless = replace(tradeoff, points=(tradeoff.points[0], point("noise", (0.0, -0.01, 0.01), 0.05)))
-    assert "No better than chance" in said(useless)
+    assert "may be no better than chance" in said(useless)
+
+
+def test_a_doubtful_choice_comes_with_the_next_that_is_not(tradeoff: Tradeoff) -> None:
+    none, strong, fit, nearly = tradeoff.points
+    text = said(replace(tradeoff, points=(none, strong, replace(fit, not_adaptive=True), nearly)))
+    assert "But no attack was adapted to it" in text and "The weakest without this doubt is strong." in text
 
 
 def test_a_failed_search_is_marked_and_explained_where_little_leaked(tradeoff: Tradeoff) -> None:
     failed = tuple(replace(one, search_failed=True) for one in tradeoff.points)
     text = printed(replace(tradeoff, points=failed), 200)
-    assert "+1.0 [-2.0, 5.0]?" in text and "not shown to be safe" in text
+    assert "+1.0 [-2.0, 5.0]?" in text and "? a lower bound" in text
+    assert "the search failed there: it is not shown to be safe. No setting meets the target without" in " ".join(text.split())
     assert "+90.0 [85.0, 95.0]?" not in text
 
 

@@ -10,6 +10,7 @@ from gradleak.report.guarantees import epsilon
 from gradleak.report.numbers import number
 
 NONE = "–"
+UNDEFENDED = "none"  # the setting without a defense
 LOW = 0.5  # of everything: below it a failed search puts a leak in doubt
 
 
@@ -32,6 +33,10 @@ class Point:
     def in_doubt(self) -> bool:
         """Whether little leaked, and the attack rather than the defense may be why."""
         return (self.search_failed or self.not_adaptive) and self.gain.mean < LOW
+
+    @property
+    def why_in_doubt(self) -> str:
+        return "the search failed there" if self.search_failed else "no attack was adapted to it"
 
 
 @dataclass(frozen=True)
@@ -136,18 +141,35 @@ def _recommendation(tradeoff: Tradeoff) -> str:
             "; its mean lies below, so that more examples (--limit) may show it" if nearest.gain.mean <= tradeoff.max_leak else ""
         )
         return f"None of these settings meets the target, {target}. The nearest is {nearest.defense}: {gain_text(nearest)}{more}."
+    return (
+        f"Weakest setting that meets the target, {target}: {chosen.defense}, gain {gain_text(chosen)}, {_cost(tradeoff, chosen)}."
+    )
+
+
+def _cost(tradeoff: Tradeoff, chosen: Point) -> str:
+    """The utility of a setting beside that of no defense, or else of the best; and whether anything was learnt at all."""
+    found = chosen.utility[tradeoff.utility]
     best = max(tradeoff.points, key=lambda point: point.utility[tradeoff.utility].mean)
-    cost = "the best of all" if best is chosen else f"{best.defense} has {utility_text(best.utility[tradeoff.utility])}"
-    utility = f"{tradeoff.utility} {utility_text(chosen.utility[tradeoff.utility])} ({cost})"
-    unlearnt = "" if chosen.utility[tradeoff.utility].low > 0 or tradeoff.utility != "mcc" else " No better than chance, that is."
-    return f"Weakest setting that meets the target, {target}: {chosen.defense}, gain {gain_text(chosen)}, {utility}.{unlearnt}"
+    beside = next((point for point in tradeoff.points if point.defense == UNDEFENDED), best)
+    against = "" if beside is chosen else f" ({_called(beside)}: {utility_text(beside.utility[tradeoff.utility])})"
+    unlearnt = ", which may be no better than chance" if tradeoff.utility == "mcc" and found.low <= 0 else ""
+    return f"{tradeoff.utility} {utility_text(found)}{against}{unlearnt}"
+
+
+def _called(point: Point) -> str:
+    return "no defense" if point.defense == UNDEFENDED else point.defense
 
 
 def _doubts(tradeoff: Tradeoff) -> Iterator[str]:
-    if any(point.in_doubt for point in tradeoff.points):
-        yield (
-            "? little leaked, but the search failed or the attack ignored the defense (see the record): a lower bound, "
-            "the setting is not shown to be safe."
+    chosen = tradeoff.weakest
+    if chosen is not None and chosen.in_doubt:
+        sure = [point for point in tradeoff.points if tradeoff.meets(point) and not point.in_doubt]
+        best = max(sure, key=lambda point: point.utility[tradeoff.utility].mean, default=None)
+        instead = (
+            f"The weakest without this doubt is {best.defense}." if best else "No setting meets the target without this doubt."
         )
-    if tradeoff.weakest is not None:
-        yield "It bounds these attacks on these examples, not what a stronger one could do."
+        yield f"But {chosen.why_in_doubt}: it is not shown to be safe. {instead} Try a stronger --attack, such as portfolio."
+    elif chosen is not None:
+        yield "That bounds these attacks on these examples, not what a stronger one could do."
+    if any(point.in_doubt for point in tradeoff.points):
+        yield "? a lower bound: little leaked, but the search failed or no attack was adapted to the defense (see its record)."

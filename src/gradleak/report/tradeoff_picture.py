@@ -87,6 +87,7 @@ def _axes(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
 
 def _points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
     for place, point in enumerate(tradeoff.points, start=1):
+        label = f"{place}?" if point.in_doubt else str(place)
         look = "met" if tradeoff.meets(point) else "leaks"
         x, y = across.at(point.utility[tradeoff.utility].mean), upwards.at(point.gain.mean)
         left, right = (across.at(end) for end in _ends(tradeoff, point))
@@ -94,7 +95,7 @@ def _points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
         yield (
             f'<g class="point" role="img"><title>{escape(_told(tradeoff, place, point))}</title>'
             f'<path class="cross {look}" d="M{left:g} {y:g}H{right:g}M{x:g} {bottom:g}V{top:g}"/>'
-            f"{_mark(tradeoff, point, x, y, look)}{text(x, y + 4.5, str(place))}</g>"
+            f"{_mark(tradeoff, point, x, y, look)}{text(x, y + 4.5, label)}</g>"
         )
 
 
