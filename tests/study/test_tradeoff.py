@@ -71,6 +71,23 @@ def test_a_training_that_runs_away_leaves_the_other_settings(tmp_path: Path, mon
     assert [one.defense for one in found.missing] == ["sign"]
 
 
+def test_an_interruption_loses_no_finished_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, trained = utility.train, []
+
+    def interrupted(settings: FineTuning, *rest: Any) -> None:
+        if settings.defenses:
+            raise KeyboardInterrupt
+        inner(settings, *rest)
+
+    monkeypatch.setattr(utility, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent())
+    monkeypatch.setattr(utility, "train", lambda settings, *rest: (trained.append(settings), inner(settings, *rest)))
+    monkeypatch.setattr(grid, "run_audit", None)
+    assert len(run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent()).points) == 2
+    assert [len(settings.defenses) for settings in trained] == [1]
+
+
 def test_a_chain_is_written_with_plus_signs_between_spaces() -> None:
     assert read_chain("clipping:clip=1e+1 + gaussian_noise:std=0.5") == (Clipping(clip=10.0), GaussianNoise(std=0.5))
     assert read_chain(" none ") == ()

@@ -33,9 +33,9 @@ def tradeoff(
         list[str] | None,
         option(f"Who guesses; repeat: the worst case counts. These are quick, portfolio is stronger. [{' and '.join(ATTACKS)}]"),
     ] = None,
-    limit: Annotated[int, option("Client batches to attack. [30]", minimum=1)] = 30,
-    batch_size: Annotated[int, option("Examples in a client batch. [1]", minimum=1)] = 1,
-    draws: Annotated[int, option("Updates of each batch to attack, where a defense is random. [1]", minimum=1)] = 1,
+    limit: Annotated[int, option("Client batches to attack. [30]")] = 30,
+    batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
+    draws: Annotated[int, option("Updates of each batch to attack, where a defense is random. [1]")] = 1,
     metric: Annotated[str, option("How a leak is read; the usual ones are all kept. [rouge1]")] = "rouge1",
     utility: Annotated[str, option("How utility is read: mcc, f1 or accuracy; all are shown. [mcc]")] = "mcc",
     max_leak: Annotated[
