@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gradleak.cli import main
-from gradleak.cli.finetune import dev_split
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.streams import Streams
@@ -28,9 +27,9 @@ from gradleak.training.finetune import (
     _trainable,
     evaluate,
     fine_tune,
-    hold_out,
     lessons,
 )
+from gradleak.training.material import dev_split, hold_out
 from gradleak.training.scores import score
 
 CPU = torch.device("cpu")

@@ -71,17 +71,20 @@ def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str
     clusters = [example.batch % secrets for example in records[0].examples]
     result = {}
     for metric in spec.metrics:
-        best = max if metric.direction == "higher" else min
-        per_example = zip(*([example.values[metric.name] for example in record.examples] for record in records), strict=True)
-        values = [best((value for value in row if value is not None), default=None) for row in per_example]
-        blind = [
-            best((value for value in row if value is not None), default=None)
-            for row in zip(
-                *([example.blind_values[metric.name] for example in record.examples] for record in records), strict=True
-            )
-        ]
+        values, blind = worst_values(records, metric.name, metric.direction)
         result[metric.name] = score_of(metric, values, blind, clusters)
     return result
+
+
+def worst_values(records: Sequence[AttackRecord], metric: str, direction: str) -> tuple[list[float | None], list[float | None]]:
+    """For every example the most that any of the attacks got out of it, and the most that any of their blind guesses did."""
+    best = max if direction == "higher" else min
+
+    def most(columns: Iterable[list[float | None]]) -> list[float | None]:
+        return [best((value for value in row if value is not None), default=None) for row in zip(*columns, strict=True)]
+
+    ours = most([example.values[metric] for example in record.examples] for record in records)
+    return ours, most([example.blind_values[metric] for example in record.examples] for record in records)
 
 
 def clusters_of(private: Sequence[PrivateBatch]) -> list[int]:

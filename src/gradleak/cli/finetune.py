@@ -8,11 +8,8 @@ import typer
 from gradleak.cli.options import Device, option
 
 if TYPE_CHECKING:
-    from gradleak.core.dataset import Dataset
     from gradleak.core.defense import Defense
-    from gradleak.core.target import TargetSpec
-    from gradleak.targets.text_classifier import TextClassifier
-    from gradleak.training.finetune import FineTuning, Material, News
+    from gradleak.training.finetune import News
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -46,6 +43,7 @@ def finetune(
     from gradleak.targets import resolve_target
     from gradleak.targets.text_classifier import TextClassifier
     from gradleak.training.finetune import FineTuning, fine_tune, guarantees
+    from gradleak.training.material import read_material
 
     settings = FineTuning(epochs, batch_size, learning_rate, gradient_noise, seed, read_defenses(defense or []))
     spec, source = resolve_target(target, allow_pickle), resolve_dataset(data)
@@ -53,7 +51,8 @@ def finetune(
     opened = spec.open(torch.device(resolve_device(device)))
     if not isinstance(opened, TextClassifier):
         raise GradleakError(f"{target} is not a text classifier, which is all that can be fine-tuned.")
-    material = read_material(settings, spec, opened, source, judged, limit)
+    training = source.load(None if limit is None else limit * batch_size)
+    material = read_material(spec, opened, training, source, judged, settings.streams)
     typer.echo(f"{len(material.training)} examples for training, {len(material.evaluation)} for evaluation", err=True)
     scores = fine_tune(settings, opened, material, out, _Printer().show)
     typer.echo(f"{out}: MCC {scores.mcc:.4f}, F1 {scores.f1:.4f}, accuracy {scores.accuracy:.4f}, n {scores.examples}")
@@ -70,44 +69,6 @@ def read_defenses(lines: list[str]) -> "tuple[Defense, ...]":
 
     made = [from_string("defense", line) for line in lines]
     return tuple(one for one in made if isinstance(one, Defense))
-
-
-def read_material(
-    settings: "FineTuning",
-    spec: "TargetSpec",
-    opened: "TextClassifier",
-    data: "Dataset",
-    judged: "Dataset | None",
-    limit: int | None,
-) -> "Material":
-    """Training and evaluation examples, tokenised, under the names they were asked for by."""
-    from gradleak.core.specs import to_string
-    from gradleak.training.finetune import Material, hold_out, lessons
-
-    training = data.load(None if limit is None else limit * settings.batch_size)
-    judged = judged or dev_split(data)
-    if judged is None:
-        training, evaluation = hold_out(training, settings.streams)
-    else:
-        evaluation = judged.load()
-    described = {
-        "target": to_string(spec),
-        "weights": spec.fingerprint(),
-        "data": to_string(data),
-        "eval_data": "held-out tenth" if judged is None else to_string(judged),
-    }
-    return Material(lessons(opened, training, "training"), lessons(opened, evaluation, "evaluation"), described)
-
-
-def dev_split(data: "Dataset") -> "Dataset | None":
-    """The whole dev split of a dataset that comes with one and is not it."""
-    from dataclasses import replace
-
-    from gradleak.datasets import Cola, Sst2
-
-    if isinstance(data, (Cola, Sst2)) and data.split == "train":
-        return replace(data, split="dev", selection="all")
-    return None
 
 
 class _Printer:

@@ -16,6 +16,7 @@ from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.run import run
 from gradleak.cli.show import show
+from gradleak.cli.tradeoff import tradeoff
 from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
@@ -35,6 +36,7 @@ app.command(epilog=EPILOG)(audit)
 app.command(epilog=EPILOG)(run)
 app.command(epilog=EPILOG)(tune)
 app.command("map", epilog=EPILOG)(leak_map)
+app.command(epilog=EPILOG)(tradeoff)
 app.command()(finetune)
 app.command()(show)
 app.command("list")(list_components)

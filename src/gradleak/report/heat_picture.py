@@ -1,58 +1,40 @@
 """A leak map as a picture: one SVG that needs nothing else, for light and dark pages, with words for those who cannot see it."""
 
-import textwrap
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
+from gradleak.report.drawing import LINE, picture, small_lines, text, wrapped
 from gradleak.report.heat_colours import STOPS, ink, paper
 from gradleak.report.heat_map import NONE, HeatCell, HeatMap, conclusions, heading, parameters_of, text_of
 from gradleak.report.numbers import mean_and_interval, number
 
 LEFT, TOP, WIDTH, HEIGHT, GAP = 96, 66, 116, 34, 2  # pixels: where cells begin, and their size
-LINE = 18
-STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1f2328; }
-.small { font-size: 12px; fill: #59636e; } .title { font-size: 16px; font-weight: 600; }
-.page { fill: #ffffff; } .absent { fill: none; stroke: #8c959f; stroke-dasharray: 3 3; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3; } .small { fill: #9198a1; } .page { fill: #0d1117; }
-}
-"""
 
 
 def svg(heat_map: HeatMap) -> str:
     """The picture as text."""
     title, sentences = f"Leak map: {heat_map.metric} by layer and module", [heading(heat_map), *conclusions(heat_map)]
     width, below = _width(heat_map), TOP + (len(heat_map.layers) + 3) * HEIGHT + 14
-    lines = [line for sentence in sentences for line in _wrapped(sentence, width)]
+    lines = [line for sentence in sentences for line in wrapped(sentence, width)]
     height = below + 52 + LINE * len(lines)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            'role="group" aria-labelledby="title description">',
-            f'<title id="title">{escape(title)}</title>',
-            f'<desc id="description">{escape(" ".join(sentences))}</desc>',
-            f"<style>{STYLE}</style>",
-            f'<rect class="page" width="{width}" height="{height}"/>',
-            _text(16, 26, title, style="title", anchor="start"),
-            *_columns(heat_map),
-            *_rows(heat_map),
-            *_totals(heat_map),
-            *_legend(heat_map, below),
-            *_lines(lines, below + 42),
-            "</svg>\n",
-        ]
-    )
+    parts = [
+        *_columns(heat_map),
+        *_rows(heat_map),
+        *_totals(heat_map),
+        *_legend(heat_map, below),
+        *small_lines(lines, below + 42),
+    ]
+    return picture(title, sentences, width, height, parts)
 
 
 def _columns(heat_map: HeatMap) -> Iterator[str]:
     for place, module in enumerate(heat_map.modules):
-        yield _text(_middle(place), TOP - 8, module)
+        yield text(_middle(place), TOP - 8, module)
 
 
 def _rows(heat_map: HeatMap) -> Iterator[str]:
     for row, layer in enumerate(heat_map.layers):
-        yield _text(LEFT - 10, _baseline(row), f"layer {layer}", anchor="end")
+        yield text(LEFT - 10, _baseline(row), f"layer {layer}", anchor="end")
         for place, module in enumerate(heat_map.modules):
             cell = heat_map.at(layer, module)
             leak = heat_map.leak(cell.scores.get(heat_map.metric)) if cell else None
@@ -63,14 +45,14 @@ def _totals(heat_map: HeatMap) -> Iterator[str]:
     """Below the layers: their mean, and what a module has of the parameters."""
     row = len(heat_map.layers)
     for name, line in zip(("mean", "parameters", "share"), range(row, row + 3), strict=True):
-        yield _text(LEFT - 10, _baseline(line) + 4, name, anchor="end", style="small")
+        yield text(LEFT - 10, _baseline(line) + 4, name, anchor="end", style="small")
     for place, module in enumerate(heat_map.modules):
         score = heat_map.overall.get(module, {}).get(heat_map.metric)
         shown = number(score.mean, score.unit) if score and score.mean is not None else NONE
         told = f"{module}, mean over layers: {mean_and_interval(score)}" if score else f"{module}: none"
         yield _box(place, row, shown, heat_map.leak(score), told, lower=4)
-        for line, text in enumerate(parameters_of(heat_map, module), start=row + 1):
-            yield _text(_middle(place), _baseline(line) + 4, text, style="small")
+        for line, shown in enumerate(parameters_of(heat_map, module), start=row + 1):
+            yield text(_middle(place), _baseline(line) + 4, shown, style="small")
 
 
 def _legend(heat_map: HeatMap, top: int) -> Iterator[str]:
@@ -80,8 +62,8 @@ def _legend(heat_map: HeatMap, top: int) -> Iterator[str]:
     nothing, everything = ("nothing", "everything") if fraction else ("least here", "most here")
     yield f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'
     yield f'<rect x="{LEFT}" y="{top}" width="{2 * WIDTH}" height="12" fill="url(#scale)"/>'
-    yield _text(LEFT - 10, top + 11, nothing, anchor="end", style="small")
-    yield _text(LEFT + 2 * WIDTH + 10, top + 11, f"{everything} leaks ({heat_map.metric})", anchor="start", style="small")
+    yield text(LEFT - 10, top + 11, nothing, anchor="end", style="small")
+    yield text(LEFT + 2 * WIDTH + 10, top + 11, f"{everything} leaks ({heat_map.metric})", anchor="start", style="small")
 
 
 def _told(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> str:
@@ -102,29 +84,15 @@ def _told(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> 
     return "; ".join(filter(None, parts))
 
 
-def _box(place: int, row: int, text: str, leak: float | None, told: str, lower: int = 0) -> str:
+def _box(place: int, row: int, shown: str, leak: float | None, told: str, lower: int = 0) -> str:
     x, y = LEFT + place * WIDTH, TOP + row * HEIGHT + lower
     look = 'class="absent"' if leak is None else f'fill="{paper(leak)}"'
     colour = "" if leak is None else f' style="fill:{ink(leak)}"'
     size = f'width="{WIDTH - GAP}" height="{HEIGHT - GAP}" rx="3"'
     return (
         f'<g role="img"><title>{escape(told)}</title><rect x="{x}" y="{y}" {size} {look}/>'
-        f'<text x="{_middle(place):g}" y="{_baseline(row) + lower:g}" text-anchor="middle"{colour}>{escape(text)}</text></g>'
+        f'<text x="{_middle(place):g}" y="{_baseline(row) + lower:g}" text-anchor="middle"{colour}>{escape(shown)}</text></g>'
     )
-
-
-def _lines(lines: list[str], top: int) -> list[str]:
-    return [_text(16, top + LINE * place, line, style="small", anchor="start") for place, line in enumerate(lines)]
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "middle", style: str = "") -> str:
-    kind = f' class="{style}"' if style else ""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
-
-
-def _wrapped(sentence: str, width: int) -> list[str]:
-    """Lines that fit the width, at seven pixels a letter: SVG breaks none itself."""
-    return textwrap.wrap(sentence, max(40, (width - 32) // 7))
 
 
 def _width(heat_map: HeatMap) -> int:

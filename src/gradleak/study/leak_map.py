@@ -1,8 +1,6 @@
 """Which module of which layer leaks most: one attack on every layer × module (Li, Xu and Dras 2024, Figures 2 to 4)."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from gradleak.records.schema import Record
 from gradleak.records.store import check_writable, open_key, write_record
 from gradleak.report.heat_map import Absent, HeatMap
 from gradleak.report.heat_picture import svg
+from gradleak.study.files import write_whole
 from gradleak.study.grid import Clock
 from gradleak.study.map_attack import MapAttack
 from gradleak.study.map_cells import MapCell, MapPlan, together
@@ -71,13 +70,5 @@ def _attack_all(
 def write_map(folder: Path, heat_map: HeatMap) -> None:
     """Writes map.json and heat_map.svg, each whole or not at all."""
     plain = {"schema": SCHEMA, **to_plain(heat_map)}
-    _write(folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    _write(folder / PICTURE, svg(heat_map))
-
-
-def _write(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    write_whole(folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(folder / PICTURE, svg(heat_map))

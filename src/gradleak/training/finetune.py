@@ -30,7 +30,7 @@ from gradleak.training.defended import (
     run_guarantees,
     step_with,
 )
-from gradleak.training.scores import Scores, score
+from gradleak.training.scores import Counts, Scores, count_pairs, score_counts
 
 CHECKED_AT_ONCE = 64  # sentences
 EVALUATED_AT_ONCE = 64
@@ -97,6 +97,14 @@ def fine_tune(
     settings: FineTuning, target: TextClassifier, material: Material, out: Path, watch: Callable[[News], None]
 ) -> Scores:
     """Trains the target's own weights in place and saves them in `out`; a checkpoint an epoch lets a second call go on."""
+    train(settings, target, material, out, watch)
+    scores = evaluate(target, material.evaluation)
+    _save_model(out, settings, target, material, scores)
+    return scores
+
+
+def train(settings: FineTuning, target: TextClassifier, material: Material, out: Path, watch: Callable[[News], None]) -> None:
+    """Trains the target's own weights in place; all it leaves in `out` is the checkpoint of the last epoch."""
     _refuse_foreign(out)
     # As transformers' AdamW, which LAMP uses; PyTorch's own defaults decay weights by 0.01
     optimiser = torch.optim.AdamW(list(target.parameters.values()), lr=settings.learning_rate, weight_decay=0.0, eps=1e-6)
@@ -106,9 +114,6 @@ def fine_tune(
         for epoch in range(first, settings.epochs):
             _train_epoch(settings, target, material.training, optimiser, epoch, progress)
             _save_checkpoint(out, settings, target, material, optimiser, epoch + 1)
-    scores = evaluate(target, material.evaluation)
-    _save_model(out, settings, target, material, scores)
-    return scores
 
 
 def guarantees(settings: FineTuning, examples: int) -> tuple[Guarantee, ...]:
@@ -135,25 +140,17 @@ def lessons(target: TextClassifier, examples: Sequence[Example], called: str) ->
     return tuple(made)
 
 
-def hold_out(examples: Sequence[Example], streams: Streams) -> tuple[list[Example], list[Example]]:
-    """Nine tenths to train on and one tenth to judge by, drawn at random; both keep their order."""
-    if len(examples) < 10:
-        raise GradleakError(
-            f"The data holds {len(examples)} examples, too few to hold a tenth of them out: "
-            "use 10 or more, or name others with --eval-data."
-        )
-    order = torch.randperm(len(examples), generator=streams.child("held out").generator()).tolist()
-    held = set(order[: len(examples) // 10])
-    kept = [example for place, example in enumerate(examples) if place not in held]
-    return kept, [examples[place] for place in sorted(held)]
-
-
 @torch.no_grad()
-def evaluate(target: TextClassifier, evaluation: Sequence[Lesson]) -> Scores:
-    """The likeliest class of each sentence against its own, without dropout."""
+def count(target: TextClassifier, evaluation: Sequence[Lesson]) -> Counts:
+    """How often each class is taken for each, without dropout."""
     groups = [evaluation[start : start + EVALUATED_AT_ONCE] for start in range(0, len(evaluation), EVALUATED_AT_ONCE)]
     predictions = torch.cat([_logits(target, group).argmax(-1) for group in groups])
-    return score(torch.tensor([lesson.label for lesson in evaluation]), predictions.cpu(), target.classes)
+    return count_pairs(torch.tensor([lesson.label for lesson in evaluation]), predictions.cpu(), target.classes)
+
+
+def evaluate(target: TextClassifier, evaluation: Sequence[Lesson]) -> Scores:
+    """The likeliest class of each sentence against its own, without dropout."""
+    return score_counts(count(target, evaluation))
 
 
 class _Progress:
