@@ -14,7 +14,8 @@ RADIUS = 10
 TICKS = 5  # about so many an axis
 STYLE = """
 .frame { fill: none; stroke: #8c959f; } .grid { stroke: #8c959f; stroke-opacity: 0.25; }
-.met { fill: #1a7f37; stroke: #1a7f37; } .leaks { fill: #b3261e; stroke: #b3261e; } .point text { fill: #ffffff; stroke: none; }
+.met { fill: #1a7f37; stroke: #1a7f37; } .leaks { fill: #b3261e; stroke: #b3261e; }
+.doubt { fill: #6e7781; stroke: #6e7781; } .point text { fill: #ffffff; stroke: none; }
 .cross { fill: none; stroke-width: 1.5; stroke-opacity: 0.7; } .limit { stroke: #1a7f37; stroke-dasharray: 6 4; }
 .allowed { fill: #1a7f37; fill-opacity: 0.08; }
 @media (prefers-color-scheme: dark) { .met { stroke: #3fb950; } .leaks { stroke: #ff7b72; } .limit { stroke: #3fb950; } }
@@ -88,7 +89,7 @@ def _axes(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
 def _points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
     for place, point in enumerate(tradeoff.points, start=1):
         label = f"{place}?" if point.in_doubt else str(place)
-        look = "met" if tradeoff.meets(point) else "leaks"
+        look = _look(tradeoff, point)
         x, y = across.at(point.utility[tradeoff.utility].mean), upwards.at(point.gain.mean)
         left, right = (across.at(end) for end in _ends(tradeoff, point))
         bottom, top = upwards.at(point.gain.low), upwards.at(point.gain.high)
@@ -97,6 +98,13 @@ def _points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
             f'<path class="cross {look}" d="M{left:g} {y:g}H{right:g}M{x:g} {bottom:g}V{top:g}"/>'
             f"{_mark(tradeoff, point, x, y, look)}{text(x, y + 4.5, label)}</g>"
         )
+
+
+def _look(tradeoff: Tradeoff, point: Point) -> str:
+    """Green is kept for what is shown: a target that is met because the attack failed is grey."""
+    if not tradeoff.meets(point):
+        return "leaks"
+    return "doubt" if point.in_doubt else "met"
 
 
 def _mark(tradeoff: Tradeoff, point: Point, x: float, y: float, look: str) -> str:
@@ -110,7 +118,8 @@ def _legend(tradeoff: Tradeoff) -> list[str]:
     percent = " %" if tradeoff.points[0].leak.unit == "fraction" else ""
     limit = f"{number(tradeoff.max_leak, tradeoff.points[0].leak.unit)}{percent}"
     rows = [_told(tradeoff, place, point) for place, point in enumerate(tradeoff.points, start=1)]
-    return [*rows, f"Round and green: the interval of the gain ends at {limit} (dashed) or below. Square and red: it does not."]
+    shapes = f"Round: the interval of the gain ends at {limit} (dashed) or below; square and red: it does not."
+    return [*rows, f"{shapes} Green: no doubt is known; grey: not shown to be safe."]
 
 
 def _told(tradeoff: Tradeoff, place: int, point: Point) -> str:
