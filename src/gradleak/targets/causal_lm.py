@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.core.parts import Part
-from gradleak.core.target import Target
 from gradleak.targets import transformer
+from gradleak.targets.opened import OpenedTransformer
 
 
-class CausalLanguageModel(Target):
+class CausalLanguageModel(OpenedTransformer):
     """Eval mode, gradients off, as any target. Labels are the tokens themselves; a label of the data is not read.
 
     The loss of an example is the mean over its predicted tokens, all but the first; padding does not count. A batch's loss is the
@@ -39,22 +38,6 @@ class CausalLanguageModel(Target):
         self.longest = transformer.longest_of(model.config, tokenizer)
         self.padding_is_free = self._probe()
 
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        return self._weights.parameters
-
-    @property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        return self._weights.groups
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self._weights.parts
-
-    @property
-    def frozen_parts(self) -> tuple[Part, ...]:
-        return self._weights.frozen_parts
-
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
         counted = batch.mask.reshape(logits.shape[:2])[:, 1:]
@@ -66,24 +49,14 @@ class CausalLanguageModel(Target):
         last = batch.mask.reshape(logits.shape[:2]).sum(1) - 1
         return logits[torch.arange(len(logits), device=self.device), last].softmax(-1).view(*batch.lead, self.classes)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return transformer.encode(self.tokenizer, texts)
-
-    def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
-        return transformer.decode(self.tokenizer, ids, keep_special)
-
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        rows = self.encode([example.text for example in examples])
-        lengths = tuple(len(row) for row in rows)
-        specials = len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
-        transformer.refuse_lengths(self.name, lengths, specials, self.longest, self.padding_is_free)
+        ids, lengths = self._encoded(examples)
         for place, tokens in enumerate(lengths, start=1):
             if tokens < 2:
                 raise GradleakError(
                     f"Text {place} of the batch has one token, of which a language model learns nothing: "
                     "each token is predicted from those before it. Remove it from the data."
                 )
-        ids = transformer.padded(rows, self.vocabulary.pad).to(self.device)
         return PrivateBatch(Batch(ids=ids, mask=self.attention_mask(lengths), labels=ids.clone()), tuple(examples), lengths)
 
     def _next_tokens(self, batch: Batch) -> Int[Tensor, "predicted"] | Float[Tensor, "predicted words"]:
@@ -93,9 +66,6 @@ class CausalLanguageModel(Target):
         if tuple(labels.shape) != (*batch.mask.shape, *words):
             raise ValueError(f"embeddings of a text come with one label a token, not with labels of shape {list(labels.shape)}")
         return labels.reshape(-1, batch.mask.shape[-1], *words)[:, 1:].flatten(0, 1)
-
-    def _logits(self, batch: Batch, parameters: Mapping[str, Tensor] | None) -> Float[Tensor, "examples tokens words"]:
-        return transformer.logits_of(self.module, self._aliases, batch, parameters)
 
     @torch.no_grad()
     def _probe(self) -> bool:

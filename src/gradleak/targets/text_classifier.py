@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.core.parts import Part
-from gradleak.core.target import Target
 from gradleak.targets import transformer
+from gradleak.targets.opened import OpenedTransformer
 
 
-class TextClassifier(Target):
+class TextClassifier(OpenedTransformer):
     """Eval mode, gradients off: clients and attackers differentiate copies of the parameters, so no `.grad` is left behind."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = (), attend_padding: bool = False) -> None:
@@ -31,22 +30,6 @@ class TextClassifier(Target):
         self.longest = transformer.longest_of(model.config, tokenizer)
         self.padding_is_free = self._probe()
 
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        return self._weights.parameters
-
-    @property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        return self._weights.groups
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self._weights.parts
-
-    @property
-    def frozen_parts(self) -> tuple[Part, ...]:
-        return self._weights.frozen_parts
-
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
         labels = batch.labels.flatten() if batch.labels.dtype == torch.int64 else batch.labels.flatten(0, -2)
@@ -55,23 +38,10 @@ class TextClassifier(Target):
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         return self._logits(batch, None).softmax(-1).view(*batch.lead, self.classes)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return transformer.encode(self.tokenizer, texts)
-
-    def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
-        return transformer.decode(self.tokenizer, ids, keep_special)
-
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        rows = self.encode([example.text for example in examples])
-        lengths = tuple(len(row) for row in rows)
-        specials = len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
-        transformer.refuse_lengths(self.name, lengths, specials, self.longest, self.padding_is_free)
+        ids, lengths = self._encoded(examples)
         labels = [self._label(place, example) for place, example in enumerate(examples, start=1)]
-        batch = Batch(
-            ids=transformer.padded(rows, self.vocabulary.pad).to(self.device),
-            mask=self.attention_mask(lengths),
-            labels=torch.tensor(labels).to(self.device),
-        )
+        batch = Batch(ids=ids, mask=self.attention_mask(lengths), labels=torch.tensor(labels).to(self.device))
         return PrivateBatch(batch, tuple(examples), lengths)
 
     def _label(self, place: int, example: Example) -> int:
@@ -85,9 +55,6 @@ class TextClassifier(Target):
                 f"use labels 0 to {self.classes - 1}, or a target with more classes (classes=…)."
             )
         return example.label
-
-    def _logits(self, batch: Batch, parameters: Mapping[str, Tensor] | None) -> Float[Tensor, "examples classes"]:
-        return transformer.logits_of(self.module, self._aliases, batch, parameters)
 
     @torch.no_grad()
     def _probe(self) -> bool:

@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.energy.sure import sure_directions
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of
-from gradleak.matching.row_factor import row_factor, signal_shares
 
 FED_ALIKE = ("query", "key", "value")
 VECTORS_AT_ONCE = 2**16
-SIGNAL = 1e-5  # singular values below this share of the largest are rounding
 
 
 @torch.no_grad()
@@ -56,14 +55,8 @@ def _basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "ra
     matrices = [matrix_of(observation.target, part, tensor)[0] for part, tensor in seen]
     if not matrices:
         return torch.zeros(1, parts[0].shape[1], device=observation.target.device, dtype=observation.target.dtype)
-    noise = observation.noise_std
-    rows = torch.cat([matrix if noise else matrix / matrix.norm().clamp_min(1e-30) for matrix in matrices])
-    values, right = row_factor(rows)
-    shares = signal_shares(values, (rows.shape[0], rows.shape[1]), noise, SIGNAL)
-    if observation.knows.lengths is not None:
-        shares[sum(observation.knows.lengths) :] = 0
-    kept = shares > 0
-    return (right[kept] * shares[kept, None].sqrt()).to(matrices[0])
+    noisy = observation.noise_std > 0  # of one size in all of them: then none may be scaled
+    return sure_directions(observation, torch.cat([one if noisy else one / one.norm().clamp_min(1e-30) for one in matrices]))
 
 
 def _misses(rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor]) -> Float[Tensor, "rows positions words"]:

@@ -16,18 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.energy.structure import Structure
+from gradleak.attacks.energy.sure import sure_directions
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, kind_of
 from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of
-from gradleak.matching.row_factor import row_factor, signal_shares
 
 BESIDE = 1  # fillers on either side of the word
 WORDS_AT_ONCE = 2048
-SIGNAL = 1e-5  # singular values below this share of the largest are rounding
-NEVER = 0.0  # the score of words of which nothing is known
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,7 @@ class Lens:
         """Directions in which the matrix was seen, each as long as it is sure, at most one a token, padded with zeros."""
         matrix = matrix_of(observation.target, self.part, observation.update.tensors[self.part.name])[0]
         by_inputs = matrix.T if self.part.module == "query" and self.heads > 1 else matrix
-        blocks = by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0)
-        values, right = row_factor(blocks)
-        shares = signal_shares(values, (blocks.shape[1], blocks.shape[2]), observation.noise_std, SIGNAL)
-        if observation.knows.lengths is not None:
-            shares[:, sum(observation.knows.lengths) :] = 0
-        basis: Tensor = (right * shares.sqrt()[..., None])[:, : max(1, int((shares > 0).sum(1).max()))]
-        return basis.to(matrix)
+        return sure_directions(observation, by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0))
 
 
 def lexicon(
@@ -66,7 +58,7 @@ def lexicon(
     """For every word how badly it fits what was seen (lower fits better); the same for all where nothing can be said."""
     target = observations[0].target
     lenses = [lens for part, structure in parts if (lens := lens_of(target, part, structure)) is not None]
-    scores = torch.full((len(observations), len(words)), NEVER, device=target.device, dtype=target.dtype)
+    scores = torch.zeros(len(observations), len(words), device=target.device, dtype=target.dtype)
     if not lenses:
         return scores
     alone = WordsAlone(target, lenses, filler)

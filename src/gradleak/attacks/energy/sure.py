@@ -1,0 +1,22 @@
+"""The directions in which a matrix was surely seen."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.core.observation import Observation
+from gradleak.matching.row_factor import row_factor, signal_shares
+
+SIGNAL = 1e-5  # singular values below this share of the largest are rounding
+
+
+def sure_directions(
+    observation: Observation, matrix: Float[Tensor, "*lead outputs inputs"]
+) -> Float[Tensor, "*lead rank inputs"]:
+    """Orthogonal rows, each as long as it is sure (under noise, less than one), at most one a token, padded with zeros."""
+    values, right = row_factor(matrix)
+    shares = signal_shares(values, (matrix.shape[-2], matrix.shape[-1]), observation.noise_std, SIGNAL)
+    if observation.knows.lengths is not None:
+        shares[..., sum(observation.knows.lengths) :] = 0
+    most = max(1, int((shares > 0).sum(-1).max()))
+    rows: Tensor = (right * shares.sqrt()[..., None])[..., :most, :]
+    return rows.to(matrix)
