@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="batches left out at the beginning")
     parser.add_argument("--seconds", type=float, default=None, help="for each batch")
     parser.add_argument("--view", default="everything")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", nargs="+", type=int, default=[0], help="join the data's sentences to texts of so many tokens")
     chosen = parser.parse_args()
     for data in chosen.data:
@@ -56,7 +57,7 @@ def main() -> None:
 def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> None:
     settings = {"target": chosen.target, "data": data, "attacks": ["span"], "limit": chosen.limit, "batch_size": size}
     spec = AuditSpec.from_plain(settings | {"view": chosen.view})
-    target = spec.target.open(torch.device("cpu"))
+    target = spec.target.open(torch.device(chosen.device))
     lines = []
     for index, private in enumerate(private_batches(spec, target, joined(spec, target, tokens) if tokens else None)):
         if index < chosen.skip:
@@ -71,7 +72,8 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
         f"certified {sum(line.certified for line in lines)}, of these wrong {wrong}, "
         f"tokens {min(line.tokens for line in lines)}-{max(line.tokens for line in lines)}, "
         f"cpu {mean(line.cpu_seconds for line in lines):.1f} s (median {median(line.cpu_seconds for line in lines):.1f}), "
-        f"wall {mean(line.seconds for line in lines):.1f} s",
+        f"wall {mean(line.seconds for line in lines):.2f} s (median {median(line.seconds for line in lines):.2f}), "
+        f"{chosen.device}",
         flush=True,
     )
 
@@ -104,7 +106,7 @@ def one_batch(spec: AuditSpec, target: Target, private: PrivateBatch, index: int
         if secret in left:
             left.remove(secret)
             right += 1
-    return Line(sum(private.lengths), right, len(secrets), guess.certified, round(processor, 1), round(wall, 1), guess.note)
+    return Line(sum(private.lengths), right, len(secrets), guess.certified, round(processor, 2), round(wall, 2), guess.note)
 
 
 if __name__ == "__main__":

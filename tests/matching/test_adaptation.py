@@ -156,5 +156,5 @@ def test_the_naive_attack_is_the_attack_of_one_who_knows_of_no_defense(
 
 
 def test_updates_under_different_defenses_are_not_read_alike(tiny64: Target, observe: Observe) -> None:
-    with pytest.raises(GradleakError, match="different defenses"):
+    with pytest.raises(GradleakError, match="different kinds of defenses"):
         for_observations([observe(tiny64), observe(tiny64, defenses=(Sign(),))], Cosine())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gradleak.audit import run_audit
 from gradleak.audit.display import Silent
+from gradleak.audit.runner import run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.records.store import read_record
 from gradleak.study import grid
@@ -24,15 +24,15 @@ def counting(
     monkeypatch: pytest.MonkeyPatch, fail_at: Sequence[int] = (), error: type[BaseException] = RuntimeError
 ) -> list[int]:
     """Notes the seeds that are run; fails at some of them."""
-    real, seeds = run_audit, []
+    seeds = []
 
-    def run(spec: AuditSpec, **rest: Any) -> Any:
-        seeds.append(spec.seed)
-        if spec.seed in fail_at:
+    def run(specs: Sequence[AuditSpec], **rest: Any) -> Any:
+        seeds.extend(spec.seed for spec in specs)
+        if seeds[-1] in fail_at:
             raise error("out of luck")
-        return real(spec, **rest)
+        return run_audits(specs, **rest)
 
-    monkeypatch.setattr(grid, "run_audit", run)
+    monkeypatch.setattr(grid, "run_audits", run)
     return seeds
 
 
@@ -63,3 +63,35 @@ def test_an_interruption_leaves_finished_records_whole(tmp_path: Path, monkeypat
         run_cells(cells(2), tmp_path, "cpu", Silent())
     (path,) = tmp_path.glob("*.json")
     assert read_record(path).spec["seed"] == 0
+
+
+def kin_cells(*limits: int) -> list[Cell]:
+    plain = {"target": "tiny", "attacks": ["tag:steps=2"], "metrics": ["rouge1"]}
+    return [Cell({"limit": str(limit)}, AuditSpec.from_plain({**plain, "limit": limit})) for limit in limits]
+
+
+def test_kin_run_in_one_call_and_only_those_that_are_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[int]] = []
+
+    def run(specs: Sequence[AuditSpec], **rest: Any) -> Any:
+        calls.append([spec.limit for spec in specs])
+        return run_audits(specs, **rest)
+
+    monkeypatch.setattr(grid, "run_audits", run)
+    run_cells([*kin_cells(1, 2), *cells(2)[1:]], tmp_path, "cpu", Silent())
+    results = run_cells(kin_cells(3, 1, 2, 4), tmp_path, "cpu", Silent())
+    assert calls == [[1, 2], [1], [3, 4]]
+    assert [result.cell.spec.limit for result in results] == [3, 1, 2, 4]
+    assert [result.skipped for result in results] == [False, True, True, False]
+
+
+def test_kin_that_fail_together_are_tried_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(specs: Sequence[AuditSpec], **rest: Any) -> Any:
+        if any(spec.limit == 2 for spec in specs):
+            raise RuntimeError("out of luck")
+        return run_audits(specs, **rest)
+
+    monkeypatch.setattr(grid, "run_audits", run)
+    results = run_cells(kin_cells(1, 2, 3), tmp_path, "cpu", Silent())
+    assert [result.record is not None for result in results] == [True, False, True]
+    assert results[1].failure is not None and "out of luck" in results[1].failure.read_text()

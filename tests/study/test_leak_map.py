@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gradleak.attacks.blind import Blind
 from gradleak.audit import run_audit
-from gradleak.audit.client import observe, private_batches
 from gradleak.audit.display import Silent
+from gradleak.audit.runner import run_audits
+from gradleak.audit.together import Together
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
@@ -22,10 +23,9 @@ from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 from gradleak.records.store import read_record
 from gradleak.report.heat_map import WHOLE, HeatMap
-from gradleak.study import leak_map, map_attack
+from gradleak.study import leak_map
 from gradleak.study.leak_map import run_map
-from gradleak.study.map_attack import MapAttack
-from gradleak.study.map_cells import MAPPED, MapPlan, batches_at_once, plan_map, together
+from gradleak.study.map_cells import MAPPED, MapPlan, plan_map, together
 from gradleak.targets.tiny import Tiny
 
 TINY = {"target": "tiny", "data": "canaries", "limit": 2, "prior": "frequent_words", "dtype": "float64"}
@@ -89,29 +89,12 @@ def test_a_cell_is_the_audit_of_its_view(whole_map: tuple[MapPlan, HeatMap, Path
         assert heat_map.at(cell.layer, cell.module).scores == alone.worst_case  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("defenses", [[], [NOISE]])
-def test_the_same_update_is_seen_through_every_view(tiny64: Target, defenses: list[str]) -> None:
-    plan = planned(("whole", "query", "ffn_out"), defenses=defenses)
-    private = private_batches(plan.base, tiny64)
-    cells, _ = plan.cells(tiny64)
-    seen = MapAttack(plan.base, tiny64, private, Silent()).observe(cells, range(2))
-    whole = {cell.layer: seen[cell] for cell in cells if cell.module == WHOLE}
-    for cell in cells:
-        for batch, one in enumerate(seen[cell]):
-            alone = observe(cell.spec, tiny64, private[batch], batch)
-            assert list(one.update.tensors) == [part.name for part in cell.parts] == list(alone.update.tensors)
-            for name, tensor in one.update.tensors.items():
-                assert torch.equal(tensor, whole[cell.layer][batch].update.tensors[name])
-                assert torch.equal(tensor, alone.update.tensors[name])
-    assert len({one.index for observations in seen.values() for one in observations}) == 2 * len(cells)
-
-
 def test_what_is_finished_is_not_computed_again(
     whole_map: tuple[MapPlan, HeatMap, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, first, folder = whole_map
     copy = shutil.copytree(folder, tmp_path / "copy")
-    monkeypatch.setattr(leak_map, "MapAttack", None)
+    monkeypatch.setattr(leak_map, "run_audits", None)
     again = mapped(plan, copy)
     assert (again.cells, again.overall, again.leads) == (first.cells, first.overall, first.leads)
     other = plan_map(TAG, "2", ["query", "whole"], "rouge2", TINY)
@@ -119,38 +102,37 @@ def test_what_is_finished_is_not_computed_again(
 
 
 def test_an_interrupted_map_goes_on_after_its_last_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, inner, ran = planned(("query", "key")), MapAttack.outcomes, []
+    plan, ran = planned(("query", "key")), []
 
-    def outcomes(self: MapAttack, cells: Any) -> Any:
-        ran.append(cells[0].layer)
+    def audits(specs: Any, **rest: Any) -> Any:
+        ran.append(specs[0].view.layers)
         if len(ran) == 2:
             raise KeyboardInterrupt
-        return inner(self, cells)
+        return run_audits(specs, **rest)
 
-    monkeypatch.setattr(MapAttack, "outcomes", outcomes)
+    monkeypatch.setattr(leak_map, "run_audits", audits)
     with pytest.raises(KeyboardInterrupt):
         mapped(plan, tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 2 and not (tmp_path / "map.json").exists()
     assert len(mapped(plan, tmp_path).cells) == 4
-    assert ran == [1, 2, 2]
+    assert ran == ["1", "2", "2"]
 
 
 def test_batches_that_do_not_fit_together_give_the_same_map(
     whole_map: tuple[MapPlan, HeatMap, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, together, _ = whole_map
-    monkeypatch.setattr(map_attack, "batches_at_once", lambda *_: 1)
+    monkeypatch.setattr(Together, "_batches_at_once", lambda _: 1)
     apart = mapped(planned(("query",), layers="1"), tmp_path)
     assert apart.at(1, "query").scores == together.at(1, "query").scores  # type: ignore[union-attr]
 
 
-def test_cells_of_one_layer_are_attacked_together_and_memory_counts_all_they_show(tiny64: Target) -> None:
+def test_cells_of_one_layer_are_attacked_together(tiny64: Target) -> None:
     cells, _ = planned(("whole", "query")).cells(tiny64)
     assert [[(cell.layer, cell.module) for cell in group] for group in together(cells)] == [
         [(1, "whole"), (1, "query")],
         [(2, "whole"), (2, "query")],
     ]
-    assert batches_at_once(tiny64, cells[:2]) == 4 * 2**30 // (2 * 8 * sum(part.size for part in cells[0].parts))
 
 
 def test_what_does_not_train_or_is_of_no_use_is_absent_and_not_an_error(tmp_path: Path) -> None:

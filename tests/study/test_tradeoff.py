@@ -52,7 +52,7 @@ def test_every_setting_has_a_record_a_training_and_its_numbers(finished: tuple[P
 
 def test_the_same_again_takes_what_is_there(finished: tuple[Path, Tradeoff], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tradeoff = finished
-    monkeypatch.setattr(grid, "run_audit", None)
+    monkeypatch.setattr(grid, "run_audits", None)
     monkeypatch.setattr(utility, "train", None)
     assert run_tradeoff(planned(max_leak=1.0), folder, "cpu", Silent()).points == tradeoff.points
 
@@ -83,7 +83,7 @@ def test_an_interruption_loses_no_finished_setting(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent())
     monkeypatch.setattr(utility, "train", lambda settings, *rest: (trained.append(settings), inner(settings, *rest)))
-    monkeypatch.setattr(grid, "run_audit", None)
+    monkeypatch.setattr(grid, "run_audits", None)
     assert len(run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent()).points) == 2
     assert [len(settings.defenses) for settings in trained] == [1]
 

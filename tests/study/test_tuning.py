@@ -135,7 +135,7 @@ def test_a_search_leaves_a_record_for_each_audit_and_is_not_run_twice(tmp_path: 
     assert set(records) == {name for name in named if name}
     assert {record.data.examples for record in records.values()} == {1, 2}
     assert kept["schema"] == "gradleak.tuning/1" and kept["winner"] == first.winner
-    monkeypatch.setattr(grid, "run_audit", None)
+    monkeypatch.setattr(grid, "run_audits", None)
     assert tune(plan, tmp_path, "cpu", Silent()).ranked == first.ranked
 
 

@@ -11,6 +11,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Knowledge, Observation, Round, check_update
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.core.update import Update
 
 
 def private_examples(spec: AuditSpec) -> list[Example]:
@@ -35,11 +36,20 @@ def private_batches(spec: AuditSpec, target: Target, examples: Sequence[Example]
 
 
 def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Observation:
-    """Runs the client on one secret and keeps what leaves it: detached clones of the visible tensors, and the granted facts."""
+    """Runs the client on one secret and keeps what the server sees of what leaves it."""
+    return look(spec, target, private, send(spec, target, private, index), index)
+
+
+def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
+    """All that one client sends, whatever is seen of it."""
     stream = Streams.root("client", spec.seed).child("batch", index)
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
     update = spec.protocol.update(target, _alone(private.batch), per_example=per_example, rngs=[stream])
-    sent = protect_in_turn(spec.defenses, update, [stream])
+    return protect_in_turn(spec.defenses, update, [stream])
+
+
+def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, index: int) -> Observation:
+    """What the server has of it: detached clones of the visible tensors, and the granted facts."""
     seen = spec.view.show(target, sent).detached_clone()
     check_update(target, seen, f"The update of batch {index}")
     knows = Knowledge(

@@ -68,7 +68,7 @@ def _read(plain: dict[str, Any]) -> Outcome:
     )
     cost = Cost(**found["cost"])
     reconstruction = Reconstruction(
-        _sentences(found["sentences"]), found["certified"], found["loss"], labels, trace, cost, stages
+        _sentences(found["sentences"]), found["certified"], found["loss"], labels, trace, cost, stages, found["note"]
     )
     return Outcome(reconstruction, plain["objective_at_guess"], plain["objective_at_truth"], plain["update_norm"])
 

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from jaxtyping import Float
@@ -61,6 +61,16 @@ class Channel:
     @property
     def noisy(self) -> bool:
         return self.noise_std > 0 or self.noise_std_of_sum > 0
+
+    @property
+    def kind(self) -> "Channel":
+        """The same but for how much: what an attack does about it is the same for all channels of a kind."""
+        return replace(
+            self,
+            noise_std=float(self.noise_std > 0),
+            noise_std_of_sum=float(self.noise_std_of_sum > 0),
+            clip=None if self.clip is None else 1.0,
+        )
 
     def noise_std_for(self, batch_size: int) -> float:
         """The noise on every entry of what arrives from a batch of that size."""

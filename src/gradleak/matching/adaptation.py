@@ -13,11 +13,11 @@ from gradleak.matching.readings import WHOLE, Reading, Signs, Surviving
 
 
 def common_channel(observations: Sequence[Observation]) -> Channel:
-    """What is known to have been done to all of these."""
-    channels = {observation.channel for observation in observations}
-    if len(channels) > 1:
-        raise GradleakError("Observations under different defenses cannot be attacked in one pass.")
-    return channels.pop()
+    """The kind of what is known to have been done to all of these."""
+    kinds = {observation.channel.kind for observation in observations}
+    if len(kinds) > 1:
+        raise GradleakError("Observations under different kinds of defenses cannot be attacked in one pass.")
+    return kinds.pop()
 
 
 def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:

@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-import torch
-
-from gradleak.audit.runner import UPDATES_IN_MEMORY
 from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric
@@ -98,13 +95,3 @@ def together(cells: Sequence[MapCell]) -> list[list[MapCell]]:
     layer share nearly all of it. Cells of two layers would pay for each other's.
     """
     return [list(group) for _, group in groupby(cells, key=lambda cell: cell.layer)]
-
-
-def batches_at_once(target: Target, cells: Sequence[MapCell]) -> int:
-    """How many client batches fit in memory: attacks lay every observation out with all tensors that any of a call shows."""
-    union = {part.name: part.size for cell in cells for part in cell.parts}
-    bytes_a_batch = len(cells) * sum(union.values()) * target.vocabulary.embeddings.element_size()
-    room = UPDATES_IN_MEMORY
-    if target.device.type == "cuda":
-        room = torch.cuda.mem_get_info(target.device)[0] // 4
-    return max(1, int(room // bytes_a_batch))

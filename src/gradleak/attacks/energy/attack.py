@@ -138,10 +138,10 @@ class EnergyAttack(Attack):
 
 
 def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
-    """Observations that show the same tensors together: nobody is measured by matrices only others show."""
-    groups: dict[tuple[str, ...], list[Observation]] = {}
+    """Observations that show the same tensors, under one kind of defense: nobody is measured by matrices only others show."""
+    groups: dict[tuple[object, ...], list[Observation]] = {}
     for observation in observations:
-        groups.setdefault(tuple(observation.update.tensors), []).append(observation)
+        groups.setdefault((*observation.update.tensors, observation.channel.kind), []).append(observation)
     return list(groups.values())
 
 

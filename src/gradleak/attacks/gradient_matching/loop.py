@@ -12,7 +12,15 @@ from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
 from gradleak.attacks.gradient_matching.polish import Polish
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.gradient_matching.problems import (
+    Problem,
+    Rows,
+    by_kind,
+    lay_out,
+    nearest_tokens,
+    problems_of,
+    side_by_side,
+)
 from gradleak.attacks.gradient_matching.slips import NONE, Slips
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import Start
@@ -71,11 +79,15 @@ class MatchingLoop:
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         """The distance at given token ids."""
-        if not observations[0].target.padding_is_free:
-            alone = [([observation], [batch]) for observation, batch in zip(observations, batches, strict=True)]
-        else:
-            alone = [(list(observations), list(batches))]
-        return torch.cat([self.matcher(seen).distances(side_by_side(secrets))[:, 0] for seen, secrets in alone])
+        target = observations[0].target
+        found = torch.zeros(len(observations), device=target.device, dtype=target.dtype)
+        places = {id(observation): place for place, observation in enumerate(observations)}
+        for alike in by_kind(observations):
+            for seen in [alike] if target.padding_is_free else [[one] for one in alike]:
+                where = [places[id(one)] for one in seen]
+                secrets = side_by_side([batches[place] for place in where])
+                found[where] = self.matcher(seen).distances(secrets)[:, 0].detach()
+        return found
 
     def matcher(self, observations: Sequence[Observation]) -> Matcher:
         """What the search minimises, for these observations."""

@@ -12,6 +12,7 @@ from gradleak.attacks.gradient_matching.hypotheses import MOST, Assumptions, Hyp
 from gradleak.attacks.gradient_matching.token_labels import soft_tokens
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 
@@ -72,7 +73,19 @@ class Rows:
 
 
 def problems_of(observations: Sequence[Observation], assumptions: Assumptions, attempt: int = 0) -> list[list[Problem]]:
-    """All problems of these observations in groups that may share a pass: one group, unless the model reads padding."""
+    """All problems in groups that may share a pass: by kind of defense, and by length where padding is read."""
+    return [group for alike in by_kind(observations) for group in _groups(alike, assumptions, attempt)]
+
+
+def by_kind(observations: Sequence[Observation]) -> list[list[Observation]]:
+    """Observations whose defenses call for the same attack together."""
+    groups: dict[Channel, list[Observation]] = {}
+    for observation in observations:
+        groups.setdefault(observation.channel.kind, []).append(observation)
+    return list(groups.values())
+
+
+def _groups(observations: Sequence[Observation], assumptions: Assumptions, attempt: int) -> list[list[Problem]]:
     problems = [
         Problem(observation, hypothesis, number + MOST * attempt)
         for observation in observations

@@ -1,0 +1,154 @@
+"""Attacks several audits in one call: what differs between them is only the secrets and what was seen of them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gradleak.attacks.blind import Blind
+from gradleak.audit.client import look, send, update_norm
+from gradleak.audit.display import Display
+from gradleak.audit.findings import finding_records
+from gradleak.audit.objectives import objectives
+from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Attack, Bench, Progress
+from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.parts import Part
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.update import Update
+from gradleak.records.schema import FindingRecord
+
+UPDATES_IN_MEMORY = 4 * 2**30  # bytes of visible updates held at once on a CPU
+
+
+@dataclass(eq=False)
+class Setting:
+    """One audit of several, its secrets (once for each draw), and what came of it."""
+
+    spec: AuditSpec
+    private: Sequence[PrivateBatch]
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)  # by attack, and by `blind of ATTACK`
+    findings: list[FindingRecord] = field(default_factory=list)
+    refusal: GradleakError | None = None  # why it cannot be attacked
+
+    def visible(self, target: Target) -> tuple[Part, ...]:
+        return tuple(target.part(name) for name in self.spec.view.visible(target))
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBench(Bench):
+    """A bench on which every setting's observation of a batch has the stream it would have in an audit of its own."""
+
+    stride: int = 1
+
+    def streams_of(self, observation: Observation) -> Streams:
+        return self.streams.child("observation", observation.index % self.stride)
+
+
+class Together:
+    """Settings that share target, attacks, prior, seed and knowledge; their batches are attacked a group at a time."""
+
+    def __init__(self, settings: Sequence[Setting], target: Target, parts: Parts, display: Display) -> None:
+        self.settings, self.target, self.parts, self.display = settings, target, parts, display
+        self.shared = settings[0].spec
+        self.prior = self.shared.prior.open(target)
+        self.stride = max(len(setting.private) for setting in settings)
+        self.peak_memory: int | None = None
+
+    def attack_all(self) -> None:
+        """Gives every setting that can be attacked its outcomes and findings, and every other its refusal."""
+        attacks = self.shared.attack_keys()
+        for setting in self.settings:
+            setting.outcomes = {name: [] for key in attacks for name in (key, f"blind of {key}")}
+        size = self._batches_at_once()
+        for start in range(0, self.stride, size):
+            observations = self._observe(range(start, min(start + size, self.stride)))
+            for place, (key, attack) in enumerate(attacks.items()):
+                self._run(key, attack, observations, f"{place}-{start}-{start + size}")
+
+    def _observe(self, batches: range) -> list[Observation]:
+        """What is seen in all settings; an index says setting and batch, so that none is there twice."""
+        observations = []
+        for batch in batches:
+            sent: dict[tuple[object, ...], Update] = {}  # views of one update have it computed once
+            for place, setting in enumerate(self.settings):
+                if batch >= len(setting.private) or setting.refusal is not None:
+                    continue
+                spec, private = setting.spec, setting.private[batch]
+                key = (id(private), spec.protocol, spec.defenses)
+                try:
+                    if key not in sent:
+                        sent[key] = send(spec, self.target, private, batch)
+                    seen = look(spec, self.target, private, sent[key], batch)
+                    self._try_out(seen, private)
+                except GradleakError as error:
+                    setting.refusal = error
+                    continue
+                setting.findings += finding_records([seen], setting.private)
+                observations.append(replace(seen, index=place * self.stride + batch))
+        return [one for one in observations if self._setting(one).refusal is None]
+
+    def _try_out(self, seen: Observation, private: PrivateBatch) -> None:
+        """Lets attacks refuse what they can do nothing with: beside others, which they can use, they would not notice."""
+        if seen.index == 0:
+            for attack in self.shared.attacks:
+                attack.objective([self._limited(attack, seen)], [private.batch])
+
+    def _run(self, key: str, attack: Attack, observations: Sequence[Observation], part: str) -> None:
+        """Adds the attack's outcomes on these observations to their settings: computed, or as an earlier run left them."""
+        if not observations:
+            return
+        outcomes = self.parts.load(part)
+        if outcomes is None:
+            outcomes = self._attack(key, attack, [self._limited(attack, one) for one in observations])
+            self.parts.save(part, outcomes)
+        found, blind = outcomes[: len(observations)], outcomes[len(observations) :]
+        for observation, ours, theirs in zip(observations, found, blind, strict=True):
+            setting = self._setting(observation)
+            setting.outcomes[key].append(ours)
+            setting.outcomes[f"blind of {key}"].append(theirs)
+
+    def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
+        """The attack's outcomes, then the blind attack's with the same knowledge."""
+        progress = Progress()
+        deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
+        bench = SharedBench(Streams.root("attacker", self.shared.seed), self.prior, progress, deadline, self.stride)
+        if self.target.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.target.device)
+        with self.display.watch(f"{key} on {len(observations)} batches", progress):
+            found = attack.reconstruct(observations, bench)
+        if self.target.device.type == "cuda":
+            self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self.target.device))
+        blind = Blind().reconstruct(observations, replace(bench, progress=Progress(), deadline=None))
+        norms = [update_norm(observation) for observation in observations]
+        guesses, truths = objectives(attack, observations, [self._secret(one) for one in observations], found)
+        judged = [Outcome(*four) for four in zip(found, guesses, truths, norms, strict=True)]
+        return judged + [Outcome(guess, None, None, norm) for guess, norm in zip(blind, norms, strict=True)]
+
+    def _limited(self, attack: Attack, observation: Observation) -> Observation:
+        return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})
+
+    def _setting(self, observation: Observation) -> Setting:
+        return self.settings[observation.index // self.stride]
+
+    def _secret(self, observation: Observation) -> Batch:
+        return self._setting(observation).private[observation.index % self.stride].batch
+
+    def _batches_at_once(self) -> int:
+        """How many batches of each setting fit in memory: attacks may lay out all with every tensor that any of them shows."""
+        visible: dict[str, int] = {}
+        for setting in self.settings:
+            try:
+                visible |= {part.name: part.size for part in setting.visible(self.target)}
+            except GradleakError as error:
+                setting.refusal = error
+        element = self.target.vocabulary.embeddings.element_size()
+        room = UPDATES_IN_MEMORY
+        if self.target.device.type == "cuda":
+            room = torch.cuda.mem_get_info(self.target.device)[0] // 4
+        return max(1, int(room // max(1, len(self.settings) * sum(visible.values()) * element)))
