@@ -1,11 +1,14 @@
 """`gradleak prior`: train, pack and judge a language model of your own for the attacker."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradleak.cli.options import Device, option
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 prior_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Trains, packs and evaluates language-model priors.")
 Corpus = Annotated[
@@ -85,7 +88,21 @@ def pack(
     typer.echo(f"{out}: {size / 1e6:.2f} MB")
 
 
-def _tokenizer(name: str) -> object:
+@prior_app.command()
+def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> None:
+    """Writes the shipped prior as a Hugging Face folder: to read, to train on, or to audit, with --target causal_lm:path=FOLDER."""
+    from gradleak.core.errors import GradleakError
+    from gradleak.priors.english import english_model
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise GradleakError(f"{out} is there already: name a folder that is empty or not there.")
+    words = _tokenizer("minilm")
+    english_model().save_pretrained(out)
+    words.save_pretrained(out)
+    typer.echo(f"{out}: 6 layers, BERT's uncased vocabulary. Audit it: gradleak audit --target causal_lm:path={out}")
+
+
+def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a target or folder, with its own threads allowed: a corpus is long."""
     import os
 

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,26 +29,39 @@ class English(PriorSpec):
     """Our small English language model; for targets with BERT's uncased vocabulary (card: docs/prior.md)."""
 
     def open(self, target: Target) -> Prior:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        with as_file(files("gradleak.priors") / WEIGHTS) as path:
-            if not path.is_file():
-                raise GradleakError(
-                    "The weights of the english prior are not installed: use --prior frequent_words or causal_lm:path=…."
-                )
-            weights, facts = load_packed(path)
+        weights, facts = _read()
         if not fits(target, facts["vocabulary"]):
             raise GradleakError(
                 "The english prior speaks BERT's uncased vocabulary, which this target does not have: "
                 "use --prior frequent_words, or causal_lm:path=… with any causal language model."
             )
-        weights = _with_rare_words(weights, facts["common"], facts["config"]["vocab_size"])
-        with torch.random.fork_rng(devices=[]):  # what the library draws is overwritten
-            model = LlamaForCausalLM(LlamaConfig(**facts["config"]))
-        missing, unknown = model.load_state_dict(weights, strict=False)
-        assert not unknown, unknown
-        assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embeddings
-        return SameVocabulary(model, target)
+        return SameVocabulary(_model(weights, facts), target)
+
+
+def english_model() -> Any:
+    """The shipped language model itself, over BERT's uncased vocabulary."""
+    return _model(*_read())
+
+
+def _read() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with as_file(files("gradleak.priors") / WEIGHTS) as path:
+        if not path.is_file():
+            raise GradleakError(
+                "The weights of the english prior are not installed: use --prior frequent_words or causal_lm:path=…."
+            )
+        return load_packed(path)
+
+
+def _model(weights: dict[str, Tensor], facts: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    weights = _with_rare_words(weights, facts["common"], facts["config"]["vocab_size"])
+    with torch.random.fork_rng(devices=[]):  # what the library draws is overwritten
+        model = LlamaForCausalLM(LlamaConfig(**facts["config"]))
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    assert not unknown, unknown
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embeddings
+    return model
 
 
 def _with_rare_words(weights: dict[str, Tensor], common: str, words: int) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 
-TRIED = 16  # last words whose gradient is computed
+TRIED = 16  # last words whose gradient is computed, by promise
+EXPECTED = 8  # and so many that the model itself expects: their gradients are small, and so is their promise
 SWEEPS = 3  # over the sentences of a batch
 
 
@@ -40,10 +41,19 @@ def _best_ending(
     target: Target, parts: Sequence[Part], sentence: Sentence, rest: Float[Tensor, "entries"]
 ) -> tuple[int, Float[Tensor, "entries"]]:
     """The word whose gradient is nearest to what is left, and that gradient."""
-    likely = _promise(target, parts, sentence, rest).topk(min(TRIED, target.classes)).indices.tolist()
+    promising = _promise(target, parts, sentence, rest).topk(min(TRIED, target.classes)).indices.tolist()
+    likely = list(dict.fromkeys([*target.vocabulary.suffix[-1:], *_expected(target, sentence), *promising]))
     made = [gradient(target, parts, (*sentence, word), 0) for word in likely]
     nearest = int(torch.stack([(one - rest).norm() for one in made]).argmin())
     return likely[nearest], made[nearest]
+
+
+def _expected(target: Target, sentence: Sentence) -> list[int]:
+    """What the model holds likeliest to come next."""
+    ids = torch.tensor([sentence], device=target.device)
+    with torch.no_grad():
+        next_words = target.probabilities(Batch(ids=ids, mask=torch.ones_like(ids, dtype=torch.bool), labels=ids))[0]
+    return next_words.topk(min(EXPECTED, target.classes)).indices.tolist()
 
 
 def _promise(target: Target, parts: Sequence[Part], sentence: Sentence, rest: Tensor) -> Float[Tensor, "words"]:
