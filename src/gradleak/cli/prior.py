@@ -90,7 +90,7 @@ def pack(
 
 @prior_app.command()
 def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> None:
-    """Writes the shipped prior as a Hugging Face folder: to read, to train on, or to audit, with --target causal_lm:path=FOLDER."""
+    """Writes the shipped prior as a Hugging Face folder: to train on, or to audit (--target causal_lm:path=FOLDER)."""
     from gradleak.core.errors import GradleakError
     from gradleak.priors.english import english_model
 

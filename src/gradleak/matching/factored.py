@@ -1,10 +1,12 @@
 """The factored engine: one forward and one backward pass give every candidate's sums for every tensor."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
@@ -33,6 +35,13 @@ class FactoredSums:
         self.observed = [_arrange(group, observed, thin=not reading.entrywise) for group in plan.groups]
         self.by_autograd = tuple(target.part(name) for name in plan.by_autograd)
         self.observed_by_autograd = {name: observed[name].flatten(1) for name in plan.by_autograd}
+
+    def take(self, places: Int[Tensor, "some"]) -> "FactoredSums":
+        """The same for some of the observations."""
+        part = copy.copy(self)
+        part.observed = [one.take(places) if isinstance(one, Thin) else one[:, places] for one in self.observed]
+        part.observed_by_autograd = {name: tensor[places] for name, tensor in self.observed_by_autograd.items()}
+        return part
 
     def __call__(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -17,6 +17,10 @@ class Thin:
     def rows(self, kept: slice) -> "Thin":
         """The observations of a slice (second axis, after the tensors)."""
         return Thin(self.left[:, kept], self.right[:, kept])
+
+    def take(self, places: Int[Tensor, "some"]) -> "Thin":
+        """Some of the observations."""
+        return Thin(self.left[:, places], self.right[:, places])
 
 
 def thin_factors(gradients: Float[Tensor, "*lead outputs inputs"]) -> Thin | None:

@@ -1,11 +1,12 @@
 """Distances from observed updates to the gradients of candidate batches: the factored fast form, and the plain reference."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
@@ -47,6 +48,13 @@ class Matcher(ABC):
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         """The distance's two sums [observations, candidates, tensors] for the observations of a slice."""
 
+    def take(self, places: Int[Tensor, "some"]) -> "Matcher":
+        """The same for some of the observations."""
+        part = copy.copy(self)
+        part.observed_squared, part.weights = self.observed_squared[places], self.weights[places]
+        part.noise_squared = self.noise_squared[places]
+        return part
+
     def distances(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
         """The distance of every candidate, differentiable in embeddings and soft labels that ask for gradients."""
         first, second = self.sums(batch, rows)
@@ -68,6 +76,12 @@ class FactoredMatcher(Matcher):
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         return self._sums(batch, rows)
 
+    def take(self, places: Int[Tensor, "some"]) -> "FactoredMatcher":
+        part = super().take(places)
+        assert isinstance(part, FactoredMatcher)
+        part._sums = self._sums.take(places)
+        return part
+
 
 class SimulatedMatcher(Matcher):
     """For any protocol: runs the client's own computation once a candidate and compares what comes out before any defense."""
@@ -78,6 +92,12 @@ class SimulatedMatcher(Matcher):
         super().__init__(observations, distance, names)
         self.observations = observations
         self.reading = reading
+
+    def take(self, places: Int[Tensor, "some"]) -> "SimulatedMatcher":
+        part = super().take(places)
+        assert isinstance(part, SimulatedMatcher)
+        part.observations = [self.observations[place] for place in places.tolist()]
+        return part
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         results = [self._sums_of(observation, batch[place]) for place, observation in enumerate(self.observations[rows])]

@@ -3,17 +3,20 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gradleak.attacks import evidence
 from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.objective import Energy, looked_at
+from gradleak.attacks.energy.matched import Matched
+from gradleak.attacks.energy.objective import Energy, layers_needed, looked_at
+from gradleak.attacks.energy.rematch import rematched
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.energy.words import likely_words
+from gradleak.attacks.energy.words import Likely, filler_of, likely_words
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
@@ -21,7 +24,6 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
-from gradleak.core.target import Target
 
 ALIKE = 1.35  # numbers of tokens within this ratio are searched together
 NEEDED = 2.0  # nats by which the objective must rise without a word for the word to be proven
@@ -49,7 +51,8 @@ class EnergyAttack(Attack):
     sweeps: int = 4
     restarts: int = 8
     prior_weight: float = 0.5
-    matrices: int = 6  # looked at, of those that are visible; all of them under noise
+    matrices: int = 6  # looked at, of those that are visible; under noise all of as many layers as it takes
+    judge: bool = True  # under noise, where labels are known or seen: a last search by what words match of all that is visible
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
 
@@ -90,17 +93,14 @@ class EnergyAttack(Attack):
                 where = [places[id(one)] for one in seen]
                 secrets = side_by_side([batches[place] for place in where])
                 with torch.no_grad():
-                    found[where] = Energy(seen, self._matrices(seen)).scores(secrets, slice(None))[:, 0].double()
+                    found[where] = Energy(seen, self.matrices).scores(secrets, slice(None))[:, 0].double()
         return found
-
-    def _matrices(self, observations: Sequence[Observation]) -> int | None:
-        return None if any(observation.channel.noisy for observation in observations) else self.matrices
 
     def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
         """By observation how badly every allowed word fits what was seen."""
         target = observations[0].target
         words = target.vocabulary.allowed.nonzero()[:, 0]
-        parts, structures = looked_at(observations, self._matrices(observations))
+        parts, structures = looked_at(observations, self.matrices)
         found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)))
         return {observation.index: row for observation, row in zip(observations, found, strict=True)}
 
@@ -108,10 +108,12 @@ class EnergyAttack(Attack):
         rows = lay_out(group)
         seen = [problem.observation for problem in rows.problems]
         likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        search = WordSearch(rows, Energy(seen, self._matrices(seen)), bench, self.settings, filler_of(rows.target), likely)
+        search = WordSearch(rows, Energy(seen, self.matrices), bench, self.settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
         search.settle()
+        if self.judge:
+            judged(search, likely, filler_of(rows.target))
         whole, proven = search.solved(search.best, search.best_scores), certified(search)
         return [
             Found(
@@ -141,7 +143,8 @@ def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
     """Observations that show the same tensors, under one kind of defense: nobody is measured by matrices only others show."""
     groups: dict[tuple[object, ...], list[Observation]] = {}
     for observation in observations:
-        groups.setdefault((*observation.update.tensors, observation.channel.kind), []).append(observation)
+        key = (*observation.update.tensors, observation.channel.kind, layers_needed(observation))
+        groups.setdefault(key, []).append(observation)
     return list(groups.values())
 
 
@@ -155,6 +158,33 @@ def by_size(groups: Sequence[Sequence[Problem]]) -> list[list[Problem]]:
     return list(sized.values())
 
 
+def judged(search: WordSearch, likely: Likely, filler: int) -> None:
+    """Goes on from the best guesses by the likelihood of the whole update, in rows under noise whose labels are known."""
+    told = [labels_of(problem.observation) for problem in search.rows.problems]
+    noisy = search.energy.noisy.tolist()
+    places = [row for row, labels in enumerate(told) if noisy[row] and labels is not None]
+    if not places:
+        return
+    where = torch.tensor(places, device=search.best.device)
+    rows = search.rows.take(where)
+    if not rows.target.labels_are_tokens:
+        rows = replace(rows, labels=torch.tensor([told[row] for row in places], device=search.best.device))
+    matched = Matched([problem.observation for problem in rows.problems])
+    some = (likely[0][where], likely[1][where])
+    search.best[where], _ = rematched(rows, matched, search.best[where], some, search.bench, search.settings, filler)
+    search.best_scores = search.scores(search.best[:, None])[:, 0]
+
+
+def labels_of(observation: Observation) -> tuple[int, ...] | None:
+    """The labels as known, or as the update shows them; none where it is open which sentence has which."""
+    if observation.target.labels_are_tokens:
+        return ()
+    known = observation.knows.labels
+    shown = evidence.labels(observation) if known is None else None
+    labels = tuple(known.tolist()) if known is not None else shown.values if shown is not None else ()
+    return labels if len(set(labels)) == 1 else None
+
+
 def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
     """Rows whose words explain all that was seen, and in which no word could be left out.
 
@@ -165,20 +195,13 @@ def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
     whole = search.solved(search.best, search.best_scores)
     without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
     needed = (without >= search.best_scores[:, None] + NEEDED).all(1)
+    assert isinstance(search.energy, Energy)
     apart = search.rows.mask.shape[1] == 1 or search.energy.sees_tokens_mixed
     return whole & needed & apart & torch.tensor(exact, device=whole.device)
 
 
 def _exact(observation: Observation) -> bool:
     return observation.channel.exact and observation.protocol.one_gradient and not observation.protocol.dropout
-
-
-def filler_of(target: Target) -> int:
-    """The word that stands for none: [MASK] where the model has one, otherwise its padding or the first ordinary word."""
-    for number in target.vocabulary.specials:
-        if "mask" in target.decode([number], keep_special=True).lower():
-            return number
-    return int(target.vocabulary.allowed.nonzero()[0, 0])
 
 
 def _report(search: WordSearch, bench: Bench, done: int, total: int) -> None:

@@ -8,6 +8,7 @@ tells. It takes forward passes only, no labels.
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -29,11 +30,15 @@ RIDGE = 1e-12  # added to Gram matrices (which are taken in double precision), r
 MIXED = ("attention_output", "ffn_out")  # fed by averages of tokens, or by what a nonlinear layer makes of each
 UNMIXED = ("query", "key", "value", FUSED)  # in the first layer
 ASIDE = 0.1  # the weight of such matrices, and of those that show one token only, where others are seen
+ABOVE_ROUNDING = 4.0  # times what known rounding leaves unexplained: no more is asked for
+TELLING = 3000.0  # nats of evidence under noise: some hundreds a word, where a wrong one gains ten or twenty by chance
 SIGNAL = 1e-6  # singular values below this share of the largest are rounding
 
 
 class Energy:
     """The objective for several observations at once; what one of them does not show does not count for it."""
+
+    cost = 1  # forward passes only
 
     def __init__(self, observations: Sequence[Observation], matrices: int | None = None) -> None:
         self.target = observations[0].target
@@ -44,6 +49,7 @@ class Energy:
         self.inputs = ModuleInputs(self.target, (*self.parts, *(heads.source for heads in self.heads)))
         self.weights = self._weights()
         self.nats = self._nats(observations)
+        self.rounding = torch.tensor([max(_rounded_off(one, part) for part in self.parts) for one in observations]).double()
 
     def _nats(self, observations: Sequence[Observation]) -> Float[Tensor, "observations terms"]:
         """Under noise of known size: what the whole of every matrix is worth as evidence, its squared norm over 2σ².
@@ -83,9 +89,15 @@ class Energy:
         ]
         return torch.stack([torch.zeros_like(self.seen[0].shown), *deeper]).any(0)
 
-    def by_rounding(self, observations: Sequence[Observation]) -> Float[Tensor, "observations"]:
-        """The share that known rounding of what was sent leaves unexplained whatever the guess, in the worst visible matrix."""
-        return torch.tensor([max(_rounded_off(one, part) for part in self.parts) for one in observations], dtype=torch.float64)
+    def levels(self, solved: float) -> Float[Tensor, "observations"]:
+        """The objective at which all is explained: higher where what was sent is known to be rounded."""
+        levels = (ABOVE_ROUNDING * self.rounding.to(self.nats.device)).clamp_min(FLOOR).log().clamp_min(solved)
+        return levels.masked_fill(self.noisy, -torch.inf)
+
+    def explained(self, batch: Batch, rows: slice, level: float) -> bool:
+        """Whether one row's words explain every matrix that is looked at, not only most."""
+        shares = self.unexplained(batch, rows)[0, 0]
+        return bool((shares[self.weights[rows][0] > 0].clamp_min(FLOOR).log() <= level).all())
 
     def take(self, places: Int[Tensor, "some"]) -> "Energy":
         """The objective of some of the observations."""
@@ -93,6 +105,7 @@ class Energy:
         part.seen = [one.take(places) for one in self.seen]
         part.bases = [bases[places] for bases in self.bases]
         part.weights, part.nats = self.weights[places], self.nats[places]
+        part.rounding = self.rounding[places.cpu()]
         return part
 
     def scores(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates"]:
@@ -125,10 +138,15 @@ class Energy:
 
 
 def looked_at(observations: Sequence[Observation], matrices: int | None) -> tuple[list[Part], list[Structure]]:
-    """The visible matrices, or so many of them: the best guides of the earliest layers, which are the cheapest to reach."""
+    """The visible matrices, or so many of them: the best guides of the earliest layers, which are the cheapest to reach.
+
+    Under noise it takes more to tell words apart: then all of as many layers as that needs (observations must agree on these).
+    """
     target = observations[0].target
     names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
     parts = linear_parts(target, tuple(names))
+    if needed := layers_needed(observations[0]):
+        parts, matrices = tuple(part for part in parts if part.layer in needed), None
     if not parts:
         raise GradleakError(
             "energy needs the gradient of at least one weight matrix inside a transformer layer, and none is visible."
@@ -137,6 +155,22 @@ def looked_at(observations: Sequence[Observation], matrices: int | None) -> tupl
     order = sorted(range(len(pairs)), key=lambda place: (not is_guide(*pairs[place]), place))
     kept = [pairs[place] for place in sorted(order[:matrices])]
     return [part for part, _ in kept], [structure for _, structure in kept]
+
+
+def layers_needed(observation: Observation) -> tuple[int | None, ...]:
+    """Under known noise: the first layers whose matrices say enough between them, by how far they stand out of the noise."""
+    std = observation.noise_std
+    if not std or not observation.channel.every_entry:
+        return ()
+    nats, entries = 0.0, 0
+    layers: dict[int | None, None] = {}
+    for part in linear_parts(observation.target, tuple(observation.update.tensors)):
+        if nats > TELLING + 2 * math.sqrt(entries / 2) and part.layer not in layers:  # what noise alone adds varies by the root
+            break
+        layers[part.layer] = None
+        square = float(observation.update.tensors[part.name].double().square().sum())
+        nats, entries = nats + (square / std**2 - part.size) / 2, entries + part.size
+    return tuple(layers)
 
 
 def is_guide(part: Part, structure: Structure) -> bool:

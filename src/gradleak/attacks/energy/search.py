@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gradleak.attacks.energy.changes import slipped, widened, wiped
 from gradleak.attacks.energy.first_layer import words_of_first_layer
+from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.neighbours import neighbours
-from gradleak.attacks.energy.objective import FLOOR, Energy
+from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.energy.words import Likely, punctuation
 from gradleak.attacks.gradient_matching.discrete import batch_nll
@@ -24,7 +25,6 @@ TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a thir
 CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
 ASKED = 16  # candidates whose likelihood the prior is asked for
-ABOVE_ROUNDING = 4.0  # times what rounding leaves unexplained: no more is asked for
 ENOUGH = 1e-4  # nats: less is no improvement
 
 Ids = Int[Tensor, "rows examples tokens"]
@@ -36,28 +36,30 @@ class WordSearch:
     def __init__(
         self,
         rows: Rows,
-        energy: Energy,
+        energy: Energy | Matched,
         bench: Bench,
         settings: SearchSettings,
         filler: int,
         likely: Likely,
+        start: Ids | None = None,
     ) -> None:
         self.rows, self.energy, self.bench, self.settings, self.filler = rows, energy, bench, settings, filler
         self.likely, self.many = likely
         self.orders = neighbours(rows)
         self.passes = 0
-        self.start = words_of_first_layer(rows, filler)
+        self.start = words_of_first_layer(rows, filler) if start is None else start
         self.always = punctuation(rows)
         self.base_weight = self._base_weight()
         self.prior_weight = self.base_weight
-        self.level = self._level()
+        self.level = energy.levels(settings.solved).to(rows.frame.device)
+        self.begun = False  # whether the best guess is already the end of an attempt
         self.best, self.best_scores = self.start, self.scores(self.start[:, None])[:, 0]
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
 
     def run(self) -> None:
         """From nothing, then from the best guess changed in parts, several at once; rows that are solved are left alone."""
         rounds = 1 + -(-self.settings.restarts // len(CHANGES))
-        for number in range(rounds):
+        for number in range(int(self.begun), rounds):
             open_rows = (~self.solved(self.best, self.best_scores)).nonzero()[:, 0]
             if not len(open_rows) or self.bench.out_of_time:
                 break
@@ -68,12 +70,6 @@ class WordSearch:
             self.best_scores[open_rows] = torch.where(better, scores, self.best_scores[open_rows])
             self.passes += part.passes
             self.on_progress(number + 1, rounds)
-
-    def _level(self) -> Float[Tensor, "rows"]:
-        """The objective at which all is explained: higher where what was sent is known to be rounded."""
-        rounding = self.energy.by_rounding([problem.observation for problem in self.rows.problems])
-        levels = (ABOVE_ROUNDING * rounding).clamp_min(FLOOR).log().clamp_min(self.settings.solved)
-        return levels.to(self.rows.frame.device).masked_fill(self.energy.noisy, -torch.inf)
 
     def _base_weight(self) -> Float[Tensor, "rows"]:
         """Of the prior's mean over tokens: under noise, where the objective is in nats, all tokens count; otherwise none."""
@@ -258,8 +254,7 @@ class WordSearch:
         explained = scores <= self.level
         for row in explained.nonzero()[:, 0].tolist():
             one = slice(row, row + 1)
-            shares = self.energy.unexplained(self._batch(ids[one, None], one), one)[0, 0]
-            explained[row] = bool((shares[self.energy.weights[row] > 0].clamp_min(FLOOR).log() <= self.level[row]).all())
+            explained[row] = self.energy.explained(self._batch(ids[one, None], one), one, float(self.level[row]))
         return explained
 
     def losses_without(self, ids: Ids) -> Float[Tensor, "rows places"]:
@@ -283,4 +278,4 @@ class WordSearch:
     def _chunks(self, candidates: int) -> Chunks:
         self.passes += 1
         tokens = self.rows.mask[0].numel() * candidates
-        return Chunks(max(1, TOKENS_AT_ONCE.get(self.rows.target.device.type, 12_000) // tokens))
+        return Chunks(max(1, TOKENS_AT_ONCE.get(self.rows.target.device.type, 12_000) // (tokens * self.energy.cost)))

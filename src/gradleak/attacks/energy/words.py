@@ -6,6 +6,7 @@ from torch import Tensor
 
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.core.target import Target
 
 Likely = tuple[Int[Tensor, "rows likely"], Int[Tensor, "rows many"]]
 
@@ -25,3 +26,11 @@ def punctuation(rows: Rows) -> Int[Tensor, "words"]:
     words = set(rows.words.tolist())
     marks = [word for mark in ".,?!'-:;()\"" for word in rows.target.encode([mark])[0] if word in words and decode([word])]
     return torch.tensor(sorted(set(marks)), device=rows.words.device, dtype=torch.int64)
+
+
+def filler_of(target: Target) -> int:
+    """The word that stands for none: [MASK] where the model has one, otherwise its padding or the first ordinary word."""
+    for number in target.vocabulary.specials:
+        if "mask" in target.decode([number], keep_special=True).lower():
+            return number
+    return int(target.vocabulary.allowed.nonzero()[0, 0])

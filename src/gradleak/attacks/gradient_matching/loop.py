@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,6 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.problems import (
     Problem,
     Rows,
@@ -34,6 +34,14 @@ GUESS_EVERY = 500  # steps between kept guesses
 SHOW_EVERY_SECONDS = 0.5
 
 
+@runtime_checkable
+class Improves(Protocol):
+    """A last search on whole words."""
+
+    def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
+        """Guesses that match no worse."""
+
+
 @dataclass(frozen=True)
 class MatchingLoop:
     """Parts of a search; a recipe picks them."""
@@ -45,7 +53,7 @@ class MatchingLoop:
     assumptions: Assumptions
     norm_weight: float = 0.0  # of (mean embedding norm − mean word norm)², LAMP's regulariser
     discrete: DiscreteRounds | None = None
-    polish: Polish | None = None  # a last search on whole words
+    polish: Improves | None = None  # a last search on whole words
     answer_by_prior: float | None = None  # weight of the prior when choosing among kept guesses; none: the lowest loss counts
     slips: Slips = NONE
     restarts: int = 0  # further tries for observations whose guess, as words, is not matched to within `good_enough`

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from gradleak.attacks.energy.rematch import WordPolish
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
 from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds
@@ -124,7 +125,7 @@ class LampQuick(MatchingAttack):
 @register("attack", "lamp_plus")
 @dataclass(frozen=True)
 class LampPlus(MatchingAttack):
-    """LAMP with the cosine distance, a last search over whole words (moves and exchanges), and a second try where that failed."""
+    """LAMP with the cosine distance, a last search over whole words (moves, then word by word), a second try where it failed."""
 
     cites = CITES + "; the last search and the restarts are ours"
 
@@ -142,5 +143,5 @@ class LampPlus(MatchingAttack):
     @property
     def loop(self) -> MatchingLoop:
         base = LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, longest=self.longest).loop
-        polish = Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight)
+        polish = WordPolish(Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight))
         return replace(base, polish=polish, restarts=self.restarts)

@@ -1,0 +1,59 @@
+"""How well whole words match all that was seen, gradients and not only spans: the judge where labels are known.
+
+Energy asks which words a matrix could come from, whatever the gradients of its outputs were. With the labels known these follow
+from the words, so that every tensor can be held against the one that was seen, after whatever a defense is known to have done.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradleak.core.batch import Batch
+from gradleak.core.observation import Observation
+from gradleak.matching import Cosine, SquaredL2, for_observations
+
+LEAST = 1e-9  # of a distance: less is rounding
+MATCHED = 1e-5  # a distance at which nothing is left to match; one wrong word makes a hundred times that
+
+
+class Matched:
+    """The objective: under known noise the likelihood in nats, −log p(seen | words); elsewhere the log of the distance."""
+
+    cost = 4  # passes that a forward pass alone would allow: gradients are taken, and compared entry by entry under a defense
+
+    def __init__(self, observations: Sequence[Observation], adaptive: bool = True, unroll: bool = False) -> None:
+        channel = observations[0].channel
+        by_noise = adaptive and channel.noisy and channel.every_entry
+        distance = SquaredL2() if by_noise else Cosine()
+        self.matcher = for_observations(observations, distance, adaptive=adaptive, unroll=unroll)
+        stds = [one.noise_std / one.gradient_scale if by_noise else 0.0 for one in observations]
+        self.stds = torch.tensor(stds, device=observations[0].target.device, dtype=torch.float64)
+
+    @property
+    def noisy(self) -> Bool[Tensor, "observations"]:
+        """Observations whose objective is a likelihood, in nats."""
+        return self.stds > 0
+
+    def levels(self, solved: float) -> Float[Tensor, "observations"]:
+        """The objective at which nothing is left to match."""
+        return torch.full_like(self.stds, MATCHED).log().masked_fill(self.noisy, -torch.inf)
+
+    def take(self, places: Int[Tensor, "some"]) -> "Matched":
+        """The objective of some of the observations."""
+        part = copy.copy(self)
+        part.matcher, part.stds = self.matcher.take(places), self.stds[places]
+        return part
+
+    def scores(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates"]:
+        """The objective of batches [observations, candidates, examples, tokens(, hidden)]; lower matches better."""
+        distances = self.matcher.distances(batch, rows).double()
+        stds = self.stds[rows, None]
+        nats = distances / (2 * stds.clamp_min(1e-30).square())
+        return torch.where(stds > 0, nats, distances.clamp_min(LEAST).log())
+
+    def explained(self, batch: Batch, rows: slice, level: float) -> bool:
+        """Whether one row's words leave nothing to match: its score says so."""
+        return True
