@@ -93,6 +93,19 @@ def test_one_matrix_of_the_first_layer_is_enough_for_the_words(wide: Target, obs
         assert set(guess.sentences) == ids_of(wide, TEXTS[:1])
 
 
+def test_a_word_that_has_anothers_embedding_is_not_certified(random_model: Callable[..., Any], observe: Observe) -> None:
+    model, tokenizer = random_model("Bert", **WIDE["Bert"]), tiny_tokenizer()
+    dog, cat = tokenizer.convert_tokens_to_ids(["dog", "cat"])
+    with torch.no_grad():
+        table = model.get_input_embeddings().weight
+        table[dog] = table[cat]
+    target = TextClassifier("twins", model, tokenizer)
+    assert target.vocabulary.twins.nonzero()[:, 0].tolist() == sorted([dog, cat])
+    with_twin, without = (attacked(observe(target, [text], [1])) for text in ("he saw the dog", "he saw the car"))
+    assert not with_twin.certified and "same embedding" in with_twin.note
+    assert without.certified
+
+
 def test_a_view_without_the_first_layer_is_refused_by_name(wide: Target, observe: Observe) -> None:
     with pytest.raises(GradleakError, match="span needs the gradient of the first layer's query, key or value.*use energy"):
         attacked(observe(wide, TEXTS[:1], view=Parts(layers="2")))

@@ -35,6 +35,18 @@ class Vocabulary:
         fixed = [True] * len(self.prefix) + [False] * inside + [True] * len(self.suffix)
         return ids, fixed
 
+    @cached_property
+    def twins(self) -> Bool[Tensor, "words"]:
+        """Words that have another's embedding: nothing that a model computes tells them apart."""
+        bits = self.embeddings.detach().cpu().float().contiguous().view(torch.int32).to(torch.int64)
+        odd = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
+        _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)  # whole numbers: exact
+        return (count[row] > 1).to(self.embeddings.device)
+
+    def has_twins(self, sentences: Sequence[Sequence[int]]) -> bool:
+        """Whether some word of these could as well be another."""
+        return any(bool(self.twins[list(sentence)].any()) for sentence in sentences)
+
     @property
     def mean_norm(self) -> float:
         """Mean norm of the word embeddings (BERT-base: 1.4)."""

@@ -191,7 +191,10 @@ def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
     Sentences of a batch are told apart where tokens have mixed only: where that is not seen, nothing is proven. Nor is it where
     what was seen is more or less than one gradient of the client's model as we compute it.
     """
-    exact = [_exact(problem.observation) for problem in search.rows.problems]
+    exact = [
+        _exact(problem.observation) and not search.rows.target.vocabulary.has_twins(search.rows.sentences(search.best[row], row))
+        for row, problem in enumerate(search.rows.problems)
+    ]
     whole = search.solved(search.best, search.best_scores)
     without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
     needed = (without >= search.best_scores[:, None] + NEEDED).all(1)

@@ -89,6 +89,8 @@ class Solver:
             )
         if not self.checks:
             return f"No deeper layer has an exact span: hidden, changed, or as many tokens as the model is wide ({width})."
+        if self.observation.target.vocabulary.has_twins(guess.sentences):
+            return "A word of the guess has the same embedding as another word: the model cannot tell them apart."
         return (
             "The search ended before all tokens were found."
             if not guess.complete
@@ -103,6 +105,7 @@ class Solver:
         """
         read = [sentence[:-1] if self.observation.target.labels_are_tokens else sentence for sentence in guess.sentences]
         held = self.space.exact and all(check.holds(sentence) for check in self.checks for sentence in read)
+        held = held and not self.observation.target.vocabulary.has_twins(guess.sentences)
         return held and (told.proved if told is not None else guess.complete and not self.space.through_channel)
 
     def _guess(self) -> Guess:

@@ -1,4 +1,4 @@
-"""How much the span attack gets back, and how long it takes: python benchmarks/span.py --data cola --batch-size 1 4 8 --limit 20.
+"""How much span or energy gets back, and how long it takes: python benchmarks/exact.py --data cola --batch-size 1 4 8 --limit 20.
 
 Prints a line a batch and, for each batch size, the share of sentences that came back word for word, of batches that were
 certified, of certified batches that were wrong (must be zero), and seconds a batch, processor time and wall clock.
@@ -11,14 +11,13 @@ from statistics import mean, median
 
 import torch
 
-from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches, private_examples
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example, PrivateBatch
+from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
 
 SHORTEST = 4  # words of a sentence, on the safe side of the mean
 
@@ -39,12 +38,14 @@ class Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="minilm")
+    parser.add_argument("--attack", default="span", help="span, or energy, which is told the lengths")
     parser.add_argument("--data", nargs="+", default=["canaries"])
     parser.add_argument("--batch-size", nargs="+", type=int, default=[1])
     parser.add_argument("--limit", type=int, default=10, help="batches")
     parser.add_argument("--skip", type=int, default=0, help="batches left out at the beginning")
     parser.add_argument("--seconds", type=float, default=None, help="for each batch")
-    parser.add_argument("--view", default="everything")
+    parser.add_argument("--layers", default="", help="all that is seen; everything, if not given")
+    parser.add_argument("--modules", nargs="*", default=[])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", nargs="+", type=int, default=[0], help="join the data's sentences to texts of so many tokens")
     chosen = parser.parse_args()
@@ -55,19 +56,21 @@ def main() -> None:
 
 
 def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> None:
-    settings = {"target": chosen.target, "data": data, "attacks": ["span"], "limit": chosen.limit, "batch_size": size}
-    spec = AuditSpec.from_plain(settings | {"view": chosen.view})
+    settings = {"target": chosen.target, "data": data, "attacks": [chosen.attack], "limit": chosen.limit, "batch_size": size}
+    view = {"name": "parts", "layers": chosen.layers, "modules": chosen.modules} if chosen.layers else "everything"
+    spec = AuditSpec.from_plain(settings | {"view": view})
     target = spec.target.open(torch.device(chosen.device))
+    prior = spec.prior.open(target)
     lines = []
     for index, private in enumerate(private_batches(spec, target, joined(spec, target, tokens) if tokens else None)):
         if index < chosen.skip:
             continue
-        lines.append(one_batch(spec, target, private, index, chosen.seconds))
+        lines.append(one_batch(spec, target, prior, private, index, chosen.seconds))
         print(f"  {data} B={size} batch {index}: {lines[-1]}", flush=True)
     right, sentences = sum(line.right for line in lines), sum(line.sentences for line in lines)
     wrong = sum(line.certified and line.right < line.sentences for line in lines)
     print(
-        f"{chosen.target} {data} B={size}{f' of {tokens} tokens' if tokens else ''}: {len(lines)} batches, "
+        f"{chosen.attack} {chosen.target} {data} B={size}{f' of {tokens} tokens' if tokens else ''}: {len(lines)} batches, "
         f"exact {right}/{sentences} = {100 * right / sentences:.1f} %, "
         f"certified {sum(line.certified for line in lines)}, of these wrong {wrong}, "
         f"tokens {min(line.tokens for line in lines)}-{max(line.tokens for line in lines)}, "
@@ -90,12 +93,13 @@ def joined(spec: AuditSpec, target: Target, tokens: int) -> list[Example]:
     return [Example(text, sentence.label) for text, sentence in zip(texts, sentences, strict=False)]
 
 
-def one_batch(spec: AuditSpec, target: Target, private: PrivateBatch, index: int, limit: float | None) -> Line:
-    observation = observe(spec, target, private, index).limited_to(())
+def one_batch(spec: AuditSpec, target: Target, prior: Prior, private: PrivateBatch, index: int, limit: float | None) -> Line:
+    (attack,) = spec.attacks
+    observation = observe(spec, target, private, index).limited_to(spec.told(attack))
     deadline = None if limit is None else time.monotonic() + limit
-    bench = Bench(Streams.root("attacker", spec.seed), FrequentWords().open(target), deadline=deadline)
+    bench = Bench(Streams.root("attacker", spec.seed), prior, deadline=deadline)
     processor, wall = time.process_time(), time.monotonic()
-    (guess,) = Span().reconstruct([observation], bench)
+    (guess,) = attack.reconstruct([observation], bench)
     processor, wall = time.process_time() - processor, time.monotonic() - wall
     assert private.batch.ids is not None
     rows = zip(private.batch.ids.tolist(), private.lengths, strict=True)
