@@ -14,6 +14,7 @@ from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
+from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.show import show
 from gradleak.cli.tradeoff import tradeoff
@@ -39,6 +40,7 @@ app.command("map", epilog=EPILOG)(leak_map)
 app.command(epilog=EPILOG)(tradeoff)
 app.command()(finetune)
 app.command()(show)
+app.command()(report)
 app.command("list")(list_components)
 app.add_typer(prior_app, name="prior")
 
