@@ -12,6 +12,7 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
+from gradleak.cli.gate import gate
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.report import report
@@ -28,6 +29,7 @@ Exit codes:
   0    done
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
+  4    the gate is shut: a bound is passed, or flags stand against believing it
   130  interrupted: finished parts are kept, the same command goes on from them
 """
 
@@ -41,6 +43,7 @@ app.command(epilog=EPILOG)(tradeoff)
 app.command()(finetune)
 app.command()(show)
 app.command()(report)
+app.command(epilog=EPILOG)(gate)
 app.command("list")(list_components)
 app.add_typer(prior_app, name="prior")
 
