@@ -10,6 +10,7 @@ import typer
 
 from gradleak import __version__
 from gradleak.cli.audit import audit
+from gradleak.cli.check import check
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
@@ -18,6 +19,7 @@ from gradleak.cli.prior import prior_app
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.show import show
+from gradleak.cli.status import status
 from gradleak.cli.tradeoff import tradeoff
 from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
@@ -36,7 +38,9 @@ Exit codes:
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
 app.command(epilog=EPILOG)(audit)
+app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(run)
+app.command()(status)
 app.command(epilog=EPILOG)(tune)
 app.command("map", epilog=EPILOG)(leak_map)
 app.command(epilog=EPILOG)(tradeoff)

@@ -18,9 +18,13 @@ def run(
     change: Annotated[
         list[str] | None, option("Replace a field of the file: --set limit=10. Repeat for several.", "--set")
     ] = None,
+    only: Annotated[
+        list[str] | None, option("Run the cells on this value of an axis: --only 'attacks=lamp*'. Repeat for several.")
+    ] = None,
     limit_cells: Annotated[int | None, option("Run the first cells of the grid only.", minimum=1)] = None,
+    retry_failed: Annotated[bool, option("Run cells again that failed before.", "--retry-failed")] = False,
 ) -> None:
-    """Audits every cell of a grid, one record each. Cells that have a record already are skipped.
+    """Audits every cell of a grid, one record each. Cells that have a record already are skipped, and cells that failed.
 
     A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a list of lists an axis.
     Under cases stand names and the fields each one changes; every case is crossed with the axes.
@@ -30,10 +34,15 @@ def run(
     from gradleak.report.live import TerminalDisplay
     from gradleak.study.cells import read_study
     from gradleak.study.grid import run_cells
+    from gradleak.study.plan import only as chosen
+    from gradleak.study.plan import write_plan
 
     study = read_study(spec, change or ())
+    cells = chosen(study.cells, only or ())[:limit_cells]
+    where = resolve_device(device)
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=all(cell.spec.data.made_up for cell in study.cells))
-    results = run_cells(study.cells[:limit_cells], out / study.name, resolve_device(device), display)
+    write_plan(out / study.name, study)
+    results = run_cells(cells, out / study.name, where, display, retry=retry_failed)
     print_results(results, out / study.name)
 
 
