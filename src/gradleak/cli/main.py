@@ -18,8 +18,10 @@ from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.report import report
 from gradleak.cli.run import run
+from gradleak.cli.score import score
 from gradleak.cli.show import show
 from gradleak.cli.status import status
+from gradleak.cli.tables import tables
 from gradleak.cli.tradeoff import tradeoff
 from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
@@ -47,6 +49,8 @@ app.command(epilog=EPILOG)(tradeoff)
 app.command()(finetune)
 app.command()(show)
 app.command()(report)
+app.command()(score)
+app.command()(tables)
 app.command(epilog=EPILOG)(gate)
 app.command("list")(list_components)
 app.add_typer(prior_app, name="prior")

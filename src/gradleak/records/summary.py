@@ -53,7 +53,7 @@ def record_paths(run: Path) -> list[Path]:
         return [run]
     if not run.is_dir():
         raise RecordError(f"{run} is not there. Name a record, or the folder that an audit or a study wrote its records into.")
-    paths = sorted(run.glob(RECORD)) or sorted(run.glob(f"*/{RECORD}"))
+    paths = sorted(run.glob(RECORD)) or sorted(run.glob(f"*/{RECORD}"))  # of one study, or of several
     if not paths:
         raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
     return paths
