@@ -40,7 +40,7 @@ class Setting:
         found: dict[str, Ran] = {}
         for summary in self.summaries:
             for key, attack in summary.record.attacks.items():
-                name = key if key not in found else f"{key} ({summary.record.id[:6]})"
+                name = key if key not in found else f"{key} ({summary.id[:6]})"
                 found[name] = Ran(name, attack, summary.columns[key], summary)
         return list(found.values())
 

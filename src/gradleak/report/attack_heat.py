@@ -28,7 +28,7 @@ def attack_heat(settings: Sequence[Setting], labels: Labels, metric: str) -> Att
                 continue
             name = labels.attack(ran.attack.spec)
             doubt = score_leak(score) < LOW and any(flag.name in DOUBTS for flag in ran.attack.flags)
-            found.setdefault((name, defense), []).append(HeatLine(name, defense, score, doubt, 1, ran.source.record.id))
+            found.setdefault((name, defense), []).append(HeatLine(name, defense, score, doubt, 1, ran.source.id))
     cells = [_worst(lines) for lines in found.values()]
     attacks, defenses = (sorted({getattr(cell, side) for cell in cells}, key=natural) for side in ("attack", "defense"))
     shown = [cell for cell in cells if cell.attack in attacks[:ROOM] and cell.defense in defenses[:ROOM]]

@@ -55,7 +55,7 @@ def _item(
         setting=labels.setting(setting.record),
         batch=example.batch,
         position=example.position,
-        record=ran.source.record.id,
+        record=ran.source.id,
         secret_hash=hashes.get(place, "")[:12],
         secret=printable(secret) if show and secret is not None else None,
         words=tuple(_words(secret, example.guess, show)),

@@ -72,4 +72,5 @@ def _named(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -> str:
 
 
 def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    """A text that tells values apart; plain ones are most of them."""
+    return repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)

@@ -67,7 +67,7 @@ def _setting_line(setting: Setting, labels: Labels, metric: str) -> SettingLine:
     record = setting.record
     return SettingLine(
         label=labels.setting(record),
-        records=tuple(summary.record.id for summary in setting.summaries),
+        records=tuple(summary.id for summary in setting.summaries),
         attacks=tuple(labels.attack(ran.attack.spec) for ran in setting.attacks),
         score=setting.worst(metric),
         exact=setting.worst("exact_match") if "exact_match" in setting.metrics() else None,
@@ -136,7 +136,7 @@ def provenance(summaries: Sequence[Summary]) -> list[Entry]:
         Entry("seeds", _distinct(str(record.spec.get("seed", "-")) for record in records)),
         Entry("versions", ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())),
         Entry("machines", _distinct(f"{one.machine.get('device', '-')} ({one.machine.get('name', '-')})" for one in records)),
-        Entry("records", _distinct(record.id for record in records)),
+        Entry("records", _distinct(summary.id for summary in summaries)),
     ]
 
 
