@@ -46,7 +46,7 @@ def record(attack: str, defense: list[dict[str, object]], data: str, seed: int, 
     draw = random.Random(f"{attack}{defense}{data}{seed}")
     spec = {
         "target": {"name": "minilm"}, "data": {"name": data}, "limit": examples, "batch_size": 1, "protocol": {"name": "fedsgd"},
-        "defenses": defense, "view": {"name": "lamp"}, "attacks": [{"name": attack, "steps": 2000}], "know": ["labels", "lengths"],
+        "defenses": defense, "view": {"name": "lamp"}, "attacks": [{"name": attack, "steps": 9}], "know": ["labels", "lengths"],
         "prior": {"name": "english"}, "metrics": METRICS, "draws": 1, "seed": seed, "dtype": "float32", "time_limit": None,
     }  # fmt: skip
     values = [{name: draw.random() for name in METRICS} for _ in range(examples)]

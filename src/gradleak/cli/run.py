@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Device, Out, option
+from gradleak.cli.options import Out, option
 
 if TYPE_CHECKING:
     from gradleak.study.grid import CellResult
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 def run(
     spec: Annotated[Path, typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid.")],
     out: Out = Path("runs"),
-    device: Device = "auto",
+    device: Annotated[
+        str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one; with commas, one for each worker. [auto]")
+    ] = "auto",
+    workers: Annotated[
+        int | None, option("Processes that share the cells, each on its own device. [one for each device]", minimum=1)
+    ] = None,
     change: Annotated[
         list[str] | None, option("Replace a field of the file: --set limit=10. Repeat for several.", "--set")
     ] = None,
@@ -33,16 +38,16 @@ def run(
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
     from gradleak.study.cells import read_study
-    from gradleak.study.grid import run_cells
+    from gradleak.study.engine import run_on
     from gradleak.study.plan import only as chosen
     from gradleak.study.plan import write_plan
 
     study = read_study(spec, change or ())
     cells = chosen(study.cells, only or ())[:limit_cells]
-    where = resolve_device(device)
+    devices = [resolve_device(word.strip()) for word in device.split(",")]
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=all(cell.spec.data.made_up for cell in study.cells))
     write_plan(out / study.name, study)
-    results = run_cells(cells, out / study.name, where, display, retry=retry_failed)
+    results = run_on(devices, workers or len(devices), cells, out / study.name, display, retry=retry_failed)
     print_results(results, out / study.name)
 
 

@@ -13,7 +13,7 @@ from gradleak.report.numbers import mean_and_interval, number
 ROOM = 30  # rows and columns
 LOW = 0.5  # below it a failed search puts a leak in doubt
 DOUBTS = ("search_failed", "no_objective", "not_adaptive")  # of one attack: its low score proves nothing
-LEFT, TOP, WIDTH, HEIGHT, GAP, LETTER = 8, 16, 74, 36, 2, 6.8
+LEFT, TOP, WIDTH, HEIGHT, GAP, LETTER = 8, 16, 74, 36, 2, 7.4
 BREAK = 26  # letters
 
 

@@ -30,9 +30,10 @@ def html(report: Report) -> str:
             css=Markup(_file("report.css")),
             js=Markup(_file("report.js")),
             heat_svg=Markup(attack_heat.svg(report.heat, report.metric)),
-            tradeoff_svg=report.tradeoff and Markup(inline(tradeoff_picture.svg(report.tradeoff), "tradeoff-picture")),
+            tradeoff_svg=report.tradeoff
+            and Markup(inline(tradeoff_picture.svg(report.tradeoff, alone=False), "tradeoff-picture")),
             tradeoff_says=list(tradeoff.conclusions(report.tradeoff)) if report.tradeoff else [],
-            map_svg=report.leak_map and Markup(inline(heat_picture.svg(report.leak_map), "map-picture")),
+            map_svg=report.leak_map and Markup(inline(heat_picture.svg(report.leak_map, alone=False), "map-picture")),
             map_says=list(heat_map.conclusions(report.leak_map)) if report.leak_map else [],
             trace_svg=lambda points, title, percent: Markup(trace_picture.svg(points, title, percent=percent)),
             guess=_guess,
