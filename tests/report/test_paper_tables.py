@@ -71,6 +71,7 @@ def test_patterns_fit_what_has_all_they_name() -> None:
     assert fits([{"name": "x"}, {"name": "y"}], {"name": "y"})
     assert not fits([], [{"name": "sign"}])
     assert fits([], [])
+    assert fits({"faithful": False}, {}) and not fits({"faithful": True}, {})
     assert fits("*bert-base*", "google/BERT-base-uncased")
 
 
@@ -90,9 +91,9 @@ def test_ablations_noise_and_batches_find_their_places(ran: Callable[..., Summar
     assert places(fill(table("lamp_table1"), [ran({"name": "dlg"}, defenses=noise)])) == {}
 
 
-def test_attacks_that_the_paper_lacks_stand_below_as_ours(ran: Callable[..., Summary]) -> None:
+def test_attacks_that_the_paper_lacks_stand_below_its_rows(ran: Callable[..., Summary]) -> None:
     filled = fill(table("lamp_table1"), [ran({"name": "portfolio"})])
-    assert places(filled) == {("CoLA, portfolio (ours)", "BERT-base"): 0.9}
+    assert places(filled) == {("CoLA, portfolio (not in this table)", "BERT-base"): 0.9}
     assert filled.run == 0
 
 

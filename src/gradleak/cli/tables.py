@@ -15,7 +15,7 @@ def tables(
 ) -> None:
     """Writes the tables of LAMP, of partial gradients and of Learning to Invert, ours beside theirs with intervals.
 
-    A table appears once one of its places was run; places that were not say so. Attacks of ours that a paper does not have stand
+    A table appears once one of its places was run; places that were not say so. Attacks that a table does not have stand
     below its rows. The papers attack BERT-base; each line names our target.
     """
     from gradleak.core.errors import GradleakError
@@ -32,7 +32,7 @@ def tables(
             raise GradleakError(f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}.")
     summaries = read_summaries(run)
     filled = [fill(one, summaries) for one in papers() if not table or one.name in table]
-    shown = [one for one in filled if table or any(line.record for line in one.lines)]
+    shown = [one for one in filled if table or one.run]
     if not shown:
         raise GradleakError(
             f"{run} holds no cell of a table we know ({', '.join(known)}). Name one with --table to see it empty."

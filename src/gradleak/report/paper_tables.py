@@ -115,7 +115,8 @@ def fits(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, list):
         return any(fits(one, value) for one in pattern)
     if isinstance(pattern, Mapping):
-        return isinstance(value, Mapping) and all(key in value and fits(inner, value[key]) for key, inner in pattern.items())
+        # A switch that an older record does not have was off.
+        return isinstance(value, Mapping) and all(fits(inner, value.get(key, False)) for key, inner in pattern.items())
     if isinstance(pattern, str) and isinstance(value, str):
         return fnmatch.fnmatchcase(value.lower(), pattern.lower())
     return bool(pattern == value)
@@ -147,4 +148,4 @@ def _ours_alone(
                 if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
                     names.setdefault(name, []).append((record, attack))
             for name, fit in names.items():
-                yield _line(table, f"{setting}, {name} (ours)".removeprefix(", "), column, (), fit)
+                yield _line(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit)
