@@ -170,3 +170,11 @@ def misfits(schema: dict[str, Any], value: Any, root: dict[str, Any], where: str
 def test_names_are_sorted_as_people_do() -> None:
     names = ["noise:std=0.1", "noise:std=0.01", "no defense", "a:x=10", "a:x=2"]
     assert sorted(names, key=natural) == ["no defense", "a:x=2", "a:x=10", "noise:std=0.01", "noise:std=0.1"]
+
+
+def test_pictures_are_drawn_where_they_may_be_seen_and_withheld_otherwise(tmp_path: Path, make_record: Make) -> None:
+    pixels = "data:image/png;base64,iVBORw0KGgo="
+    write_record(tmp_path, make_record(guess=pixels))
+    hidden, shown = (html(build_report(tmp_path, nothing, show_secrets=show)) for show in (False, True))
+    assert pixels not in hidden
+    assert f'<img class="pixels" src="{pixels}" alt="the guess">' in shown

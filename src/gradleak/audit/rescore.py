@@ -68,10 +68,10 @@ def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], att
 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:
     """A stored guess as metrics see it; its token ids are those of its text, cut again."""
-    if example.guess is None:
+    if example.guess is None or example.guess_legacy is None:  # left out, or a picture
         raise GradleakError("This record holds no text of its guesses: there is nothing to score. Run the audit again.")
     cut = sentence(target, target.encode([example.guess])[0])
-    return Sentence(example.guess, example.guess_legacy or example.guess, cut.ids)
+    return Sentence(example.guess, example.guess_legacy, cut.ids)
 
 
 def _at(columns: Mapping[str, Sequence[float | None]], place: int) -> dict[str, float | None]:

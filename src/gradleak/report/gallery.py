@@ -11,13 +11,14 @@ from gradleak.report.reconstructions import Secrets, kept_secrets
 from gradleak.report.words import WORD, Mark, mark_words, printable
 
 ITEMS = 200
+PICTURE = "data:image/png;base64,"  # how a record holds a picture
 PAIRS = 40  # attacks on settings, of which guesses are shown
 NAMES = {Mark.PAIR: "pair", Mark.WORD: "word", Mark.WRONG: "wrong"}
 Item = TypeVar("Item")
 SecretsOf = Callable[[Record], Secrets]  # the private texts of a record, where they are at hand
 
 
-def gallery(settings: Sequence[Setting], labels: Labels, secrets_of: SecretsOf, show: bool) -> list[GalleryItem]:
+def gallery(settings: Sequence[Setting], labels: Labels, metric: str, secrets_of: SecretsOf, show: bool) -> list[GalleryItem]:
     """The first examples of every attack, not the best: chosen ones would flatter it."""
     chosen = spread([(setting, ran) for setting in settings for ran in setting.attacks], PAIRS)
     each = max(3, ITEMS // max(1, len(chosen)))
@@ -27,7 +28,9 @@ def gallery(settings: Sequence[Setting], labels: Labels, secrets_of: SecretsOf, 
         key = next(key for key, attack in ran.source.record.attacks.items() if attack is ran.attack)
         secrets = {**secrets_of(record), **kept_secrets(record)}
         hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
-        found += [_item(example, ran, setting, labels, secrets, hashes, show) for example in record.attacks[key].examples[:each]]
+        found += [
+            _item(example, ran, setting, labels, metric, secrets, hashes, show) for example in record.attacks[key].examples[:each]
+        ]
     return found
 
 
@@ -43,6 +46,7 @@ def _item(
     ran: Ran,
     setting: Setting,
     labels: Labels,
+    metric: str,
     secrets: Secrets,
     hashes: Mapping[tuple[int, int], str],
     show: bool,
@@ -58,11 +62,16 @@ def _item(
         record=ran.source.id,
         secret_hash=hashes.get(place, "")[:12],
         secret=printable(secret) if show and secret is not None else None,
-        words=tuple(_words(secret, example.guess, show)),
-        score=example.values.get("rouge1"),
+        words=() if _is_picture(example.guess) else tuple(_words(secret, example.guess, show)),
+        picture=example.guess if show and _is_picture(example.guess) else None,
+        score=example.values.get(metric),
         exact=example.values.get("exact_match") == 1,
         certified=example.certified,
     )
+
+
+def _is_picture(guess: str | None) -> bool:
+    return guess is not None and guess.startswith(PICTURE)
 
 
 def _words(secret: str | None, guess: str | None, show: bool) -> list[Word]:

@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 from gradleak.records.schema import Score
 from gradleak.report import attack_heat, heat_map, heat_picture, trace_picture, tradeoff, tradeoff_picture
 from gradleak.report.drawing import inline
+from gradleak.report.gallery import PICTURE
 from gradleak.report.model import GalleryItem, Report
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
 
@@ -37,6 +38,8 @@ def html(report: Report) -> str:
             map_says=list(heat_map.conclusions(report.leak_map)) if report.leak_map else [],
             trace_svg=lambda points, title, percent: Markup(trace_picture.svg(points, title, percent=percent)),
             guess=_guess,
+            secret=_secret,
+            leak_order=-1 if lead is not None and lead.direction == "lower" else 1,
             number=number,
             interval=mean_and_interval,
             gain=gain,
@@ -68,8 +71,10 @@ def _sections(report: Report) -> list[tuple[str, str]]:
 
 def _guess(item: GalleryItem) -> Markup:
     """The words, marked; in words for who cannot see the marks."""
+    if item.picture is not None:
+        return _picture(item.picture, "the guess")
     if not item.words:
-        return Markup('<span class="soft">none kept</span>')
+        return Markup('<span class="soft">none kept, or withheld</span>')
     right = sum(word.mark in ("pair", "word") for word in item.words)
     compared = any(word.mark != "unknown" for word in item.words)
     told = f"{right} of {len(item.words)} words right: " if compared else ""
@@ -81,6 +86,16 @@ def _guess(item: GalleryItem) -> Markup:
     )
     withheld = "text withheld" if item.words[0].text is None else ""
     return Markup(f'<span class="visually-hidden">{told}{withheld}</span>{marked}')
+
+
+def _secret(item: GalleryItem) -> Markup:
+    if item.secret is None:
+        return Markup('<span class="soft">withheld (hash {})</span>').format(item.secret_hash)
+    return _picture(item.secret, "the secret") if item.secret.startswith(PICTURE) else escape(item.secret)
+
+
+def _picture(address: str, name: str) -> Markup:
+    return Markup('<img class="pixels" src="{}" alt="{}">').format(address, name)
 
 
 def _percent(score: Score) -> str:

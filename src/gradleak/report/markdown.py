@@ -72,11 +72,12 @@ def _guesses(report: Report) -> Iterator[str]:
         " Texts are withheld." if report.redacted else " These are private texts."
     )
     yield ""
+    unit = next((one.score.unit for one in report.verdict.scores if one.metric == report.metric), "")
     rows = [
-        [item.attack, item.defense, item.secret or f"hash {item.secret_hash}", _words(item), number(item.score, "fraction")]
+        [item.attack, item.defense, item.secret or f"hash {item.secret_hash}", _words(item), number(item.score, unit)]
         for item in report.gallery
     ]
-    yield from table(["attack", "defense", "secret", "guess", "rouge1"], rows)
+    yield from table(["attack", "defense", "secret", "guess", report.metric], rows)
 
 
 def _words(item: GalleryItem) -> str:

@@ -121,9 +121,10 @@ class GalleryItem:
     position: int
     record: str
     secret_hash: str
-    secret: str | None
+    secret: str | None  # a text, or a picture as a data URI
     words: tuple[Word, ...]
-    score: float | None  # rouge1
+    picture: str | None  # the guess as a data URI, where it is a picture
+    score: float | None  # by the leading metric
     exact: bool
     certified: bool
 

@@ -15,11 +15,11 @@ from gradleak.report.guarantees import guarantee_lines
 from gradleak.report.heat_map import HeatMap
 from gradleak.report.labels import Labels, natural
 from gradleak.report.model import CostLine, Entry, Report, SettingLine
-from gradleak.report.run_verdict import leaks, order, verdict
+from gradleak.report.run_verdict import PAIRED, leaks, order, verdict
 from gradleak.report.terminal import chain, line
 from gradleak.report.traces import traces
 from gradleak.report.tradeoff import Tradeoff
-from gradleak.report.verdict import LEADING, raised
+from gradleak.report.verdict import raised
 
 ROWS = 100  # settings listed; each may need an interval of its own
 NAMES = 20  # records named
@@ -48,7 +48,7 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
         tradeoff=_beside(run, folder, "tradeoff.json", Tradeoff),
         leak_map=_beside(run, folder, "map.json", HeatMap),
         traces=tuple(traces(settings, labels, secrets_of)),
-        gallery=tuple(gallery(in_order, labels, secrets_of, show_secrets)),
+        gallery=tuple(gallery(in_order, labels, metric, secrets_of, show_secrets)),
         costs=tuple(_costs(settings, labels)),
         threat_model=tuple(threat_model(settings)),
         provenance=tuple(provenance(summaries)),
@@ -58,9 +58,9 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
 
 
 def leading(records: Sequence[Record]) -> str:
-    """ROUGE-1 where it was measured, else the first metric that was."""
-    measured = [name for record in records for name, score in record.worst_case.items() if score.mean is not None]
-    return LEADING if LEADING in measured or not measured else measured[0]
+    """ROUGE-1 (of pictures, the squared error) where it was measured, else the first metric that was."""
+    measured = dict.fromkeys(name for record in records for name, score in record.worst_case.items() if score.mean is not None)
+    return next((name for name in (*PAIRED, *measured) if name in measured), PAIRED[0])
 
 
 def _setting_line(setting: Setting, labels: Labels, metric: str) -> SettingLine:

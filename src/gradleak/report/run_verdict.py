@@ -9,8 +9,9 @@ from gradleak.report.attack_heat import LOW, score_leak
 from gradleak.report.labels import Labels
 from gradleak.report.model import FlagLine, ScoreLine, Verdict
 from gradleak.report.numbers import gain, mean_and_interval, number
-from gradleak.report.verdict import LEADING, beats_blind, closing_sentence, raised, worst_case_sentence
+from gradleak.report.verdict import beats_blind, closing_sentence, raised, worst_case_sentence
 
+PAIRED = ("rouge1", "mse")  # of texts, of pictures: what near_chance is decided by, example by example
 # A low score under one of these is not evidence: the attacks, not the defense, may be why it is low.
 DOUBTS = ("search_failed", "not_adaptive", "dead_gradient", "no_objective", "unmodelled_dropout", "few_examples")
 EVERY_ATTACK = ("not_adaptive", "no_objective")  # one attack without the fault is enough
@@ -18,7 +19,7 @@ EVERY_ATTACK = ("not_adaptive", "no_objective")  # one attack without the fault 
 
 def leaks(setting: Setting, metric: str) -> bool:
     """Whether more was rebuilt than by a blind guess, beyond chance; quick, from what each audit found."""
-    if metric == LEADING:
+    if metric in PAIRED:
         return any(all(flag.name != "near_chance" for flag in ran.attack.flags) for ran in setting.attacks)
     return any(metric in beats_blind(summary.record) for summary in setting.summaries)
 

@@ -1,5 +1,6 @@
 """A study's YAML as cells: lists are axes, cases are crossed with them, and all that is wrong is said at once."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,12 +159,22 @@ def _is_axis(field: str, value: Any) -> bool:
 
 def _bad_values(axes: Axes) -> Iterator[Problem]:
     """What is wrong with single values, whatever the others are."""
+    beside = _target_of(axes)
     for field, values in axes.items():
         for value in values:
             try:
-                AuditSpec.from_plain({**BESIDE.get(field, {}), field: value.plain})
+                AuditSpec.from_plain({**beside, **BESIDE.get(field, {}), field: value.plain})
             except GradleakError as error:
                 yield Problem(value.line, f"{field}: {error}")
+
+
+def _target_of(axes: Axes) -> dict[str, Any]:
+    """A target to judge other fields beside: what fits may depend on it."""
+    for target in axes.get("target", []):
+        with contextlib.suppress(GradleakError):
+            AuditSpec.from_plain({"target": target.plain})
+            return {"target": target.plain}
+    return {}
 
 
 def _resolve(grids: Mapping[str, Axes]) -> tuple[list[Cell], list[Problem]]:

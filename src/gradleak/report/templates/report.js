@@ -4,11 +4,11 @@
   const items = [...list.children];
   const control = (name) => document.getElementById("gallery-" + name);
   const shown = control("shown");
-  const score = (item) => Number(item.dataset.score || -1);
+  const score = (item) => (item.dataset.score === "" ? -Infinity : Number(item.dataset.score));
   const orders = {
     run: (a, b) => items.indexOf(a) - items.indexOf(b),
-    most: (a, b) => score(b) - score(a),
-    least: (a, b) => score(a) - score(b),
+    most: (a, b) => score(b) - score(a) || 0,
+    least: (a, b) => score(a) - score(b) || 0,
   };
   function draw() {
     const attack = control("attack").value, defense = control("defense").value, kind = control("kind").value;
