@@ -51,13 +51,18 @@ def run_audit(
     out: Path | None = None,
     keep_secrets: bool = False,
     display: Display | None = None,
+    key: SecretKey | None = None,
 ) -> Finished:
-    """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption."""
+    """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption.
+
+    Hashes are keyed by the folder's key; where the record is written elsewhere, by whoever asked for it, by theirs.
+    """
     display = display or Silent()
     if out is not None:
         check_writable(out)
     examples = private_examples(spec)
-    key = SecretKey(os.urandom(32)) if out is None else open_key(out)
+    if key is None:
+        key = SecretKey(os.urandom(32)) if out is None else open_key(out)
     display.say(f"Opening {to_string(spec.target)} on {device}")
     target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
     private = private_batches(spec, target, examples)
