@@ -95,6 +95,8 @@ def test_the_command_has_an_exit_code_of_its_own_and_writes_both_files(tmp_path:
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
     (result,) = json.loads(plain.read_text(encoding="utf-8"))["runs"][0]["results"]
     assert result["ruleId"] == "exact_match"
+    (record,) = run.glob("*.json")
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == record.as_uri()
     assert main(["gate", str(run), "--max", "exact_match=0.5"]) == 0
     assert main(["gate", str(run)]) == 2
 

@@ -55,7 +55,8 @@ def sarif(findings: Sequence[Judged], version: str) -> str:
 
 
 def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
-    place = {"artifactLocation": {"uri": finding.record.as_posix()}, "region": {"startLine": 1}}
+    uri = finding.record.as_uri() if finding.record.is_absolute() else finding.record.as_posix()
+    place = {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}
     return {
         "ruleId": finding.rule,
         "ruleIndex": rules.index(finding.rule),
