@@ -16,6 +16,7 @@ from gradleak.cli import main
 from gradleak.cli.components import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
+from gradleak.records.summary import RECORD
 
 AUDIT = ["audit", "--target", "tiny", "--attack", "tag:steps=3", "--limit", "2", "--device", "cpu"]
 GRID = "target: tiny\nattacks: ['tag:steps=2', blind]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
@@ -193,13 +194,13 @@ def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> No
     (tmp_path / "small.yaml").write_text(GRID)
     words = ["run", str(tmp_path / "small.yaml"), "--out", str(tmp_path), "--device", "cpu"]
     assert main([*words, "--limit-cells", "1"]) == 0
-    assert len(list((tmp_path / "small").glob("*.json"))) == 1
+    assert len(list((tmp_path / "small").glob(RECORD))) == 1
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert "1 of 2 cells are finished already" in err
     assert "tag:steps=2" in out
     assert "exact_match" in out
-    assert len(list((tmp_path / "small").glob("*.json"))) == 2
+    assert len(list((tmp_path / "small").glob(RECORD))) == 2
 
 
 def test_a_grid_with_a_failed_cell_returns_3(tmp_path: Path, capsys: Captured) -> None:

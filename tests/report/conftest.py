@@ -46,7 +46,7 @@ def make_record() -> Callable[..., Record]:
             data=DataRecord("ab12", 1, 1),
             target=TargetRecord("tiny", "ff00", 100, 50),
             secrets=(SecretRecord(0, 0, "cd34" * 16, 6, SECRET if kept else None),),
-            attacks={name: AttackRecord(spec, scores, (example,), (batch,), (), raised) for name in attacks},
+            attacks={name: AttackRecord({**spec, "name": name}, scores, (example,), (batch,), (), raised) for name in attacks},
             worst_case=scores,
         )
 

@@ -64,12 +64,13 @@ def test_all_bad_values_are_reported_at_once_with_their_field(write: Write) -> N
     lines = str(caught.value).splitlines()
     assert "6 problems; nothing was run" in lines[0]
     fields = ["target", "attacks", "attacks", "seed", "know", "time_limit"]
-    assert [line.strip().partition(":")[0] for line in lines[1:]] == fields
+    assert [line.strip().split(": ")[1] for line in lines[1:]] == fields
+    assert [line.strip().split(":")[0] for line in lines[1:]] == [f"line {number}" for number in (1, 2, 2, 3, 4, 5)]
     assert "did you mean 'tiny'" in lines[1]
 
 
 def test_combinations_that_do_not_go_together_are_named_by_their_axes(write: Write) -> None:
-    with pytest.raises(GradleakError, match=r"1 problem.*\n  know=none, attacks=tag: tag requires"):
+    with pytest.raises(GradleakError, match=r"1 problem.*\n  line 3: know=none, attacks=tag: tag requires"):
         read_study(write("target: tiny\nknow: [[], [labels, lengths, batch_size]]\nattacks: [tag, blind]\n"))
 
 
@@ -110,3 +111,18 @@ def test_cases_change_fields_together_and_are_crossed_with_the_axes(write: Write
 def test_cases_that_name_no_fields_are_refused(write: Write, cases: str) -> None:
     with pytest.raises(GradleakError, match="cases must name the fields each one changes"):
         read_study(write(f"target: tiny\ncases: {cases}\n"))
+
+
+def test_problems_of_every_kind_are_told_at_once_each_with_its_line(write: Write) -> None:
+    text = "target: tiny\natacks: tag\nseed: []\nlimit: many\nname: ../up\nknow:\n  - [labels]\n  - [colour]\nlimit: 3\n"
+    with pytest.raises(GradleakError) as caught:
+        read_study(write(text + "cases:\n  one: {sed: 1}\n  two:\n    defenses: nose\n"))
+    told = [line.strip().partition(": ") for line in str(caught.value).splitlines()[1:]]
+    starts = {line: text.split(" ")[0] for line, _, text in told}
+    assert list(starts) == [f"line {number}" for number in (2, 3, 4, 5, 8, 11, 13)]
+    assert {"line 4": "'limit'", "line 8": "know:", "line 13": "defenses:"}.items() <= starts.items()
+
+
+def test_a_value_that_the_command_line_sets_has_no_line(write: Write) -> None:
+    with pytest.raises(GradleakError, match=r"\n  attacks: Unknown attack 'tagg'"):
+        read_study(write("target: tiny\nattacks: tag\n"), ["attacks=tagg"])

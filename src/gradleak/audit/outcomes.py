@@ -1,7 +1,9 @@
 """What attacking one group of observations gave, kept on disk as soon as it is known so that an interrupted audit goes on."""
 
+import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -49,10 +51,8 @@ class Parts:
         """Removes the parts of a finished audit."""
         if self.folder is None or not self.folder.is_dir():
             return
-        for path in self.folder.iterdir():
-            path.unlink()
-        self.folder.rmdir()
-        if not any(self.folder.parent.iterdir()):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # parts of other audits are in it
             self.folder.parent.rmdir()
 
 

@@ -39,9 +39,13 @@ def run_audit(
     out: Path | None = None,
     keep_secrets: bool = False,
     display: Display | None = None,
+    key: SecretKey | None = None,
 ) -> Finished:
-    """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption."""
-    (finished,) = run_audits([spec], device=device, out=out, keep_secrets=keep_secrets, display=display)
+    """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption.
+
+    Hashes are keyed by the folder's key; where the record is written elsewhere, by whoever asked for it, by theirs.
+    """
+    (finished,) = run_audits([spec], device=device, out=out, keep_secrets=keep_secrets, display=display, key=key)
     if isinstance(finished, GradleakError):
         raise finished
     return finished
@@ -55,6 +59,7 @@ def run_audits(
     keep_secrets: bool = False,
     display: Display | None = None,
     target: Target | None = None,
+    key: SecretKey | None = None,
 ) -> list[Finished | GradleakError]:
     """Audits settings of one `kin` in one call; of several, one that cannot be attacked gives its error and no record."""
     if len({kin(spec) for spec in specs}) > 1:
@@ -62,7 +67,8 @@ def run_audits(
     display = display or Silent()
     if out is not None:
         check_writable(out)
-    key = SecretKey(os.urandom(32)) if out is None else open_key(out)
+    if key is None:
+        key = SecretKey(os.urandom(32)) if out is None else open_key(out)
     examples = [private_examples(spec) for spec in specs]
     if target is None:
         display.say(f"Opening {to_string(specs[0].target)} on {device}")

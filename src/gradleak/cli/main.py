@@ -10,12 +10,18 @@ import typer
 
 from gradleak import __version__
 from gradleak.cli.audit import audit
+from gradleak.cli.check import check
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
+from gradleak.cli.gate import gate
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
+from gradleak.cli.report import report
 from gradleak.cli.run import run
+from gradleak.cli.score import score
 from gradleak.cli.show import show
+from gradleak.cli.status import status
+from gradleak.cli.tables import tables
 from gradleak.cli.tradeoff import tradeoff
 from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
@@ -27,18 +33,25 @@ Exit codes:
   0    done
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
+  4    the gate is shut: a bound is passed, or flags stand against believing it
   130  interrupted: finished parts are kept, the same command goes on from them
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
 app.command(epilog=EPILOG)(audit)
+app.command(epilog=EPILOG)(check)
 app.command(epilog=EPILOG)(run)
+app.command()(status)
 app.command(epilog=EPILOG)(tune)
 app.command("map", epilog=EPILOG)(leak_map)
 app.command(epilog=EPILOG)(tradeoff)
 app.command()(finetune)
 app.command()(show)
+app.command()(report)
+app.command()(score)
+app.command()(tables)
+app.command(epilog=EPILOG)(gate)
 app.command("list")(list_components)
 app.add_typer(prior_app, name="prior")
 

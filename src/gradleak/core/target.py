@@ -41,7 +41,8 @@ class Vocabulary:
         bits = self.embeddings.detach().cpu().float().contiguous().view(torch.int32).to(torch.int64)
         odd = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
         _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)  # whole numbers: exact
-        return (count[row] > 1).to(self.embeddings.device)
+        shared: Tensor = count[row] > 1
+        return shared.to(self.embeddings.device)
 
     def has_twins(self, sentences: Sequence[Sequence[int]]) -> bool:
         """Whether some word of these could as well be another."""

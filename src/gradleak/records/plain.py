@@ -5,6 +5,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from gradleak.records.errors import RecordError
@@ -44,7 +45,7 @@ def from_plain(wanted: Any, value: Any, where: str) -> Any:
 
 def _read_fields(wanted: Any, value: Any, where: str) -> Any:
     """Fields this version does not know are left out, so that a later one may add some."""
-    given, hints = _expect(dict, value, where), typing.get_type_hints(wanted)
+    given, hints = _expect(dict, value, where), _hints(wanted)
     values = {}
     for field in dataclasses.fields(wanted):
         if field.name in given:
@@ -52,6 +53,11 @@ def _read_fields(wanted: Any, value: Any, where: str) -> Any:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RecordError(f"The record lacks {where}.{field.name}; run the audit again to write a whole one.")
     return wanted(**values)
+
+
+@cache
+def _hints(wanted: Any) -> dict[str, Any]:
+    return typing.get_type_hints(wanted)
 
 
 def _read_tuple(arguments: tuple[Any, ...], items: Any, where: str) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,7 @@ def _expanded(found: Interval, clusters: int, confidence: float, bounds: tuple[f
     return Interval(found.mean, low, high, found.n)
 
 
+@cache
 def student_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t, by bisection on an integral of its density in the angle (exact for any degrees of freedom)."""
     # With t = sqrt(freedom) tan(angle) the density becomes proportional to cos(angle)^(freedom - 1).

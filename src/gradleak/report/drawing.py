@@ -46,3 +46,12 @@ def small_lines(lines: Sequence[str], top: int) -> list[str]:
 def wrapped(sentence: str, width: int) -> list[str]:
     """Lines that fit the width, at seven pixels a letter: SVG breaks none itself."""
     return textwrap.wrap(sentence, max(40, (width - 32) // 7))
+
+
+def inline(drawn: str, name: str) -> str:
+    """A picture for the inside of a page: its ids and its style are its own, and do not reach the rest."""
+    for own in ("title", "description", "scale"):
+        drawn = drawn.replace(f'id="{own}"', f'id="{name}-{own}"').replace(f"url(#{own})", f"url(#{name}-{own})")
+    drawn = drawn.replace('aria-labelledby="title description"', f'aria-labelledby="{name}-title {name}-description"')
+    drawn = drawn.replace("<style>", f"<style>#{name} {{", 1).replace("</style>", "}</style>", 1)
+    return drawn.replace('<svg xmlns="http://www.w3.org/2000/svg" ', f'<svg id="{name}" ', 1)

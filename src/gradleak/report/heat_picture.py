@@ -11,11 +11,11 @@ from gradleak.report.numbers import mean_and_interval, number
 LEFT, TOP, WIDTH, HEIGHT, GAP = 96, 66, 116, 34, 2  # pixels: where cells begin, and their size
 
 
-def svg(heat_map: HeatMap) -> str:
-    """The picture as text."""
+def svg(heat_map: HeatMap, *, alone: bool = True) -> str:
+    """The picture as text; where it does not stand alone, what may be concluded stands beside it and not in it."""
     title, sentences = f"Leak map: {heat_map.metric} by layer and module", [heading(heat_map), *conclusions(heat_map)]
     width, below = _width(heat_map), TOP + (len(heat_map.layers) + 3) * HEIGHT + 14
-    lines = [line for sentence in sentences for line in wrapped(sentence, width)]
+    lines = [line for sentence in (sentences if alone else sentences[:1]) for line in wrapped(sentence, width)]
     height = below + 52 + LINE * len(lines)
     parts = [
         *_columns(heat_map),

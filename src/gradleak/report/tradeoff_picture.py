@@ -43,15 +43,16 @@ class Axis:
         return [self.low + place * self.step for place in range(count + 1)]
 
 
-def svg(tradeoff: Tradeoff) -> str:
-    """The picture as text."""
+def svg(tradeoff: Tradeoff, *, alone: bool = True) -> str:
+    """The picture as text; where it does not stand alone, what may be concluded stands beside it and not in it."""
     title = f"Trade-off: what leaks ({tradeoff.metric} above blind) against {tradeoff.utility}"
     gains = [end for point in tradeoff.points for end in (point.gain.low, point.gain.high)]
     utilities = [end for point in tradeoff.points for end in _ends(tradeoff, point)]
     across = Axis([0.0, *utilities], LEFT, WIDTH)
     upwards = Axis([0.0, tradeoff.max_leak, *gains], TOP + HEIGHT, -HEIGHT)
     sentences = [*conclusions(tradeoff), *heading(tradeoff)]
-    lines = [line for sentence in [*_legend(tradeoff), *sentences] for line in wrapped(sentence, PAGE)]
+    written = [*_legend(tradeoff), *(sentences if alone else heading(tradeoff))]
+    lines = [line for sentence in written for line in wrapped(sentence, PAGE)]
     below = TOP + HEIGHT + 72
     parts = [
         *_limit(tradeoff, upwards),

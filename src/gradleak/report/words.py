@@ -20,7 +20,7 @@ class Mark(Enum):
 
 def mark_words(secret: str, guess: str) -> list[tuple[str, Mark]]:
     """The words of the guess in order, each marked; a word of the secret is spent on one word of the guess, as in ROUGE."""
-    known, guessed = _words(secret), _words(guess)
+    known, guessed = words_of(secret), words_of(guess)
     if known == guessed:
         return [(word, Mark.PAIR) for word in guessed]  # a secret of one word has no pairs
     marks = [Mark.WRONG] * len(guessed)
@@ -51,5 +51,6 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a text, in small letters."""
     return [word.lower() for word in WORD.findall(text)]

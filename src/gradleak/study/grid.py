@@ -1,24 +1,29 @@
 """Runs the cells of a study, kin in one call; what is finished stays finished."""
 
+import contextlib
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
-from gradleak.audit.runner import has_parts, kin, run_audits
+from gradleak.audit.runner import Finished, has_parts, kin, run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.writing import data_hash
 from gradleak.core.attack import Progress
+from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import Record
 from gradleak.records.store import check_writable, open_key, read_record
 from gradleak.study.cells import Cell
+from gradleak.study.claims import claim
+from gradleak.study.files import write_whole
+from gradleak.study.plan import FAILED
 
-MOST = 16  # cells in one call: records are written when it ends
+MOST = 8  # cells in one call: records are written when it ends
 
 
 @dataclass(frozen=True)
@@ -31,26 +36,38 @@ class CellResult:
     skipped: bool = False  # its record was there already
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, device: str, display: Display) -> list[CellResult]:
-    """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on."""
+def run_cells(cells: Sequence[Cell], folder: Path, device: str, display: Display, *, retry: bool = True) -> list[CellResult]:
+    """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on.
+
+    Cells that failed before are run again unless `retry` is off; cells that another run works on are left to it.
+    """
     check_writable(folder)
-    numbers = {cell.spec.id: number for number, cell in enumerate(cells, start=1)}
-    there = {cell.spec.id: record for cell in cells if (record := finished(folder, cell.spec)) is not None}
-    if there:
-        display.say(f"{len(there)} of {len(cells)} cells are finished already: skipped.")
-    results = {name: CellResult(cells[numbers[name] - 1], record, skipped=True) for name, record in there.items()}
-    clock = Clock(len(cells) - len(there))
+    data = DataHashes(folder)
+    results = {cell.spec.id: found for cell in cells if (found := _finished(folder, cell, data)) is not None}
+    if results:
+        display.say(f"{len(results)} of {len(cells)} cells are finished already: skipped.")
+    if not retry:
+        failed = [cell for cell in cells if cell.spec.id not in results and failure_file(folder, cell).exists()]
+        results |= {cell.spec.id: CellResult(cell, None, failure_file(folder, cell), skipped=True) for cell in failed}
+        if failed:
+            display.say(f"{len(failed)} cells failed before: skipped. Add --retry-failed to try them again.")
+    grid = Grid(folder, device, display, data, {cell.spec.id: number for number, cell in enumerate(cells, start=1)})
+    clock = Clock(len(cells) - len(results))
+    elsewhere: list[Cell] = []
     for group in groups_of(cells):
-        left = [cell for cell in group if cell.spec.id not in there]
-        if left and has_parts(folder, [cell.spec for cell in group]):
-            left = group  # the run was cut while this group was written: the same call again, from its finished parts
-        if not left:
-            continue
-        for cell in left:
-            display.say(f"Cell {numbers[cell.spec.id]} of {len(cells)}{clock.left()}: {cell.title}")
-        label = f"{numbers[left[0].spec.id]}/{len(cells)} " if len(left) == 1 else f"{len(left)} cells of {len(cells)}, "
-        results |= {result.cell.spec.id: result for result in _run_group(left, folder, device, Numbered(display, label))}
-        clock.finished += len(left)
+        left = [cell for cell in group if cell.spec.id not in results]
+        # A run that was cut while it wrote this group's records: the same call again, from its finished parts.
+        cut = bool(left) and has_parts(folder, [cell.spec for cell in group])
+        with contextlib.ExitStack() as held:
+            ours = [cell for cell in (group if cut else left) if held.enter_context(claim(folder, cell.spec.id))]
+            results |= {result.cell.spec.id: result for result in grid.run(ours, clock.left(), again=cut)}
+        elsewhere += [cell for cell in left if cell.spec.id not in results]
+        clock.finished += len(ours)
+    if elsewhere:
+        display.say(f"Waiting for {len(elsewhere)} cells that another run works on.")
+    for cell in elsewhere:
+        with claim(folder, cell.spec.id, wait=True):
+            (results[cell.spec.id],) = grid.run([cell])  # from its record, unless it was given up
     return [results[cell.spec.id] for cell in cells]
 
 
@@ -89,41 +106,78 @@ class Clock:
         return f" (about {seconds / 60:.0f} min left)" if seconds >= 60 else f" (about {seconds:.0f} s left)"
 
 
-def _run_group(cells: Sequence[Cell], folder: Path, device: str, display: Display) -> list[CellResult]:
-    """Runs cells in one call; where that fails, one by one, so that the one at fault fails alone."""
-    try:
-        found = run_audits([cell.spec for cell in cells], device=device, out=folder, display=display)
-    except Exception as error:  # one cell must not end a night's run
-        if len(cells) == 1:
-            return [_failed(cells[0], folder, error, display)]
-        display.say(f"{len(cells)} cells failed together ({type(error).__name__}): trying them one by one.")
-        return [result for cell in cells for result in _run_group([cell], folder, device, display)]
-    results = []
-    for cell, one in zip(cells, found, strict=True):
-        if isinstance(one, GradleakError):
-            results.append(_failed(cell, folder, one, display))
-            continue
-        _failure_file(cell, folder).unlink(missing_ok=True)
-        results.append(CellResult(cell, one.record))
-    return results
+@dataclass(frozen=True)
+class Grid:
+    """Where cells are run, and what they are called."""
+
+    folder: Path
+    device: str
+    display: Display
+    data: "DataHashes"
+    numbers: Mapping[str, int]  # of cells, by their id
+
+    def run(self, cells: Sequence[Cell], left: str = "", again: bool = False) -> list[CellResult]:
+        """Runs kin in one call: those that another run has not finished by now, or `again` all of them."""
+        found = {} if again else {cell.spec.id: _finished(self.folder, cell, self.data) for cell in cells}
+        done = [result for result in found.values() if result is not None]
+        waiting = [cell for cell in cells if found.get(cell.spec.id) is None]
+        for cell in waiting:
+            self.display.say(f"Cell {self.numbers[cell.spec.id]} of {len(self.numbers)}{left}: {cell.title}")
+        return [*done, *(self._run(waiting) if waiting else ())]
+
+    def _run(self, cells: Sequence[Cell]) -> list[CellResult]:
+        """In one call; where that fails, one by one, so that the one at fault fails alone."""
+        number, all_of = self.numbers[cells[0].spec.id], len(self.numbers)
+        label = f"{number}/{all_of} " if len(cells) == 1 else f"{len(cells)} cells of {all_of}, "
+        display = Numbered(self.display, label)
+        try:
+            found = run_audits([cell.spec for cell in cells], device=self.device, out=self.folder, display=display)
+        except Exception as error:  # one cell must not end a night's run
+            if len(cells) == 1:
+                return [self._failed(cells[0], error)]
+            self.display.say(f"{len(cells)} cells failed together ({type(error).__name__}): trying them one by one.")
+            return [result for cell in cells for result in self._run([cell])]
+        return [self._ended(cell, one) for cell, one in zip(cells, found, strict=True)]
+
+    def _ended(self, cell: Cell, found: Finished | GradleakError) -> CellResult:
+        if isinstance(found, GradleakError):
+            return self._failed(cell, found)
+        failure_file(self.folder, cell).unlink(missing_ok=True)
+        return CellResult(cell, found.record)
+
+    def _failed(self, cell: Cell, error: Exception) -> CellResult:
+        failure = failure_file(self.folder, cell)
+        write_whole(failure, f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}")
+        self.display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
+        return CellResult(cell, None, failure)
 
 
-def _failed(cell: Cell, folder: Path, error: Exception, display: Display) -> CellResult:
-    failure = _failure_file(cell, folder)
-    told = "".join(traceback.format_exception(error))
-    failure.write_text(f"{cell.title}\n{cell.spec.to_dict()}\n\n{told}", encoding="utf-8")
-    display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
-    return CellResult(cell, None, failure)
+class DataHashes:
+    """The hash of each cell's data as it is now; cells mostly share theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._known = folder, dict[tuple[Dataset, int, int], str]()
+
+    def of(self, spec: AuditSpec) -> str:
+        key = (spec.data, spec.limit, spec.batch_size)
+        if key not in self._known:
+            self._known[key] = data_hash(open_key(self.folder), private_examples(spec))
+        return self._known[key]
 
 
-def _failure_file(cell: Cell, folder: Path) -> Path:
-    return folder / f"{cell.spec.id}.failed.txt"
+def failure_file(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell.spec.id}{FAILED}"
 
 
-def finished(folder: Path, spec: AuditSpec) -> Record | None:
+def _finished(folder: Path, cell: Cell, data: DataHashes) -> CellResult | None:
+    record = finished(folder, cell.spec, data)
+    return None if record is None else CellResult(cell, record, skipped=True)
+
+
+def finished(folder: Path, spec: AuditSpec, data: DataHashes) -> Record | None:
     """The record of an audit, if there is one and it is of the data as it is now."""
     path = folder / f"{spec.id}.json"
     if not path.exists():
         return None
     record = read_record(path)
-    return record if record.data.hash == data_hash(open_key(folder), private_examples(spec)) else None
+    return record if record.data.hash == data.of(spec) else None

@@ -15,7 +15,7 @@ from gradleak.records.store import check_writable
 from gradleak.report.heat_map import Absent, HeatMap
 from gradleak.report.heat_picture import svg
 from gradleak.study.files import write_whole
-from gradleak.study.grid import Clock, finished
+from gradleak.study.grid import Clock, DataHashes, finished
 from gradleak.study.map_cells import MapPlan, together
 from gradleak.study.map_summary import summarise
 
@@ -30,7 +30,8 @@ def run_map(plan: MapPlan, folder: Path, device: str, display: Display) -> HeatM
     display.say(f"Opening {to_string(plan.base.target)} on {device}")
     target = plan.base.target.open(torch.device(device), getattr(torch, plan.base.dtype))
     cells, absent = plan.cells(target)
-    records = {cell: record for cell in cells if (record := finished(folder, cell.spec)) is not None}
+    data = DataHashes(folder)
+    records = {cell: record for cell in cells if (record := finished(folder, cell.spec, data)) is not None}
     if records:
         display.say(f"{len(records)} of {len(cells)} cells are finished already: skipped.")
     layers = together([cell for cell in cells if cell not in records])

@@ -1,0 +1,78 @@
+"""New metrics on the guesses a record holds: nothing is attacked again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from gradleak.attacks.blind import Blind
+from gradleak.audit.client import observe, private_batches
+from gradleak.audit.scoring import clusters_of, pair_up, score_of, sentence, values_of, worst_case
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.batch import Example, PrivateBatch
+from gradleak.core.errors import GradleakError
+from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.observation import Fact
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.records.schema import AttackRecord, ExampleRecord, Record
+
+
+def spec_of(record: Record) -> AuditSpec:
+    """The audit a record is of, by the components of this version."""
+    return AuditSpec.from_plain(dict(record.spec))
+
+
+def rescore(record: Record, examples: Sequence[Example], metrics: Sequence[Metric], device: str) -> Record:
+    """The record with these metrics added, or put in the place of those it has; its spec and so its id stay as they are."""
+    spec = spec_of(record)
+    target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
+    private = private_batches(spec, target, examples) * spec.draws
+    keys = spec.attack_keys()
+    attacks = {key: _attack(spec, target, private, keys[key], attack, metrics) for key, attack in record.attacks.items()}
+    new = worst_case(replace(spec, metrics=tuple(metrics)), attacks)
+    return replace(record, attacks=attacks, worst_case={**record.worst_case, **new})
+
+
+def _attack(
+    spec: AuditSpec,
+    target: Target,
+    private: Sequence[PrivateBatch],
+    attack: Attack,
+    found: AttackRecord,
+    metrics: Sequence[Metric],
+) -> AttackRecord:
+    """Blind guesses are not stored; they are drawn again from the same streams, which takes no search."""
+    blind = pair_up(target, private, _blind(spec, target, private, attack))
+    pairs = [Pair(pair.secret, _guess(target, example), pair.marked) for pair, example in zip(blind, found.examples, strict=True)]
+    values, chance, clusters = values_of(metrics, pairs), values_of(metrics, blind), clusters_of(private)
+    scores = {one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics}
+    examples = tuple(
+        replace(
+            example,
+            values={**example.values, **_at(values, place)},
+            blind_values={**example.blind_values, **_at(chance, place)},
+        )
+        for place, example in enumerate(found.examples)
+    )
+    return replace(found, scores={**found.scores, **scores}, examples=examples)
+
+
+def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack) -> list[Reconstruction]:
+    bench = Bench(Streams.root("attacker", spec.seed), spec.prior.open(target))
+    told = spec.told(attack) | {Fact.DEFENSE}
+    observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
+    return Blind().reconstruct(observations, bench)
+
+
+def _guess(target: Target, example: ExampleRecord) -> Sentence:
+    """A stored guess as metrics see it; its token ids are those of its text, cut again."""
+    if example.guess is None or example.guess_legacy is None:  # left out, or a picture
+        raise GradleakError("This record holds no text of its guesses: there is nothing to score. Run the audit again.")
+    cut = sentence(target, target.encode([example.guess])[0])
+    return Sentence(example.guess, example.guess_legacy, cut.ids)
+
+
+def _at(columns: Mapping[str, Sequence[float | None]], place: int) -> dict[str, float | None]:
+    return {name: column[place] for name, column in columns.items()}

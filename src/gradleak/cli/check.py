@@ -1,0 +1,70 @@
+"""`gradleak check`: a study looked at before it is run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradleak.cli.options import Device, option
+
+if TYPE_CHECKING:
+    from gradleak.study.cells import Cell
+
+
+def check(
+    spec: Annotated[Path, typer.Argument(help="YAML of a study.")],
+    change: Annotated[list[str] | None, option("Replace a field of the file: --set limit=10.", "--set")] = None,
+    device: Device = "auto",
+    seconds: Annotated[float, option("Tries each attack so long on one batch, to estimate time; 0 tries none. [3]")] = 3.0,
+) -> None:
+    """Resolves every name and field of a study, counts its cells, estimates time and memory. Runs nothing.
+
+    All problems are reported at once, each with its line number.
+    """
+    from collections import Counter
+
+    from gradleak.cli.device import resolve_device
+    from gradleak.core.errors import GradleakError
+    from gradleak.report.layout import open_console
+    from gradleak.study.cells import read_study
+
+    if seconds < 0:
+        raise GradleakError(f"--seconds must be 0 or more, not {seconds:g}.")
+    where = resolve_device(device)
+    study = read_study(spec, change or ())
+    console = open_console()
+    examples = sum(cell.spec.limit * cell.spec.batch_size for cell in study.cells)
+    count = "1 cell" if len(study.cells) == 1 else f"{len(study.cells)} cells"
+    console.print(f"{study.name}: {count}, {examples} examples to attack. Every name and field resolves, and the data is there.")
+    axes = {axis: Counter(cell.axes[axis] for cell in study.cells if axis in cell.axes) for axis in _axes(study.cells)}
+    for axis, values in axes.items():
+        console.print(f"  {axis}: {'; '.join(values)}", soft_wrap=True)
+    if seconds:
+        _estimate(study.cells, where, seconds)
+    console.print("Nothing was run.")
+
+
+def _axes(cells: "tuple[Cell, ...]") -> list[str]:
+    return list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
+
+
+def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
+    from gradleak.report.layout import open_console, plain_table
+    from gradleak.report.numbers import duration
+    from gradleak.study.probe import peak_memory, probe
+
+    found = list(probe(cells, device, seconds))
+    table = plain_table()
+    for name in ("target", "attack", "batch size", "batches", "a batch", "all"):
+        table.add_column(name, overflow="fold", justify="left" if name in ("target", "attack") else "right")
+    for one in found:
+        about = "" if one.whole else "~"
+        times = [one.problem, ""] if one.problem else [about + duration(one.seconds_each), about + duration(one.seconds)]
+        table.add_row(one.target, one.attack, str(one.batch_size), str(one.batches), *times)
+    console = open_console()
+    console.print(table)
+    console.print(
+        f"\nAbout {duration(sum(one.seconds for one in found))} on {device}, one batch after the other (batches attacked "
+        f"together take less); peak memory here {peak_memory(device) / 2**30:.1f} GiB. "
+        f"~ stretched from {seconds:g} s of progress."
+    )

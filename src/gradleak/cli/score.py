@@ -1,0 +1,50 @@
+"""`gradleak score`: new metrics on stored guesses."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradleak.cli.options import Device, option
+
+
+def score(
+    run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
+    metric: Annotated[list[str] | None, option("Metric to add; repeat for several. `gradleak list metrics` names them.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Adds metrics to records without attacking again.
+
+    Secrets are read again from the data and must have the hashes that the records hold; the folder's key is needed for that.
+    Guesses are cut into tokens again, from their text.
+    """
+    from gradleak.audit.rescore import rescore
+    from gradleak.audit.spec import read
+    from gradleak.cli.device import resolve_device
+    from gradleak.core.errors import GradleakError
+    from gradleak.core.metric import Metric
+    from gradleak.records.store import read_record, write_record
+    from gradleak.records.summary import record_paths
+    from gradleak.report.layout import open_console
+    from gradleak.report.numbers import mean_and_interval, number
+    from gradleak.study.secrets import SecretFinder
+
+    if not metric:
+        raise GradleakError("Name a metric to add: --metric semantic_similarity.")
+    metrics = [read("metric", one, Metric) for one in metric]
+    where, finder, console = resolve_device(device), SecretFinder(run, network=True), open_console()
+    for path in record_paths(run):
+        record = read_record(path)
+        found = finder.examples(record)
+        places = [(secret.batch, secret.position) for secret in record.secrets[: record.data.examples]]
+        if any(place not in found for place in places):
+            raise GradleakError(
+                f"The secrets of {path} are not at hand: its data is gone or has changed, or the key in keys/ is another one. "
+                "Put the data back, or run the audit again with --metric."
+            )
+        scored = rescore(record, [found[place] for place in places], metrics, where)
+        write_record(path.parent, scored)
+        for one in metrics:
+            worst = scored.worst_case[one.name]
+            told = f"{one.name} {mean_and_interval(worst)}, blind {number(worst.blind, worst.unit)}, n = {worst.n}"
+            console.print(f"{path.name}: {told}", soft_wrap=True)

@@ -1,0 +1,166 @@
+"""Records without their long parts, for whoever reads thousands: guesses, traces and secrets stay on disk."""
+
+import contextlib
+import gc
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradleak.records.errors import RecordError
+from gradleak.records.flags import RaisedFlag
+from gradleak.records.schema import (
+    SCHEMA,
+    AttackRecord,
+    CostRecord,
+    DataRecord,
+    FindingRecord,
+    GuaranteeRecord,
+    Record,
+    Score,
+    TargetRecord,
+)
+from gradleak.records.store import read_record
+
+# Long lists as `write_record` lays them out: JSON has no line break within a text, so that these can be cut without reading.
+LONG = ((b'\n   "batches": [\n', b"\n   ]"), (b'\n "secrets": [\n', b"\n ]"))
+RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec; other files (map.json) may lie beside
+Column = list[float | None]  # one value an example
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What one attack scored, example by example."""
+
+    batches: tuple[int, ...]  # of each example
+    values: Mapping[str, Column]  # by metric
+    blind: Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A record whose attacks have no examples and no batches, and their scores as columns."""
+
+    path: Path
+    record: Record
+    columns: Mapping[str, Columns]  # by the attack's key
+
+    @property
+    def id(self) -> str:
+        """The record's, by the name of its file: quicker than to hash its spec again."""
+        return self.path.stem
+
+    def whole(self) -> Record:
+        """Everything, read again."""
+        return read_record(self.path)
+
+
+def record_paths(run: Path) -> list[Path]:
+    """The records of a run: one file, a folder, or a folder of folders."""
+    if run.is_file():
+        return [run]
+    if not run.is_dir():
+        raise RecordError(f"{run} is not there. Name a record, or the folder that an audit or a study wrote its records into.")
+    paths = sorted(run.glob(RECORD)) or sorted(run.glob(f"*/{RECORD}"))  # of one study, or of several
+    if not paths:
+        raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
+    return paths
+
+
+def read_summaries(run: Path) -> list[Summary]:
+    """The records of a run, without their long parts."""
+    with _no_collector():
+        return [read_summary(path) for path in record_paths(run)]
+
+
+def read_summary(path: Path) -> Summary:
+    """One record without its long parts; a file that is none is refused as `read_record` refuses it."""
+    try:
+        plain = json.loads(_cut(path.read_bytes()))
+        if plain["schema"] != SCHEMA:
+            raise KeyError("schema")
+        return Summary(path, _record(plain), {key: _columns(attack) for key, attack in plain["attacks"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        record = read_record(path)  # slower, and says what is wrong
+        return Summary(path, record, {key: columns_of(attack) for key, attack in record.attacks.items()})
+
+
+def columns_of(attack: AttackRecord) -> Columns:
+    """The scores of a whole attack as columns."""
+    metrics = list(attack.examples[0].values) if attack.examples else []
+    return Columns(
+        tuple(example.batch for example in attack.examples),
+        {name: [example.values.get(name) for example in attack.examples] for name in metrics},
+        {name: [example.blind_values.get(name) for example in attack.examples] for name in metrics},
+    )
+
+
+def _cut(text: bytes) -> bytes:
+    """Without the insides of long lists: half of a record, which would be read for nothing."""
+    for begin, end in LONG:
+        start = text.find(begin)
+        while start >= 0:
+            stop = text.find(end, start)
+            text = text[: start + len(begin)] + text[stop:]
+            start = text.find(begin, start + len(begin))
+    return text
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Nothing that is read holds a cycle, and looking for some takes a quarter of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _record(plain: Mapping[str, Any]) -> Record:
+    return Record(
+        created=plain["created"],
+        spec=plain["spec"],
+        versions=plain["versions"],
+        machine=plain["machine"],
+        data=DataRecord(**plain["data"]),
+        target=TargetRecord(**plain["target"]),
+        secrets=(),
+        attacks={key: _attack(attack) for key, attack in plain["attacks"].items()},
+        worst_case=_scores(plain["worst_case"]),
+        flags=_flags(plain["flags"]),
+        findings=tuple(FindingRecord(**one) for one in plain.get("findings", ())),
+        guarantees=tuple(GuaranteeRecord(**one) for one in plain.get("guarantees", ())),
+    )
+
+
+def _attack(plain: Mapping[str, Any]) -> AttackRecord:
+    return AttackRecord(
+        spec=plain["spec"],
+        scores=_scores(plain["scores"]),
+        examples=(),
+        batches=(),
+        knowledge=tuple(plain["knowledge"]),
+        flags=_flags(plain["flags"]),
+        cost=CostRecord(**plain["cost"]),
+    )
+
+
+def _columns(plain: Mapping[str, Any]) -> Columns:
+    examples = plain["examples"]
+    metrics = list(examples[0]["values"]) if examples else []
+    return Columns(
+        tuple(example["batch"] for example in examples),
+        {name: [example["values"].get(name) for example in examples] for name in metrics},
+        {name: [example["blind_values"].get(name) for example in examples] for name in metrics},
+    )
+
+
+def _scores(plain: Mapping[str, Any]) -> dict[str, Score]:
+    return {name: Score(**score) for name, score in plain.items()}
+
+
+def _flags(plain: Any) -> tuple[RaisedFlag, ...]:
+    return tuple(RaisedFlag(**flag) for flag in plain)

@@ -1,0 +1,66 @@
+"""What a gate found as JUnit XML and as SARIF, for machines that collect such files."""
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Judged(Protocol):
+    """One check of a gate."""
+
+    @property
+    def setting(self) -> str: ...
+    @property
+    def record(self) -> Path: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def passed(self) -> bool: ...
+    @property
+    def message(self) -> str: ...
+
+
+def junit(findings: Sequence[Judged]) -> str:
+    """A test case a setting and bound."""
+    failed = str(sum(not finding.passed for finding in findings))
+    suite = ET.Element("testsuite", name="gradleak gate", tests=str(len(findings)), failures=failed, errors="0")
+    for finding in findings:
+        case = ET.SubElement(suite, "testcase", classname=finding.setting, name=finding.title)
+        if finding.passed:
+            ET.SubElement(case, "system-out").text = finding.message
+        else:
+            ET.SubElement(case, "failure", message=finding.message, type=finding.rule).text = f"{finding.record}"
+    root = ET.Element("testsuites")
+    root.append(suite)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def sarif(findings: Sequence[Judged], version: str) -> str:
+    """SARIF 2.1.0: a result for each check that failed, at the record it is about."""
+    failed = [finding for finding in findings if not finding.passed]
+    rules = list(dict.fromkeys(finding.rule for finding in findings))
+    driver: dict[str, Any] = {
+        "name": "gradleak",
+        "version": version,
+        "rules": [{"id": rule, "shortDescription": {"text": f"gradleak gate: {rule}"}} for rule in rules],
+    }
+    run = {"tool": {"driver": driver}, "results": [_result(finding, rules) for finding in failed]}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
+    uri = finding.record.as_uri() if finding.record.is_absolute() else finding.record.as_posix()
+    place = {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": rules.index(finding.rule),
+        "level": "error",
+        "message": {"text": f"{finding.setting}: {finding.message}"},
+        "locations": [{"physicalLocation": place}],
+    }

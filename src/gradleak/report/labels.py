@@ -1,0 +1,76 @@
+"""Short names for attacks, defenses and settings: what differs within a run, and no more."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradleak.records.schema import Record
+from gradleak.report.terminal import line
+
+FIELDS = ("target", "data", "protocol", "view", "defenses", "batch_size", "limit", "draws", "seed", "dtype")
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)")
+NO_DEFENSE = "no defense"
+
+
+class Labels:
+    """Names that tell the components of one run apart."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        attacks = [attack.spec for record in records for attack in record.attacks.values()]
+        defenses = [defense for record in records for defense in record.spec.get("defenses", ())]
+        self._attacks, self._defenses = _varying(attacks), _varying(defenses)
+        self.fields = [field for field in FIELDS if len({_key(record.spec.get(field)) for record in records}) > 1]
+
+    def attack(self, spec: Mapping[str, Any]) -> str:
+        """`lamp_cos`, or `lamp_cos:steps=40` where another has other steps."""
+        return _named(spec, self._attacks)
+
+    def defense(self, record: Record) -> str:
+        """The chain of defenses; a lone one with all its strength."""
+        parts = record.spec.get("defenses") or ()
+        return " + ".join(_named(one, self._defenses) if self._defenses.get(one["name"]) else line(one) for one in parts) or (
+            NO_DEFENSE
+        )
+
+    def setting(self, record: Record) -> str:
+        """What tells this setting from the others; what was audited where there is one only."""
+        return ", ".join(self._value(record, field) for field in self.fields) or (
+            f"{record.target.name}, {line(record.spec.get('data'))}, {self.defense(record)}"
+        )
+
+    def _value(self, record: Record, field: str) -> str:
+        if field == "defenses":
+            return self.defense(record)
+        value = record.spec.get(field)
+        named = line(value)
+        return named if isinstance(value, dict) else f"{field.replace('_', ' ')} {named}"
+
+
+def natural(label: str) -> list[tuple[bool, float, str]]:
+    """Sorts names as people do: no defense first, 0.01 before 0.1, 2 before 10."""
+    parts = NUMBER.split(label)
+    numbers = [(True, float(part), "") if NUMBER.fullmatch(part) else (False, 0.0, part) for part in parts if part]
+    return [(False, 0.0, "")] if label == NO_DEFENSE else numbers
+
+
+def _varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """By the name of a component the fields in which its uses differ."""
+    by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for spec in specs:
+        by_name.setdefault(str(spec.get("name")), {})[_key(spec)] = spec
+    return {
+        name: [field for field in next(iter(uses.values())) if len({_key(use.get(field)) for use in uses.values()}) > 1]
+        for name, uses in by_name.items()
+    }
+
+
+def _named(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -> str:
+    name = str(spec.get("name", "?"))
+    fields = ",".join(f"{field}={line(spec.get(field))}" for field in varying.get(name, ()))
+    return name + (f":{fields}" if fields else "")
+
+
+def _key(value: Any) -> str:
+    """A text that tells values apart; plain ones are most of them."""
+    return repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)

@@ -1,0 +1,151 @@
+"""The papers' tables with our numbers beside theirs. What they printed is data (papers/*.json); here it is only matched."""
+
+import fnmatch
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from gradleak.records.schema import AttackRecord, Record, Score
+from gradleak.records.summary import Summary
+
+FACTS = ("lamp.json", "partial_gradients.json", "learning_to_invert.json")
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One line of a printed table: which records it is about, and the values in each column."""
+
+    name: str
+    match: Mapping[str, Any]
+    attack: Sequence[Mapping[str, Any]]  # any of these
+    values: Mapping[str, Sequence[float]]  # by column, one a metric
+
+
+@dataclass(frozen=True)
+class PaperColumn:
+    """One column: which records it is about."""
+
+    name: str
+    match: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A printed table."""
+
+    paper: str
+    name: str
+    title: str
+    metrics: Sequence[tuple[str, str]]  # as printed, and ours
+    match: Mapping[str, Any]
+    columns: Sequence[PaperColumn]
+    rows: Sequence[PaperRow]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One place of a table: theirs, and ours if it was run. `theirs` is empty for attacks that the paper does not have."""
+
+    row: str
+    column: str
+    theirs: Sequence[float]
+    ours: Sequence[Score | None]
+    record: Record | None = None
+    others: int = 0  # records that fit as well
+
+    @property
+    def n(self) -> int:
+        return max((score.n for score in self.ours if score is not None), default=0)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A table and its lines."""
+
+    table: PaperTable
+    lines: Sequence[Line]
+
+    @property
+    def run(self) -> int:
+        """How many of the paper's places have a number of ours."""
+        return sum(line.record is not None and bool(line.theirs) for line in self.lines)
+
+
+@cache
+def papers() -> list[PaperTable]:
+    """Every printed table we know."""
+    found = []
+    for name in FACTS:
+        plain = json.loads((files("gradleak.report") / "papers" / name).read_text(encoding="utf-8"))
+        for one in plain["tables"]:
+            columns = [PaperColumn(**column) for column in one["columns"]]
+            rows = [PaperRow(**row) for row in one["rows"]]
+            metrics = [(printed, ours) for printed, ours in one["metrics"]]
+            found.append(PaperTable(plain["paper"], one["name"], one["title"], metrics, one["match"], columns, rows))
+    return found
+
+
+def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
+    """The table with our numbers, and below the paper's rows the attacks that only we ran."""
+    ran = [
+        (summary.record, attack)
+        for summary in summaries
+        if fits(table.match, summary.record.spec)
+        for attack in summary.record.attacks.values()
+    ]
+    by_column = {column.name: [pair for pair in ran if fits(column.match, pair[0].spec)] for column in table.columns}
+    lines: list[Line] = []
+    used: set[int] = set()
+    for row in table.rows:
+        for column in table.columns:
+            if column.name in row.values:
+                fit = [pair for pair in by_column[column.name] if fits(row.match, pair[0].spec) and _is(row, pair[1])]
+                used |= {id(attack) for _, attack in fit}
+                lines.append(_line(table, row.name, column.name, row.values[column.name], fit))
+    return Filled(table, [*lines, *_ours_alone(table, by_column, used)])
+
+
+def fits(pattern: Any, value: Any) -> bool:
+    """Whether a value has all that a pattern names. A list of patterns stands for any of them, unless the value is a list."""
+    if isinstance(value, list):
+        return isinstance(pattern, list) and len(pattern) == len(value) and all(map(fits, pattern, value))
+    if isinstance(pattern, list):
+        return any(fits(one, value) for one in pattern)
+    if isinstance(pattern, Mapping):
+        # A switch that an older record does not have was off.
+        return isinstance(value, Mapping) and all(fits(inner, value.get(key, False)) for key, inner in pattern.items())
+    if isinstance(pattern, str) and isinstance(value, str):
+        return fnmatch.fnmatchcase(value.lower(), pattern.lower())
+    return bool(pattern == value)
+
+
+def _is(row: PaperRow, attack: AttackRecord) -> bool:
+    return fits(row.attack, attack.spec)
+
+
+def _line(table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]) -> Line:
+    """Of several records that fit, the one with most examples; of equals the first."""
+    if not fit:
+        return Line(row, column, theirs, [None] * len(table.metrics))
+    record, attack = max(fit, key=lambda pair: pair[0].data.examples)
+    return Line(row, column, theirs, [attack.scores.get(ours) for _, ours in table.metrics], record, len(fit) - 1)
+
+
+def _ours_alone(
+    table: PaperTable, by_column: Mapping[str, Sequence[tuple[Record, AttackRecord]]], used: set[int]
+) -> Iterator[Line]:
+    """Attacks the paper does not have, under the paper's settings."""
+    groups = list({json.dumps(row.match, sort_keys=True): row for row in table.rows}.values())
+    for row in groups:
+        setting = row.name.rpartition(", ")[0] if not row.match.get("view") else row.name
+        for column, pairs in by_column.items():
+            names: dict[str, list[tuple[Record, AttackRecord]]] = {}
+            for record, attack in pairs:
+                name = str(attack.spec.get("name"))
+                if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
+                    names.setdefault(name, []).append((record, attack))
+            for name, fit in names.items():
+                yield _line(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit)

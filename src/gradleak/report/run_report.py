@@ -1,0 +1,164 @@
+"""Records of a run put together into a report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradleak.records.plain import from_plain
+from gradleak.records.schema import Record, now
+from gradleak.records.settings import Setting, settings_of
+from gradleak.records.summary import Summary, read_summaries
+from gradleak.report.attack_heat import attack_heat
+from gradleak.report.gallery import SecretsOf, gallery
+from gradleak.report.guarantees import guarantee_lines
+from gradleak.report.heat_map import HeatMap
+from gradleak.report.labels import Labels, natural
+from gradleak.report.model import CostLine, Entry, Report, SettingLine
+from gradleak.report.run_verdict import PAIRED, leaks, order, verdict
+from gradleak.report.terminal import chain, line
+from gradleak.report.traces import traces
+from gradleak.report.tradeoff import Tradeoff
+from gradleak.report.verdict import raised
+
+ROWS = 100  # settings listed; each may need an interval of its own
+NAMES = 20  # records named
+
+
+def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False) -> Report:
+    """The report of a record or of a folder of records; private texts are in it only with `show_secrets`."""
+    summaries = read_summaries(run)
+    records = [summary.record for summary in summaries]
+    labels = Labels(records)
+    metric = leading(records)
+    settings = order([one for one in settings_of(summaries) if metric in one.metrics()], metric)
+    in_order = sorted(settings, key=lambda setting: natural(labels.setting(setting.record)))
+    folder = run if run.is_dir() else run.parent
+    return Report(
+        created=now(),
+        title=run.resolve().name.removesuffix(".json"),
+        metric=metric,
+        redacted=not show_secrets,
+        records=len(records),
+        settings_run=len(settings),
+        settings_leaking=sum(leaks(setting, metric) for setting in settings),
+        verdict=verdict(settings, labels, metric),
+        settings=tuple(_setting_line(setting, labels, metric) for setting in settings[:ROWS]),
+        heat=attack_heat(in_order, labels, metric),
+        tradeoff=_beside(run, folder, "tradeoff.json", Tradeoff),
+        leak_map=_beside(run, folder, "map.json", HeatMap),
+        traces=tuple(traces(settings, labels, secrets_of)),
+        gallery=tuple(gallery(in_order, labels, metric, secrets_of, show_secrets)),
+        costs=tuple(_costs(settings, labels)),
+        threat_model=tuple(threat_model(settings)),
+        provenance=tuple(provenance(summaries)),
+        failures=tuple(path.name for path in sorted(folder.glob("*.failed.txt"))) if run.is_dir() else (),
+        reproduce=reproduce(settings[0]),
+    )
+
+
+def leading(records: Sequence[Record]) -> str:
+    """ROUGE-1 (of pictures, the squared error) where it was measured, else the first metric that was."""
+    measured = dict.fromkeys(name for record in records for name, score in record.worst_case.items() if score.mean is not None)
+    return next((name for name in (*PAIRED, *measured) if name in measured), PAIRED[0])
+
+
+def _setting_line(setting: Setting, labels: Labels, metric: str) -> SettingLine:
+    record = setting.record
+    return SettingLine(
+        label=labels.setting(record),
+        records=tuple(summary.id for summary in setting.summaries),
+        attacks=tuple(labels.attack(ran.attack.spec) for ran in setting.attacks),
+        score=setting.worst(metric),
+        exact=setting.worst("exact_match") if "exact_match" in setting.metrics() else None,
+        leaks=leaks(setting, metric),
+        flags=tuple(dict.fromkeys(name for summary in setting.summaries for name in raised(summary.record))),
+    )
+
+
+def _beside(run: Path, folder: Path, name: str, wanted: Any) -> Any:
+    """The trade-off or map that lies beside the records of a folder, if one does."""
+    path = folder / name
+    if not run.is_dir() or not path.is_file():
+        return None
+    return from_plain(wanted, json.loads(path.read_text(encoding="utf-8")), name)
+
+
+def _costs(settings: Sequence[Setting], labels: Labels) -> list[CostLine]:
+    found: dict[str, CostLine] = {}
+    for ran in (ran for setting in settings for ran in setting.attacks):
+        name, cost = labels.attack(ran.attack.spec), ran.attack.cost
+        before = found.get(name, CostLine(name, 0, 0, 0.0, 0, None))
+        memory = [value for value in (before.peak_memory_bytes, cost.peak_memory_bytes) if value is not None]
+        found[name] = CostLine(
+            name,
+            before.records + 1,
+            before.examples + len(ran.columns.batches),
+            before.seconds + cost.seconds,
+            before.steps + cost.steps,
+            max(memory, default=None),
+        )
+    return list(found.values())
+
+
+def threat_model(settings: Sequence[Setting]) -> list[Entry]:
+    """Who attacks, what is seen, what is told, what clients do."""
+    records = [setting.record for setting in settings]
+    share = sorted({record.target.visible_parameters / max(1, record.target.parameters) for record in records})
+    seen = f"{100 * share[0]:.3g} %" if len(share) == 1 else f"{100 * share[0]:.3g} to {100 * share[-1]:.3g} %"
+    granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
+    guarantees = _distinct(told for record in records for told in guarantee_lines(record))
+    return [
+        Entry("who", "An honest but curious server, or who reads what it receives: it has the model and each client's update."),
+        Entry("sees", f"{_distinct(line(record.spec.get('view')) for record in records)}: {seen} of the parameters"),
+        Entry("may be told", ", ".join(sorted(granted)) or "nothing beyond the update"),
+        Entry("protocol", _distinct(line(record.spec.get("protocol")) for record in records)),
+        Entry("defenses", _distinct(chain(record.spec.get("defenses")) for record in records)),
+        Entry("differential privacy", guarantees or "none of these defenses proves any"),
+        Entry("believes beforehand", _distinct(line(one.record.spec.get("prior")) for s in settings for one in s.summaries)),
+        Entry("examples a batch", _distinct(str(record.spec.get("batch_size", "-")) for record in records)),
+    ]
+
+
+def provenance(summaries: Sequence[Summary]) -> list[Entry]:
+    """Where the numbers come from."""
+    records = [summary.record for summary in summaries]
+    times = sorted(record.created for record in records)
+    versions: Mapping[str, dict[str, None]] = {name: {} for record in records for name in record.versions}
+    for record in records:
+        for name, version in record.versions.items():
+            versions[name][version] = None
+    return [
+        Entry("audited", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"),
+        Entry("target", _distinct(f"{record.target.name} (fingerprint {record.target.fingerprint[:16]})" for record in records)),
+        Entry("data", _distinct(line(record.spec.get("data")) for record in records)),
+        Entry("data hash (keyed)", _distinct(record.data.hash[:16] for record in records)),
+        Entry("seeds", _distinct(str(record.spec.get("seed", "-")) for record in records)),
+        Entry("versions", ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())),
+        Entry("machines", _distinct(f"{one.machine.get('device', '-')} ({one.machine.get('name', '-')})" for one in records)),
+        Entry("records", _distinct(summary.id for summary in summaries)),
+    ]
+
+
+def _distinct(texts: Any) -> str:
+    """Each once; of very many the first."""
+    found = list(dict.fromkeys(texts))
+    rest = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
+    return "; ".join(found[:NAMES]) + rest
+
+
+def reproduce(setting: Setting) -> str:
+    """A study that gives the records of a setting again; JSON is YAML."""
+    specs = [_as_study(summary.record.spec) for summary in setting.summaries[:NAMES]]
+    alike = {field: value for field, value in specs[0].items() if all(spec.get(field) == value for spec in specs)}
+    lines = [f"{field}: {json.dumps(value, ensure_ascii=False)}" for field, value in alike.items()]
+    if len(specs) > 1:
+        lines.append("cases:")
+        for place, spec in enumerate(specs, start=1):
+            other = {field: value for field, value in spec.items() if field not in alike}
+            lines.append(f"  case {place}: {json.dumps(other, ensure_ascii=False)}")
+    return "\n".join(lines)
+
+
+def _as_study(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {**spec, "attacks": [spec["attacks"]]}  # a flat list would be an axis

@@ -1,0 +1,33 @@
+"""Who works on a cell: of two runs that share a folder one takes it. A claim ends with its process, however that ends."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: runs that share a folder may do a cell twice there, to the same record
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def claim(folder: Path, cell: str, *, wait: bool = False) -> Iterator[bool]:
+    """Whether the cell is ours until the block ends; with `wait`, only once nobody else holds it."""
+    path = folder / "claims" / cell
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield _locked(descriptor, wait)
+    finally:
+        os.close(descriptor)  # gives the lock back
+
+
+def _locked(descriptor: int, wait: bool) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True

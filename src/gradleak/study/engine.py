@@ -1,0 +1,79 @@
+"""Cells spread over processes, each on a device of its own. They share a folder, and the claims in it share out the work."""
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from gradleak.audit.display import Display, Silent
+from gradleak.study.cells import Cell
+from gradleak.study.grid import CellResult, Clock, run_cells
+from gradleak.study.plan import FAILED
+
+LOOK = 1.0  # seconds between looks at the folder
+
+
+def run_on(
+    devices: Sequence[str], workers: int, cells: Sequence[Cell], folder: Path, display: Display, *, retry: bool
+) -> list[CellResult]:
+    """Runs the cells in so many processes, devices in turn; a process that dies loses its cell to the others or to the end.
+
+    The records are those of one process, but for time and cost.
+    """
+    if workers > 1:
+        folder.mkdir(parents=True, exist_ok=True)
+        if retry:
+            for cell in cells:
+                (folder / f"{cell.spec.id}{FAILED}").unlink(missing_ok=True)
+        _work_together(devices, workers, cells, folder, display)
+        retry = False  # what failed in a worker has just been tried
+    return run_cells(cells, folder, devices[0], display, retry=retry)
+
+
+def _work_together(devices: Sequence[str], workers: int, cells: Sequence[Cell], folder: Path, display: Display) -> None:
+    context = multiprocessing.get_context("spawn")  # CUDA cannot be forked
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    started = [
+        context.Process(target=_work, args=(list(cells), folder, devices[number % len(devices)], threads), daemon=True)
+        for number in range(workers)
+    ]
+    display.say(f"{workers} processes on {', '.join(dict.fromkeys(devices))}.")
+    for process in started:
+        process.start()
+    try:
+        _watch(started, cells, folder, display)
+    finally:
+        for process in started:
+            process.terminate()  # those that came to their end are not harmed
+            process.join()
+
+
+def _watch(started: Sequence[BaseProcess], cells: Sequence[Cell], folder: Path, display: Display) -> None:
+    """Says when cells are finished, until no process is left."""
+    before = _done(cells, folder)
+    clock, shown = Clock(len(cells) - before), before
+    while any(process.is_alive() for process in started):
+        time.sleep(LOOK)
+        now = _done(cells, folder)
+        if now > shown:
+            shown, clock.finished = now, now - before
+            display.say(f"{now} of {len(cells)} cells are done{clock.left()}.")
+    died = [process for process in started if process.exitcode]
+    if died:
+        display.say(f"{len(died)} of {len(started)} processes died; what they left is run here.")
+
+
+def _done(cells: Sequence[Cell], folder: Path) -> int:
+    return sum((folder / f"{cell.spec.id}{suffix}").exists() for cell in cells for suffix in (".json", FAILED))
+
+
+def _work(cells: Sequence[Cell], folder: Path, device: str, threads: int) -> None:
+    """One process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    with contextlib.suppress(KeyboardInterrupt):
+        run_cells(cells, folder, device, Silent(), retry=False)

@@ -1,0 +1,75 @@
+"""What a run set out to do, kept beside its records, so that its state can be told without its YAML."""
+
+import fnmatch
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import did_you_mean
+from gradleak.records.errors import RecordError
+from gradleak.study.cells import Cell, Study
+from gradleak.study.files import write_whole
+
+SCHEMA = "gradleak.study/1"
+FILE = "study.json"
+FAILED = ".failed.txt"
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell by its id, and where it lies on the axes."""
+
+    id: str
+    axes: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{axis}={value}" for axis, value in self.axes.items()) or "the only cell"
+
+
+def write_plan(folder: Path, study: Study) -> None:
+    """The cells of the whole study, whatever part of it is run now; the last command's study stands."""
+    cells = [{"id": cell.spec.id, "axes": dict(cell.axes)} for cell in study.cells]
+    write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "name": study.name, "cells": cells}, ensure_ascii=False) + "\n")
+
+
+def read_plan(folder: Path) -> list[PlannedCell] | None:
+    """The planned cells; none where the folder was not written by a study."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return [PlannedCell(cell["id"], cell["axes"]) for cell in plain["cells"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is not a whole study file. Delete it and run the study again: records are kept.") from error
+
+
+def only(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
+    """The cells on these values (`attacks=lamp*`): any of those given for one axis, and on every axis that is named."""
+    chosen: dict[str, list[str]] = {}
+    axes = list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
+    for written in wanted:
+        axis, equals, pattern = written.partition("=")
+        if not equals:
+            raise GradleakError(f"Cannot read --only {written!r}: write --only axis=value, such as --only attacks='lamp*'.")
+        if axis not in axes:
+            raise GradleakError(f"No axis {axis!r}{did_you_mean(axis, axes)} Axes: {', '.join(axes) or 'none, it is one cell'}.")
+        values = list(dict.fromkeys(cell.axes[axis] for cell in cells if axis in cell.axes))
+        if not any(_fits(value, pattern) for value in values):
+            raise GradleakError(f"No cell has {axis}={pattern}. Its values: {'; '.join(values)}.")
+        chosen.setdefault(axis, []).append(pattern)
+    fit = [cell for cell in cells if all(_any_fits(cell.axes.get(axis, ""), patterns) for axis, patterns in chosen.items())]
+    if not fit:
+        raise GradleakError("No cell lies on all these values at once: leave one --only out.")
+    return fit
+
+
+def _any_fits(value: str, patterns: Sequence[str]) -> bool:
+    return any(_fits(value, pattern) for pattern in patterns)
+
+
+def _fits(value: str, pattern: str) -> bool:
+    return value == pattern or fnmatch.fnmatchcase(value, pattern)

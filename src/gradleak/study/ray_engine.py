@@ -1,0 +1,150 @@
+"""Cells shared out over a Ray cluster: workers compute, this process keeps the records."""
+
+import contextlib
+import json
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradleak.audit import AuditSpec
+from gradleak.audit.display import Display
+from gradleak.audit.runner import run_audits
+from gradleak.core.errors import GradleakError
+from gradleak.records.schema import Record
+from gradleak.records.store import SecretKey, check_writable, open_key, write_record
+from gradleak.study.cells import Cell
+from gradleak.study.claims import claim
+from gradleak.study.files import write_whole
+from gradleak.study.grid import CellResult, Clock, groups_of, run_cells
+from gradleak.study.plan import FAILED
+
+RETRIES = 3  # of cells whose worker was lost
+Answer = tuple[str, str]  # a record as JSON, or a traceback
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where to compute: a cluster that is there, or one of this machine's own."""
+
+    address: str | None = None
+    device: str = "auto"  # cpu: a core each; cuda: a GPU each; auto: a GPU where the cluster has any
+    workers: int | None = None  # that work at once; as many as the cluster has room for
+
+
+def run_on_ray(cells: Sequence[Cell], folder: Path, cluster: Cluster, display: Display, *, retry: bool) -> list[CellResult]:
+    """Runs the cells that have no record yet on a cluster; the records are those of a local run, but for time and cost.
+
+    Workers open data and models by name: these must be there on every node, or be had from the hub.
+    """
+    ray = _ray()
+    if cluster.device not in ("auto", "cpu", "cuda"):
+        raise GradleakError(
+            f"On Ray every worker has a device of its own: use --device cpu, cuda or auto, not {cluster.device!r}."
+        )
+    check_writable(folder)
+    mine = {"num_cpus": cluster.workers} if cluster.address is None and cluster.workers else {}
+    ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **mine)
+    try:
+        _share_out(ray, _left(cells, folder, retry), folder, cluster, display)
+    finally:
+        ray.shutdown()
+    return run_cells(cells, folder, "cpu", display, retry=False)  # reads them back
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise GradleakError('--engine ray needs Ray, which is not installed: pip install "gradleak[ray]".') from error
+    return ray
+
+
+def _left(cells: Sequence[Cell], folder: Path, retry: bool) -> list[list[Cell]]:
+    """What has no record, in the groups of a local run."""
+    kept = (".json",) if retry else (".json", FAILED)
+    groups = [
+        [cell for cell in group if not any((folder / f"{cell.spec.id}{suffix}").exists() for suffix in kept)]
+        for group in groups_of(cells)
+    ]
+    return [group for group in groups if group]
+
+
+def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster: Cluster, display: Display) -> None:
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    device = cluster.device if cluster.device != "auto" else "cuda" if gpus else "cpu"
+    room = gpus if device == "cuda" else int(ray.cluster_resources().get("CPU", 1))
+    if not room:
+        raise GradleakError("This Ray cluster has no GPU: use --device cpu.")
+    workers = min(cluster.workers or room, room)
+    needs = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
+    task = ray.remote(max_retries=RETRIES, **needs)(audit_cells)
+    key = ray.put(open_key(folder).value)
+    count = sum(map(len, groups))
+    display.say(f"{count} cells on Ray, {workers} workers, a {'GPU' if device == 'cuda' else 'core'} each.")
+    began, clock = time.monotonic(), Clock(count)
+    for cells, answers in _answers(ray, task, groups, folder, (key, device), workers):
+        for cell, answer in zip(cells, answers, strict=True):
+            _keep(cell, answer, folder, display)
+        clock.finished += len(cells)
+        display.say(f"{clock.finished} of {count} cells are done{clock.left()}.")
+    if clock.finished:
+        display.say(f"{3600 * clock.finished / (time.monotonic() - began):.0f} cells an hour.")
+
+
+def _answers(
+    ray: Any, task: Any, groups: Sequence[Sequence[Cell]], folder: Path, rest: tuple[Any, ...], workers: int
+) -> Iterator[tuple[list[Cell], list[Answer]]]:
+    """What became of the cells, as workers come back; a cell is claimed while it is out."""
+    waiting = list(reversed(groups))
+    out: dict[Any, tuple[list[Cell], contextlib.ExitStack]] = {}
+    while waiting or out:
+        while waiting and len(out) < workers:
+            group, held = waiting.pop(), contextlib.ExitStack()
+            ours = [cell for cell in group if held.enter_context(claim(folder, cell.spec.id))]
+            if ours:
+                out[task.remote([cell.spec for cell in ours], *rest)] = (ours, held)
+            else:
+                held.close()  # another run has them
+        if not out:
+            return
+        (ready,), _ = ray.wait(list(out), num_returns=1)
+        cells, held = out.pop(ready)
+        with held:
+            yield cells, _answer(ray, ready, len(cells))
+
+
+def _answer(ray: Any, ready: Any, cells: int) -> list[Answer]:
+    try:
+        return ray.get(ready)  # type: ignore[no-any-return]
+    except ray.exceptions.RayError as error:  # lost more often than it is tried again
+        return [("", f"{type(error).__name__}: {error}")] * cells
+
+
+def _keep(cell: Cell, answer: Answer, folder: Path, display: Display) -> None:
+    record, failure = answer
+    path = folder / f"{cell.spec.id}{FAILED}"
+    if record:
+        write_record(folder, Record.from_json(json.loads(record)))
+        path.unlink(missing_ok=True)
+    else:
+        write_whole(path, f"{cell.title}\n{cell.spec.to_dict()}\n\n{failure}")
+        display.say(f"Failed; the traceback is in {path}.")
+
+
+def audit_cells(specs: Sequence[AuditSpec], key: bytes, device: str) -> list[Answer]:
+    """Kin on a worker: records, or else tracebacks: a failure is an answer, which Ray does not try again."""
+    try:
+        found = run_audits(specs, device=device, key=SecretKey(key))
+    except Exception:
+        if len(specs) == 1:
+            return [("", traceback.format_exc())]
+        return [answer for spec in specs for answer in audit_cells([spec], key, device)]  # the one at fault fails alone
+    return [
+        ("", f"{type(one).__name__}: {one}")
+        if isinstance(one, GradleakError)
+        else (json.dumps(one.record.to_json(), allow_nan=False), "")
+        for one in found
+    ]

@@ -1,0 +1,47 @@
+"""Metrics added to stored guesses are those an audit would have found, and nothing is attacked again."""
+
+from pathlib import Path
+
+import pytest
+
+from gradleak.attacks.recipes.tag import Tag
+from gradleak.cli import main
+from gradleak.records.store import read_record
+from gradleak.records.summary import record_paths
+
+AUDIT = "audit --target tiny --attack tag:steps=3 --limit 2 --batch-size 2 --device cpu".split()
+Captured = pytest.CaptureFixture[str]
+
+
+def test_added_metrics_equal_those_of_a_whole_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    few, all_of_them = tmp_path / "few", tmp_path / "all"
+    assert main([*AUDIT, "--metric", "rouge1", "--out", str(few)]) == 0
+    wanted = ["--metric", "rouge1", "--metric", "secret_recall", "--metric", "rouge2_legacy"]
+    assert main([*AUDIT, *wanted, "--out", str(all_of_them)]) == 0
+
+    def no_attack(*_: object) -> None:
+        raise AssertionError("attacked again")
+
+    monkeypatch.setattr(Tag, "reconstruct", no_attack)
+    (path,) = record_paths(few)
+    before = read_record(path)
+    capsys.readouterr()
+    assert main(["score", str(few), "--device", "cpu", *wanted]) == 0
+    assert "secret_recall" in capsys.readouterr().out
+    scored, whole = read_record(path), read_record(record_paths(all_of_them)[0])
+    assert scored.id == before.id
+    assert scored.worst_case == whole.worst_case
+    assert scored.attacks["tag"].scores == whole.attacks["tag"].scores
+    values = [[example.values for example in one.attacks["tag"].examples] for one in (scored, whole)]
+    assert values[0] == values[1]
+
+
+def test_data_that_has_changed_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    data = tmp_path / "notes.csv"
+    data.write_text("text,label\nmy heart is weak,1\n")
+    words = ["audit", "--target", "tiny", "--attack", "blind", "--limit", "1", "--data", str(data), "--device", "cpu"]
+    assert main([*words, "--metric", "rouge1", "--out", str(tmp_path / "run")]) == 0
+    data.write_text("text,label\nmy heart is strong,1\n")
+    assert main(["score", str(tmp_path / "run"), "--metric", "rouge2"]) == 2
+    assert "are not at hand" in capsys.readouterr().err
+    assert main(["score", str(tmp_path / "run")]) == 2

@@ -1,0 +1,107 @@
+"""The papers' numbers, and ours beside them."""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradleak.records.schema import Record, Score
+from gradleak.records.summary import Summary
+from gradleak.report.paper_tables import Filled, PaperTable, fill, fits, papers
+from gradleak.report.table_files import comma_separated, latex, markdown
+
+Make = Callable[..., Record]
+COS = {"name": "lamp_cos", "distance": "cosine", "discrete": "alternate", "prior_weight": 0.2, "norm_weight": 1.0}
+COS |= {"starts": 500, "faithful": False}
+
+
+def table(name: str) -> PaperTable:
+    return next(one for one in papers() if one.name == name)
+
+
+@pytest.fixture
+def ran(make_record: Make) -> Callable[..., Summary]:
+    """A record of an attack on MiniLM and CoLA."""
+
+    def make(attack: dict[str, Any], **spec: Any) -> Summary:
+        plain = make_record((str(attack["name"]),))
+        scores = {
+            name: Score(0.9, 0.8, 0.95, 0.2, 0.1, 0.3, "fraction", "higher", 100) for name in ("rouge1_legacy", "rougeL_legacy")
+        }
+        ours = replace(plain.attacks[str(attack["name"])], spec=attack, scores=scores)
+        fields = {"target": {"name": "minilm"}, "data": {"name": "cola"}, "batch_size": 1, "protocol": {"name": "fedsgd"}}
+        whole = {**fields, "view": {"name": "lamp"}, "defenses": [], "attacks": [attack], **spec}
+        return Summary(Path("x.json"), replace(plain, spec=whole, attacks={str(attack["name"]): ours}), {})
+
+    return make
+
+
+def places(filled: Filled) -> dict[tuple[str, str], float | None]:
+    return {(line.row, line.column): line.ours[0].mean for line in filled.lines if line.ours[0] is not None}
+
+
+def test_every_printed_place_has_a_number_for_every_metric() -> None:
+    sizes = {one.name: sum(len(row.values) for row in one.rows) for one in papers()}
+    assert sizes == {
+        "lamp_table1": 48, "lamp_table2": 36, "lamp_table4": 21, "lamp_table5": 16, "lamp_table7": 4, "lamp_table8": 5,
+        "lamp_table9": 6, "partial_table2": 28, "partial_table3": 108, "partial_table4": 63, "lti_table1": 12, "lti_table2": 12,
+    }  # fmt: skip
+    for one in papers():
+        columns = {column.name for column in one.columns}
+        for row in one.rows:
+            assert set(row.values) <= columns
+            assert all(len(values) == len(one.metrics) for values in row.values.values())
+
+
+def test_numbers_that_two_papers_tables_share_agree() -> None:
+    first, second = table("lamp_table1"), table("lamp_table2")
+    for one, other in zip(first.rows, second.rows, strict=True):
+        assert one.values["BERT-base"] == other.values["B = 1"]
+    assert table("lamp_table1").rows[2].values["BERT-base"] == [89.6, 51.9, 76.2]  # LAMP cos on CoLA, its headline
+    assert table("lamp_table4").rows[0].values["CoLA"] == table("lamp_table9").rows[1].values["CoLA"]
+
+
+def test_patterns_fit_what_has_all_they_name() -> None:
+    assert fits({"a": 1}, {"a": 1, "b": 2})
+    assert not fits({"a": 1}, {"b": 2})
+    assert fits([{"name": "x"}, {"name": "y"}], {"name": "y"})
+    assert not fits([], [{"name": "sign"}])
+    assert fits([], [])
+    assert fits({"faithful": False}, {}) and not fits({"faithful": True}, {})
+    assert fits("*bert-base*", "google/BERT-base-uncased")
+
+
+def test_a_record_stands_in_its_place_and_the_others_say_not_run(ran: Callable[..., Summary]) -> None:
+    filled = fill(table("lamp_table1"), [ran(COS)])
+    assert places(filled) == {("CoLA, LAMP cos", "BERT-base"): 0.9}
+    assert filled.run == 1
+    assert "| CoLA, LAMP cos | BERT-base | 90.0 [80.0, 95.0] | 89.6 | not scored | 51.9 |" in markdown([filled], "x")
+    assert "| CoLA, DLG | BERT-base | not run | 59.3 | not run | 7.7 |" in markdown([filled], "x")
+
+
+def test_ablations_noise_and_batches_find_their_places(ran: Callable[..., Summary]) -> None:
+    noise = [{"name": "gaussian_noise", "std": 0.005}]
+    assert places(fill(table("lamp_table4"), [ran({**COS, "distance": "l2"})])) == {("LAMP L2", "CoLA"): 0.9}
+    assert places(fill(table("lamp_table5"), [ran({"name": "tag"}, defenses=noise)])) == {("TAG", "σ = 0.005"): 0.9}
+    assert places(fill(table("lamp_table2"), [ran({"name": "dlg"}, batch_size=4)])) == {("CoLA, DLG", "B = 4"): 0.9}
+    assert places(fill(table("lamp_table1"), [ran({"name": "dlg"}, defenses=noise)])) == {}
+
+
+def test_attacks_that_the_paper_lacks_stand_below_its_rows(ran: Callable[..., Summary]) -> None:
+    filled = fill(table("lamp_table1"), [ran({"name": "portfolio"})])
+    assert places(filled) == {("CoLA, portfolio (not in this table)", "BERT-base"): 0.9}
+    assert filled.run == 0
+
+
+def test_csv_and_latex_hold_the_same_numbers(ran: Callable[..., Summary]) -> None:
+    filled = fill(table("lamp_table8"), [ran(COS)])
+    rows = list(csv.DictReader(io.StringIO(comma_separated([filled]))))
+    assert (rows[0]["ours"], rows[0]["low"], rows[0]["paper"], rows[0]["n"]) == ("90.0", "80.0", "89.6", "100")
+    assert rows[3]["ours"] == "not run"
+    drawn = latex([filled])
+    assert drawn.count(r"\begin{tabular}") == 1
+    assert r"75 \% zeroed" in drawn and "90.0 [80.0, 95.0]" in drawn

@@ -1,0 +1,180 @@
+"""The report of a run: verdict first, worst case over records, nothing private unless asked for."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradleak.records.errors import RecordError
+from gradleak.records.plain import to_plain
+from gradleak.records.schema import Record
+from gradleak.records.settings import settings_of
+from gradleak.records.store import write_record
+from gradleak.records.summary import columns_of, read_summaries, read_summary
+from gradleak.report.html import html
+from gradleak.report.json_schema import report_schema
+from gradleak.report.labels import natural
+from gradleak.report.markdown import markdown
+from gradleak.report.model import SCHEMA
+from gradleak.report.run_report import build_report
+from gradleak.report.traces import likeness
+
+Make = Callable[..., Record]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def nothing(record: Record) -> dict[tuple[int, int], str]:
+    return {}
+
+
+def with_spec(record: Record, **fields: Any) -> Record:
+    return replace(record, spec={**record.spec, **fields})
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_record: Make) -> Path:
+    """Two attacks in records of their own on one setting, and one of them under a defense."""
+    noise = [{"name": "gaussian_noise", "std": 0.1}]
+    write_record(tmp_path, with_spec(make_record(("tag",), 0.5, kept=True), attacks=[{"name": "tag", "steps": 3}]))
+    strong = make_record(("dlg",), 0.9, kept=True, guess="My PIN is 4471")
+    write_record(tmp_path, with_spec(strong, attacks=[{"name": "dlg"}]))
+    weak = make_record(("tag",), 0.1, kept=True, flags=("near_chance", "search_failed"))
+    write_record(tmp_path, with_spec(weak, attacks=[{"name": "tag", "steps": 3}], defenses=noise))
+    return tmp_path
+
+
+def test_a_summary_says_what_the_whole_record_says(run: Path) -> None:
+    for summary in read_summaries(run):
+        whole = summary.whole()
+        assert summary.record.id == whole.id
+        assert summary.record.worst_case == whole.worst_case
+        assert summary.columns == {key: columns_of(attack) for key, attack in whole.attacks.items()}
+        assert all(not attack.examples and not attack.batches for attack in summary.record.attacks.values())
+
+
+def test_a_broken_record_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / f"{'a' * 16}.json"
+    path.write_text('{"schema": "gradleak.record/1", "attacks": {}}')
+    with pytest.raises(RecordError, match=str(path)):
+        read_summary(path)
+
+
+def test_attacks_in_records_of_their_own_share_one_worst_case(run: Path) -> None:
+    settings = settings_of(read_summaries(run))
+    assert sorted(len(setting.attacks) for setting in settings) == [1, 2]
+    both = next(setting for setting in settings if len(setting.attacks) == 2)
+    assert both.worst("rouge1").mean == both.mean("rouge1") == 0.9
+    assert set(both.merged().attacks) == {"tag", "dlg"}
+
+
+def test_the_verdict_names_the_worst_setting_its_gain_and_its_doubts(run: Path) -> None:
+    report = build_report(run, nothing)
+    assert (report.records, report.settings_run, report.settings_leaking) == (3, 2, 1)
+    assert report.verdict.leaks
+    assert "1 of 2 settings leak" in report.verdict.headline
+    assert "90.0" in report.verdict.headline and "blind 20.0" in report.verdict.headline
+    assert "Most leaks under: no defense." in report.verdict.sentences
+    assert {flag.name: flag.settings for flag in report.verdict.flags} == {"search_failed": 1, "near_chance": 1}
+    assert [row.leaks for row in report.settings] == [True, False]
+
+
+def test_the_heat_map_has_every_pair_that_ran_and_marks_the_doubtful(run: Path) -> None:
+    heat = build_report(run, nothing).heat
+    assert heat.defenses == ("no defense", "gaussian_noise:std=0.1")
+    assert {(cell.attack, cell.defense, cell.score.mean, cell.in_doubt) for cell in heat.cells} == {
+        ("dlg", "no defense", 0.9, False),
+        ("tag", "no defense", 0.5, False),
+        ("tag", "gaussian_noise:std=0.1", 0.1, True),
+    }
+
+
+def test_nothing_leaking_is_never_called_safe(tmp_path: Path, make_record: Make) -> None:
+    write_record(tmp_path, make_record(("tag",), 0.1, flags=("near_chance", "search_failed")))
+    verdict = build_report(tmp_path, nothing).verdict
+    assert not verdict.leaks and verdict.in_doubt
+    assert "not a proof of safety" in verdict.headline
+
+
+@pytest.mark.parametrize("draw", [html, markdown, lambda report: json.dumps(to_plain(report))])
+def test_private_words_are_in_no_form_of_the_report_unless_asked_for(run: Path, draw: Callable[..., str]) -> None:
+    hidden, shown = (draw(build_report(run, nothing, show_secrets=show)) for show in (False, True))
+    for word in ("4471", "my dog"):
+        assert word not in hidden
+    assert "4471" in shown
+    assert "My PIN is 4471" in shown
+
+
+def test_marks_survive_redaction(run: Path) -> None:
+    marks = [[word.mark for word in item.words] for item in build_report(run, nothing).gallery if item.attack == "dlg"]
+    assert marks == [["pair"] * 4]
+
+
+def test_the_page_refers_to_nothing_outside_itself(run: Path) -> None:
+    page = html(build_report(run, nothing))
+    assert "http" not in page.replace("http-equiv", "")
+    for outside in ("<link", "<img", "<iframe", "@import", "url(", "fetch(", 'src="'):
+        assert outside not in page
+
+
+def test_texts_under_audit_cannot_write_markup(tmp_path: Path, make_record: Make) -> None:
+    write_record(tmp_path, make_record(guess="<script>alert(1)</script>", kept=True))
+    page = html(build_report(tmp_path, nothing, show_secrets=True))
+    assert "<script>alert" not in page
+
+
+def test_searches_are_drawn_over_time(run: Path) -> None:
+    trace = next(one for one in build_report(run, nothing).traces if one.attack == "dlg")
+    assert [(point.step, point.median) for point in trace.objective] == [(0, 5.0), (3, 1.0)]
+    assert [point.median for point in trace.similarity] == [likeness("My PIN is 4471", "the dog"), 0.75]
+
+
+def test_the_published_schema_is_of_this_version_and_fits(run: Path) -> None:
+    published = json.loads((DOCS / "report.schema.json").read_text(encoding="utf-8"))
+    assert published == report_schema()
+    plain = {"schema": SCHEMA, **to_plain(build_report(run, nothing))}
+    assert list(misfits(published, plain, published)) == []
+    assert list(misfits(published, {**plain, "records": "three"}, published)) == ["$.records"]
+
+
+def misfits(schema: dict[str, Any], value: Any, root: dict[str, Any], where: str = "$") -> Any:
+    """Places that do not fit the few words of JSON Schema that ours uses."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        if all(list(misfits(one, value, root, where)) for one in schema["anyOf"]):
+            yield where
+        return
+    if "const" in schema:
+        if value != schema["const"]:
+            yield where
+        return
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}
+    named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not any(value is None if name == "null" else isinstance(value, kinds[name]) for name in named):
+        yield where
+        return
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{where}.{name}"
+    for name, inner in schema.get("properties", {}).items():
+        if name in value:
+            yield from misfits(inner, value[name], root, f"{where}.{name}")
+    if isinstance(value, list):
+        for item in value:
+            yield from misfits(schema["items"], item, root, f"{where}[]")
+
+
+def test_names_are_sorted_as_people_do() -> None:
+    names = ["noise:std=0.1", "noise:std=0.01", "no defense", "a:x=10", "a:x=2"]
+    assert sorted(names, key=natural) == ["no defense", "a:x=2", "a:x=10", "noise:std=0.01", "noise:std=0.1"]
+
+
+def test_pictures_are_drawn_where_they_may_be_seen_and_withheld_otherwise(tmp_path: Path, make_record: Make) -> None:
+    pixels = "data:image/png;base64,iVBORw0KGgo="
+    write_record(tmp_path, make_record(guess=pixels))
+    hidden, shown = (html(build_report(tmp_path, nothing, show_secrets=show)) for show in (False, True))
+    assert pixels not in hidden
+    assert f'<img class="pixels" src="{pixels}" alt="the guess">' in shown

@@ -1,0 +1,80 @@
+"""A Ray cluster gives the records of a local run, also when a worker is lost."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gradleak.audit.display import Silent
+from gradleak.cli import main
+from gradleak.records.plain import to_plain
+from gradleak.study import ray_engine
+from gradleak.study.cells import read_study
+from gradleak.study.grid import run_cells
+from gradleak.study.ray_engine import Cluster, run_on_ray
+
+GRID = "target: tiny\nattacks: ['tag:steps=20', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID)
+    return path
+
+
+def test_without_ray_the_extra_is_named(grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    assert main(["run", str(grid), "--engine", "ray", "--out", str(grid.parent)]) == 2
+    assert "gradleak[ray]" in capsys.readouterr().err
+    assert main(["run", str(grid), "--engine", "slurm"]) == 2
+    assert main(["run", str(grid), "--address", "auto"]) == 2
+
+
+def ours(process: int) -> bool:
+    """Whether a process descends from this one."""
+    while process > 1:
+        if process == os.getpid():
+            return True
+        status = Path(f"/proc/{process}/status").read_text()
+        process = int(status.split("PPid:")[1].split()[0])
+    return False
+
+
+def kill_one_worker(killed: list[int]) -> None:
+    """Kills the first worker that has begun a cell."""
+    deadline = time.monotonic() + 60
+    while not killed and time.monotonic() < deadline:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if path.read_bytes().startswith(b"ray::audit_cell") and ours(int(path.parent.name)):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    killed.append(int(path.parent.name))
+                    break
+            except (OSError, IndexError):
+                continue
+        time.sleep(0.01)
+
+
+@pytest.mark.long
+def test_a_cluster_of_two_gives_the_records_of_a_local_run_though_a_worker_is_killed(grid: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed; pip install 'gradleak[ray]'")
+    cells = read_study(grid).cells
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_one_worker, args=(killed,))
+    killer.start()
+    found = run_on_ray(cells, tmp_path / "ray", Cluster(None, "cpu", 2), Silent(), retry=True)
+    killer.join()
+    assert len(killed) == 1
+    local = run_cells(cells, tmp_path / "local", "cpu", Silent())
+    for one, other in zip(found, local, strict=True):
+        assert one.record is not None and other.record is not None
+        assert to_plain(one.record.worst_case) == to_plain(other.record.worst_case)
+        for key, attack in other.record.attacks.items():
+            assert one.record.attacks[key].examples == attack.examples
+            assert [batch.losses for batch in one.record.attacks[key].batches] == [batch.losses for batch in attack.batches]
+    assert not list((tmp_path / "ray").glob(f"*{ray_engine.FAILED}"))

@@ -1,0 +1,86 @@
+"""How far a run is, which cells are chosen, and that failures wait until they are asked for again."""
+
+from pathlib import Path
+
+import pytest
+
+from gradleak.audit.display import Silent
+from gradleak.cli import main
+from gradleak.core.errors import GradleakError
+from gradleak.study import grid
+from gradleak.study.cells import read_study
+from gradleak.study.grid import run_cells
+from gradleak.study.plan import only, read_plan, write_plan
+from gradleak.study.state import read_state
+
+GRID = "target: tiny\nattacks: ['tag:steps=2', 'dlg:steps=2', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID)
+    return path
+
+
+def test_only_takes_cells_by_value_or_pattern_and_names_what_there_is(study: Path) -> None:
+    cells = read_study(study).cells
+    assert len(only(cells, [])) == 6
+    assert {cell.title for cell in only(cells, ["attacks=*lg*", "attacks=blind", "seed=1"])} == {
+        "attacks=dlg:steps=2, seed=1",
+        "attacks=blind, seed=1",
+    }
+    for wrong, message in [("sed=1", "did you mean 'seed'"), ("seed=7", "Its values: 0; 1"), ("tag", "write --only axis=value")]:
+        with pytest.raises(GradleakError, match=message):
+            only(cells, [wrong])
+
+
+def test_status_counts_cells_that_are_finished_failed_begun_and_waiting(study: Path, tmp_path: Path, capsys: Captured) -> None:
+    whole, folder = read_study(study), tmp_path / "run"
+    write_plan(folder, whole)
+    assert [cell.id for cell in read_plan(folder) or ()] == [cell.spec.id for cell in whole.cells]
+    run_cells(whole.cells[-2:], folder, "cpu", Silent())
+    (folder / f"{whole.cells[0].spec.id}.failed.txt").write_text("a title\n\nValueError: no luck\n")
+    (folder / "parts" / f"{whole.cells[1].spec.id}-cpu-ab").mkdir(parents=True)
+    state = read_state(folder)
+    assert [len(part) for part in (state.finished, state.failed, state.begun, state.waiting)] == [2, 1, 1, 2]
+    assert main(["status", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "6 cells: 2 finished, 1 failed, 1 begun, 2 waiting." in out
+    assert "ValueError: no luck" in out
+    assert main(["status", str(tmp_path / "nowhere")]) == 2
+
+
+def test_failed_cells_wait_until_they_are_asked_for_again(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", str(study), "--out", str(tmp_path), "--device", "cpu", "--only", "attacks=blind", "--only", "seed=0"]
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(grid, "run_audits", fail)
+    assert main(words) == 3
+    monkeypatch.undo()
+    (failure,) = (tmp_path / "grid").glob("*.failed.txt")
+    assert main(words) == 3  # nothing was tried
+    assert failure.exists()
+    assert main([*words, "--retry-failed"]) == 0
+    assert not failure.exists()
+
+
+def test_check_counts_estimates_and_runs_nothing(study: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["check", str(study), "--device", "cpu", "--seconds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "6 cells, 6 examples" in out
+    assert "Nothing was run." in out
+    assert out.count("tiny ") >= 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml"]
+
+
+def test_check_tells_every_problem_with_its_line_before_anything_is_opened(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("target: tiny\nattacks: [tagg, tag]\nlimit: few\ndefenses: nose\n")
+    assert main(["check", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "3 problems" in err
+    assert all(f"line {number}: " in err for number in (2, 3, 4))
