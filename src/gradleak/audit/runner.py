@@ -15,6 +15,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.audit.client import observe, private_batches, private_examples, update_norm
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.findings import finding_records
+from gradleak.audit.fits import Fits
 from gradleak.audit.guarantees import guarantee_records
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
@@ -85,6 +86,7 @@ class Runner:
         self.visible = tuple(target.part(name) for name in spec.view.visible(target))
         self.peak_memory: int | None = None
         self.findings: list[FindingRecord] = []
+        self.fits = Fits(spec, target, self.prior, parts.out, display)
 
     def attack_all(self) -> dict[str, list[Outcome]]:
         """Outcomes of every attack, and of the blind one that knows as much (under `blind of KEY`)."""
@@ -99,7 +101,7 @@ class Runner:
                 part = f"{place}-{group.start}-{group.stop}"
                 outcomes = self.parts.load(part)
                 if outcomes is None:
-                    outcomes = self._attack(key, attack, observations)
+                    outcomes = self._attack(key, self.fits.ready(key, attack), observations)
                     self.parts.save(part, outcomes)
                 results[key] += outcomes[: len(group)]
                 results[f"blind of {key}"] += outcomes[len(group) :]

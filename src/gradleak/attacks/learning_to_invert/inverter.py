@@ -1,0 +1,78 @@
+"""The network that turns features of an update into words."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gradleak.attacks.learning_to_invert.words import linear_cross_entropy
+
+SHORTEST_SPREAD = 1e-12
+
+
+class Scaling(nn.Module):
+    """Shifts and scales every feature to mean 0 and spread 1, as measured once before training."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("spread", torch.ones(features))
+
+    @torch.no_grad()
+    def measure(self, features: Float[Tensor, "clients features"]) -> None:
+        assert isinstance(self.mean, Tensor) and isinstance(self.spread, Tensor)
+        self.mean.copy_(features.mean(0))
+        spread = features.std(0)
+        self.spread.copy_(torch.where(spread > SHORTEST_SPREAD, spread, torch.inf))  # a feature that never moves says nothing
+
+    def forward(self, features: Float[Tensor, "clients features"]) -> Float[Tensor, "clients features"]:
+        return (features - self.mean) / self.spread
+
+
+class Perceptron(nn.Module):
+    """The paper's body: features → 600 → ReLU → 1000 a token → ReLU."""
+
+    def __init__(self, features: int, tokens: int, first: int, second: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(features, first), nn.Linear(first, tokens * second)
+        self.tokens, self.width, self.summary = tokens, second, first
+
+    def forward(self, features: Float[Tensor, "clients features"]) -> tuple[Tensor, Tensor]:
+        """A state for each token [clients, tokens, width], and one of the whole."""
+        whole = self.first(features).relu()
+        return self.second(whole).relu().unflatten(1, (self.tokens, self.width)), whole
+
+
+class Words(nn.Module):
+    """Reads states as words: by a table that is learnt, as in the paper, or by one that is known."""
+
+    def __init__(self, width: int, shares: Float[Tensor, "words"], known: Float[Tensor, "words size"] | None) -> None:
+        super().__init__()
+        words = len(shares)
+        self.bias = nn.Parameter((shares + 1 / words**2).log())  # what is likely before anything is seen
+        self.reduce: nn.Module = nn.Identity()
+        if known is None:
+            self.table: Tensor = nn.Linear(width, words, bias=False).weight
+        else:
+            self.reduce = nn.Linear(width, known.shape[1])
+            self.register_buffer("table", known, persistent=False)
+
+    def loss(self, reduced: Float[Tensor, "*rows size"], truth: Int[Tensor, "*rows"], dtype: torch.dtype) -> Float[Tensor, ""]:
+        return linear_cross_entropy(reduced.flatten(0, -2), self.table, self.bias, truth.flatten(), dtype)
+
+    def logits(self, reduced: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows words"]:
+        return reduced.float() @ self.table.mT + self.bias
+
+
+class TextInverter(nn.Module):
+    """Scaling, a body, and a table with a row for each word by which the state of each token is read."""
+
+    def __init__(self, features: int, body: Perceptron, words: Words, slots: int, classes: int | None) -> None:
+        super().__init__()
+        self.scaling, self.body, self.words, self.slots = Scaling(features), body, words, slots
+        self.labels = None if classes is None else nn.Linear(body.summary, slots * classes)
+
+    def forward(self, features: Tensor) -> tuple[Float[Tensor, "clients slots tokens width"], Tensor | None]:
+        """States to be read as words, and scores of each slot's label where the target has labels."""
+        states, whole = self.body(self.scaling(features))
+        labels = None if self.labels is None else self.labels(whole).unflatten(1, (self.slots, -1))
+        return states.unflatten(1, (self.slots, -1)), labels
