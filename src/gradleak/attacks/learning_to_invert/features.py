@@ -1,6 +1,7 @@
 """From what is seen of an update to the numbers an inverter is fed."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ class Features(ABC):
     """A linear map of an update."""
 
     size: int
+    groups: Sequence[int] | None = None  # neighbours that are scaled together; none: every feature alone
 
     @abstractmethod
     def __call__(self, update: Update) -> Float[Tensor, "clients features"]:

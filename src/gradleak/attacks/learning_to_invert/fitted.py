@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures
-from gradleak.attacks.learning_to_invert.inverter import Perceptron, TextInverter, Words
+from gradleak.attacks.learning_to_invert.inverter import ByPosition, Perceptron, Scaling, TextInverter, Words
 from gradleak.attacks.learning_to_invert.saved import save_fit
 from gradleak.attacks.learning_to_invert.slots import matched
 from gradleak.core.attack import Bench, Cost, Reconstruction
@@ -55,7 +56,7 @@ def lesson_loss(model: TextInverter, lesson: Lesson, dtype: torch.dtype) -> Floa
 
 
 def new_inverter(
-    attack: "TextInversion", setting: Setting, features: int, length: int, shares: Float[Tensor, "words"], seed: int
+    attack: "TextInversion", setting: Setting, features: Features, length: int, shares: Float[Tensor, "words"], seed: int
 ) -> TextInverter:
     """An inverter that has learnt nothing; the same for the same seed."""
     target, slots = setting.target, setting.batch_size
@@ -63,10 +64,15 @@ def new_inverter(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         width = min(attack.token_width, len(shares))  # a small vocabulary needs no more
-        body = Perceptron(features, slots * length, attack.first_width, width)
+        body: Perceptron | ByPosition
+        if isinstance(features, FactorFeatures):
+            body = ByPosition(features.blocks, sum(features.others), [one.cpu() for one in features.unmixing()], slots, width)
+        else:
+            body = Perceptron(features.size, slots * length, attack.first_width, width)
         words = Words(body.width, shares.cpu(), known)
         classes = None if target.labels_are_tokens else target.classes
-        return TextInverter(features, body, words, slots, classes).to(target.device)
+        scaling = Scaling(features.size, features.groups)
+        return TextInverter(scaling, body, words, slots, classes).to(target.device)
 
 
 def known_table(target: Target) -> Float[Tensor, "words size"]:
@@ -98,9 +104,14 @@ class FittedTextInverter(FittedAttack):
     def from_tensors(
         attack: "TextInversion", setting: Setting, tensors: dict[str, Tensor], facts: dict[str, Any]
     ) -> "FittedTextInverter":
-        features = HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed)
+        bases = {name.removeprefix("features."): one for name, one in tensors.items() if name.startswith("features.")}
+        features: Features
+        if attack.features == "factors":
+            features = FactorFeatures(setting, int(facts["length"]), bases)
+        else:
+            features = HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed)
         words = len(setting.target.vocabulary.allowed)
-        model = new_inverter(attack, setting, features.size, int(facts["length"]), torch.full((words,), 1 / words), 0)
+        model = new_inverter(attack, setting, features, int(facts["length"]), torch.full((words,), 1 / words), 0)
         model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")})
         return FittedTextInverter(attack, setting, features, model, facts)
 

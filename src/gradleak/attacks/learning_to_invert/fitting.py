@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, Simulated, on_device
 from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter, Lesson, as_float, lesson_loss, new_inverter
 from gradleak.attacks.learning_to_invert.simulation import Simulation
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 RATES = (1e-3, 1e-4, 1e-5)  # the paper's, for its batches of 64
 PAPER_BATCH = 64
+BASES = 256  # clients by which the bases of factors are found
 MEASURED = 512  # clients by which features are scaled
 
 
@@ -37,14 +39,14 @@ class Fitting:
             raise GradleakError(f"{len(corpus)} public texts are too few to learn from: give more with --public.")
         self.training, self.held_out = corpus.split()
         self.source = attack.source(self.target, self.training)
-        self.simulated = Simulated(Simulation(setting), self._features())
         self.streams = bench.streams.child("fit")
+        self.simulated = Simulated(Simulation(setting), self._features())
 
     def run(self) -> FittedTextInverter:
         length = self.training.ids.shape[1]
         shares = marginal(self.target, self.training)
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
-        model = new_inverter(self.attack, self.setting, self.simulated.features.size, length, shares, seed)
+        model = new_inverter(self.attack, self.setting, self.simulated.features, length, shares, seed)
         model.scaling.measure(self._measured())
         facts = {"attack": self.attack.learnt(), "setting": self.setting.described(), "length": length}
         with as_float(self.attack.precision, self.target.device):
@@ -56,6 +58,9 @@ class Fitting:
 
     def _features(self) -> Features:
         attack = self.attack
+        if attack.features == "factors":
+            generator = on_device(self.streams.child("bases"), self.target.vocabulary.embeddings)
+            return FactorFeatures.measured(self.setting, self.source.draw(BASES, self.setting.batch_size, generator))
         return HashedFeatures(self.setting, attack.fraction, attack.hashing_seed, attack.signed)
 
     def _steps(self) -> int:

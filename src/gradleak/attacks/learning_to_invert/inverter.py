@@ -1,5 +1,7 @@
 """The network that turns features of an update into words."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -12,8 +14,9 @@ SHORTEST_SPREAD = 1e-12
 class Scaling(nn.Module):
     """Shifts and scales every feature to mean 0 and spread 1, as measured once before training."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, groups: Sequence[int] | None = None) -> None:
         super().__init__()
+        self.groups = groups  # neighbours that are scaled together, so that they keep their proportions; none: each alone
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("spread", torch.ones(features))
 
@@ -22,6 +25,9 @@ class Scaling(nn.Module):
         assert isinstance(self.mean, Tensor) and isinstance(self.spread, Tensor)
         self.mean.copy_(features.mean(0))
         spread = features.std(0)
+        if self.groups is not None:
+            pieces = spread.split(list(self.groups))
+            spread = torch.cat([piece.square().mean().sqrt().expand(len(piece)) for piece in pieces])
         self.spread.copy_(torch.where(spread > SHORTEST_SPREAD, spread, torch.inf))  # a feature that never moves says nothing
 
     def forward(self, features: Float[Tensor, "clients features"]) -> Float[Tensor, "clients features"]:
@@ -40,6 +46,34 @@ class Perceptron(nn.Module):
         """A state for each token [clients, tokens, width], and one of the whole."""
         whole = self.first(features).relu()
         return self.second(whole).relu().unflatten(1, (self.tokens, self.width)), whole
+
+
+class ByPosition(nn.Module):
+    """A body for factors: each token from its own rows of all matrices, with weights that positions share and some of their own."""
+
+    def __init__(self, blocks: Sequence[tuple[int, int]], others: int, unmixing: Sequence[Tensor], slots: int, width: int) -> None:
+        super().__init__()
+        self.blocks, self.slots, self.width, self.summary = list(blocks), slots, width, width
+        self.tokens = slots * len(unmixing[0])
+        self.unmixing = nn.ParameterList(nn.Parameter(one.clone()) for one in unmixing)
+        content = sum(size for _, size in blocks)
+        self.shared, self.straight = nn.Linear(content, slots * width), nn.Linear(content, slots * width)
+        self.own = nn.Parameter(torch.zeros(len(unmixing[0]), content, 2 * slots * width))
+        self.others = nn.Linear(others, slots * width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, features: Float[Tensor, "clients features"]) -> tuple[Tensor, Tensor]:
+        sizes = [places * content for places, content in self.blocks]
+        *pieces, others = features.split([*sizes, features.shape[1] - sum(sizes)], dim=1)
+        rows = torch.cat(
+            [unmix @ piece.unflatten(1, shape) for unmix, piece, shape in zip(self.unmixing, pieces, self.blocks, strict=True)], dim=2
+        )
+        weights = torch.cat([self.shared.weight, self.straight.weight]).mT + self.own
+        both = torch.bmm(rows.transpose(0, 1), weights).transpose(0, 1)  # [clients, positions, 2 · slots · width]
+        bent, straight = both.chunk(2, dim=2)
+        hidden = (bent + self.shared.bias + self.others(others)[:, None]).unflatten(2, (self.slots, -1)).relu()
+        states = self.second(hidden) + (straight + self.straight.bias).unflatten(2, (self.slots, -1))
+        return states.transpose(1, 2).flatten(1, 2), hidden.mean((1, 2))
 
 
 class Words(nn.Module):
@@ -66,9 +100,9 @@ class Words(nn.Module):
 class TextInverter(nn.Module):
     """Scaling, a body, and a table with a row for each word by which the state of each token is read."""
 
-    def __init__(self, features: int, body: Perceptron, words: Words, slots: int, classes: int | None) -> None:
+    def __init__(self, scaling: Scaling, body: Perceptron | ByPosition, words: Words, slots: int, classes: int | None) -> None:
         super().__init__()
-        self.scaling, self.body, self.words, self.slots = Scaling(features), body, words, slots
+        self.scaling, self.body, self.words, self.slots = scaling, body, words, slots
         self.labels = None if classes is None else nn.Linear(body.summary, slots * classes)
 
     def forward(self, features: Tensor) -> tuple[Float[Tensor, "clients slots tokens width"], Tensor | None]:
