@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -36,24 +37,22 @@ class Wikitext2(Dataset):
             raise ValueError(f"a block needs at least 2 tokens, not {self.tokens}.")
 
     def load(self, count: int | None = None) -> list[Example]:
-        texts = _blocks(str(local_file(f"wikitext2/{self.split}.txt.xz")), self.tokens)
-        return [Example(text) for text in take(texts, count, f"wikitext2, {self.split} split")]  # type: ignore[arg-type,type-var]
+        blocks = _blocks(local_file(f"wikitext2/{self.split}.txt.xz"), self.tokens)
+        return take(blocks, count, f"wikitext2, {self.split} split")
 
     def public(self) -> Dataset | None:
         return Wikitext2("train", self.tokens) if self.split != "train" else Wikitext2("valid", self.tokens)
 
 
 @functools.lru_cache(maxsize=4)
-def _blocks(path: str, tokens: int) -> tuple[str, ...]:
-    """Texts of the blocks in a fixed random order, without those that would be tokenised otherwise when they stand alone."""
-    from pathlib import Path
-
+def _blocks(path: Path, tokens: int) -> tuple[Example, ...]:
+    """The blocks in a fixed random order, without those that would be tokenised otherwise when they stand alone."""
     tokenizer = byte_pairs()
-    lines = [f"{line}\n" for line in text_lines(decoded(Path(path))) if line.strip()]
+    lines = [f"{line}\n" for line in text_lines(decoded(path)) if line.strip()]
     ids = [number for encoded in tokenizer.encode_batch(lines) for number in encoded.ids]
     blocks = [ids[start : start + tokens] for start in range(0, len(ids) - tokens + 1, tokens)]
     texts = tokenizer.decode_batch(blocks)
     again = tokenizer.encode_batch(texts)
     kept = [text for text, block, encoded in zip(texts, blocks, again, strict=True) if encoded.ids == block]  # 99.8 % of them
     order = torch.randperm(len(kept), generator=Streams.root("wikitext2", 0).generator())
-    return tuple(kept[place] for place in order.tolist())
+    return tuple(Example(kept[place]) for place in order.tolist())

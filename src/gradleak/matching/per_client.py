@@ -83,6 +83,7 @@ class ByTransform:
 
     def __call__(self, batches: Batch) -> Update:
         given = batches.ids if batches.ids is not None else batches.embeddings
+        assert given is not None
         return Update(self.each(dict(self.target.parameters), given, batches.mask, batches.labels))
 
     def _loss(self, parameters: dict[str, Tensor], given: Tensor, mask: Tensor, labels: Tensor) -> Tensor:

@@ -89,13 +89,13 @@ class Body(nn.Module):
         self, embedded: Float[Tensor, "texts tokens hidden"], mask: Int[Tensor, "texts tokens"]
     ) -> Float[Tensor, "texts tokens hidden"]:
         tokens = embedded.shape[1]
-        state = embedded + self.position(torch.arange(tokens, device=embedded.device))
         hidden = (mask == 0)[:, None, None, :]
         if self.causal:
             hidden = hidden | torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).triu(1)
+        state = embedded + self.position(torch.arange(tokens, device=embedded.device))
         for layer in self.layers:
             state = layer(state, hidden)
-        return state
+        return state  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):

@@ -33,6 +33,7 @@ class FactorFeatures(Features):
         names = setting.view.visible(target)
         tables = set(target.groups["position_embedding"])
         self.matrices = [name for name in names if f"{name}.places" in bases]
+        self.rows = {name for name in self.matrices if bool(bases[f"{name}.rows"])}  # whose places are along their rows
         self.tables = [name for name in names if name in tables]
         rest = [name for name in names if name not in self.matrices and name not in tables]
         self.vectors = [name for name in rest if target.part(name).size <= REST_BINS]
@@ -65,7 +66,7 @@ class FactorFeatures(Features):
 
     def _block(self, name: str, gradient: Tensor) -> Float[Tensor, "clients places content"]:
         places, content = self.bases[f"{name}.places"], self.bases[f"{name}.content"]
-        by_place = gradient if gradient.shape[1] == len(places) and bool(self.bases[f"{name}.rows"]) else gradient.mT
+        by_place = gradient if name in self.rows else gradient.mT
         return places.mT @ by_place @ content
 
     @property
@@ -111,7 +112,9 @@ def _bases(setting: Setting, batches: Batch, length: int) -> dict[str, Tensor]:
     return found
 
 
-def _basis(name: str, means: Float[Tensor, "tokens size"], content: Float[Tensor, "samples width"], rows: bool) -> dict[str, Tensor]:
+def _basis(
+    name: str, means: Float[Tensor, "tokens size"], content: Float[Tensor, "samples width"], rows: bool
+) -> dict[str, Tensor]:
     """Orthonormal directions of the places and of the content, and how places are told apart."""
     places, mixed = torch.linalg.qr(means.mT)  # means.T = places @ mixed
     unmixing = torch.linalg.pinv(mixed.mT, rtol=ILL_CONDITIONED).mT  # [tokens, places]

@@ -63,7 +63,9 @@ class Simulated:
         found = self.features(self.simulation(batches, streams))
         if self.noise is None:
             return found
-        return found + self.noise * torch.randn(found.shape, generator=on_device(streams.child("noise"), found), device=found.device)
+        return found + self.noise * torch.randn(
+            found.shape, generator=on_device(streams.child("noise"), found), device=found.device
+        )
 
 
 def on_device(streams: Streams, like: Tensor) -> torch.Generator:

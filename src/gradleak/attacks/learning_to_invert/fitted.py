@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures
+from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.inverter import ByPosition, Perceptron, Scaling, TextInverter, Words
 from gradleak.attacks.learning_to_invert.saved import save_fit
 from gradleak.attacks.learning_to_invert.slots import matched
@@ -23,9 +24,6 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting
-
-if TYPE_CHECKING:
-    from gradleak.attacks.learning_to_invert.attack import TextInversion
 
 CLIENTS_AT_ONCE = 64
 
@@ -56,7 +54,7 @@ def lesson_loss(model: TextInverter, lesson: Lesson, dtype: torch.dtype) -> Floa
 
 
 def new_inverter(
-    attack: "TextInversion", setting: Setting, features: Features, length: int, shares: Float[Tensor, "words"], seed: int
+    attack: TextInversion, setting: Setting, features: Features, length: int, shares: Float[Tensor, "words"], seed: int
 ) -> TextInverter:
     """An inverter that has learnt nothing; the same for the same seed."""
     target, slots = setting.target, setting.batch_size
@@ -82,14 +80,15 @@ def known_table(target: Target) -> Float[Tensor, "words size"]:
     if outputs is not None and outputs.weight is not tables[0] and outputs.weight.data_ptr() != tables[0].data_ptr():
         tables.append(outputs.weight.detach())
     whole = torch.cat([table.float() for table in tables], dim=1).cpu()
-    return (whole - whole.mean(0)) / whole.std(0).clamp_min(1e-6)
+    scaled: Tensor = (whole - whole.mean(0)) / whole.std(0).clamp_min(1e-6) / whole.shape[1] ** 0.5
+    return scaled  # rows of length 1 or so
 
 
 class FittedTextInverter(FittedAttack):
     """Reads updates of one setting in a single pass."""
 
     def __init__(
-        self, attack: "TextInversion", setting: Setting, features: Features, model: TextInverter, facts: dict[str, Any]
+        self, attack: TextInversion, setting: Setting, features: Features, model: TextInverter, facts: dict[str, Any]
     ) -> None:
         self.attack, self.setting, self.features, self.model, self.facts = attack, setting, features, model.eval(), facts
 
@@ -102,7 +101,7 @@ class FittedTextInverter(FittedAttack):
 
     @staticmethod
     def from_tensors(
-        attack: "TextInversion", setting: Setting, tensors: dict[str, Tensor], facts: dict[str, Any]
+        attack: TextInversion, setting: Setting, tensors: dict[str, Tensor], facts: dict[str, Any]
     ) -> "FittedTextInverter":
         bases = {name.removeprefix("features."): one for name, one in tensors.items() if name.startswith("features.")}
         features: Features
@@ -112,7 +111,9 @@ class FittedTextInverter(FittedAttack):
             features = HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed)
         words = len(setting.target.vocabulary.allowed)
         model = new_inverter(attack, setting, features, int(facts["length"]), torch.full((words,), 1 / words), 0)
-        model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")})
+        model.load_state_dict(
+            {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+        )
         return FittedTextInverter(attack, setting, features, model, facts)
 
     def save(self, path: Path) -> None:
@@ -153,7 +154,8 @@ class FittedTextInverter(FittedAttack):
         """Refuses what this inverter was not made for, by what differs."""
         target, setting = observation.target, self.setting
         same = target is setting.target or all(
-            name in target.parameters and torch.equal(value, target.parameters[name]) for name, value in setting.target.parameters.items()
+            name in target.parameters and torch.equal(value, target.parameters[name])
+            for name, value in setting.target.parameters.items()
         )
         if not same:
             raise GradleakError(f"This {self.attack.name} was fitted to another target: fit it to this one.")
@@ -163,7 +165,8 @@ class FittedTextInverter(FittedAttack):
             raise GradleakError(f"This {self.attack.name} was fitted to another view: fit it to this one.")
         if observation.batch_size != setting.batch_size:
             raise GradleakError(
-                f"This {self.attack.name} was fitted to batches of {setting.batch_size}, not of {observation.batch_size}: fit it anew."
+                f"This {self.attack.name} was fitted to batches of {setting.batch_size}, not of {observation.batch_size}: "
+                "fit it anew."
             )
 
 

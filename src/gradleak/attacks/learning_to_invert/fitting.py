@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, Simulated, on_device
 from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter, Lesson, as_float, lesson_loss, new_inverter
+from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.texts import Corpus, as_batch, corpus_of, marginal
 from gradleak.attacks.learning_to_invert.training import Schedule, checkpoint_note, train
@@ -19,19 +20,17 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
 
-if TYPE_CHECKING:
-    from gradleak.attacks.learning_to_invert.attack import TextInversion
-
 RATES = (1e-3, 1e-4, 1e-5)  # the paper's, for its batches of 64
 PAPER_BATCH = 64
 BASES = 256  # clients by which the bases of factors are found
 MEASURED = 512  # clients by which features are scaled
+AT_ONCE = 128  # of these and of held-out ones, if training has smaller batches
 
 
 class Fitting:
     """One fit, from public texts to an attack."""
 
-    def __init__(self, attack: "TextInversion", setting: Setting, public: Sequence[Example], bench: Bench) -> None:
+    def __init__(self, attack: TextInversion, setting: Setting, public: Sequence[Example], bench: Bench) -> None:
         self.attack, self.setting, self.bench = attack, setting, bench
         self.target = setting.target
         corpus = corpus_of(setting, public, attack.length)
@@ -90,13 +89,14 @@ class Fitting:
 
     def _loss(self, model: Any, purpose: str) -> Any:
         def loss(step: int) -> Tensor:
-            return lesson_loss(model, self._lesson(self.streams.child(purpose, step)), self._dtype)
+            lesson = self._lesson(self.streams.child(purpose, step), self.attack.training_batch)
+            return lesson_loss(model, lesson, self._dtype)
 
         return loss
 
-    def _lesson(self, streams: Streams) -> Lesson:
+    def _lesson(self, streams: Streams, clients: int) -> Lesson:
         generator = on_device(streams.child("texts"), self.target.vocabulary.embeddings)
-        batches = self.source.draw(self.attack.training_batch, self.setting.batch_size, generator)
+        batches = self.source.draw(clients, self.setting.batch_size, generator)
         return self._taught(batches, streams)
 
     def _taught(self, batches: Batch, streams: Streams) -> Lesson:
@@ -106,18 +106,18 @@ class Fitting:
         return Lesson(features, batches.ids, None if self.target.labels_are_tokens else batches.labels)
 
     def _measured(self) -> Tensor:
-        pieces = math.ceil(MEASURED / self.attack.training_batch)
-        return torch.cat([self._lesson(self.streams.child("measured", piece)).features for piece in range(pieces)])
+        clients = max(self.attack.training_batch, AT_ONCE)
+        pieces = [self.streams.child("measured", piece) for piece in range(math.ceil(MEASURED / clients))]
+        return torch.cat([self._lesson(streams, clients).features for streams in pieces])
 
     def _held_out_lessons(self) -> list[Lesson]:
         """Held-out texts as clients' batches; real texts whatever the attack learns from."""
         size = self.setting.batch_size
         whole: Corpus = self.held_out[: len(self.held_out) // size * size] if len(self.held_out) >= size else self.training[:size]
         clients = as_batch(self.target, whole, size)
-        pieces = range(0, clients.lead[0], self.attack.training_batch)
-        return [
-            self._taught(clients[start : start + self.attack.training_batch], self.streams.child("held out", start)) for start in pieces
-        ]
+        most = max(self.attack.training_batch, AT_ONCE)
+        starts = range(0, clients.lead[0], most)
+        return [self._taught(clients[start : start + most], self.streams.child("held out", start)) for start in starts]
 
     @property
     def _dtype(self) -> torch.dtype:

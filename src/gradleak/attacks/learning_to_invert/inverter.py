@@ -22,16 +22,17 @@ class Scaling(nn.Module):
 
     @torch.no_grad()
     def measure(self, features: Float[Tensor, "clients features"]) -> None:
-        assert isinstance(self.mean, Tensor) and isinstance(self.spread, Tensor)
-        self.mean.copy_(features.mean(0))
-        spread = features.std(0)
+        mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
+        mean.copy_(features.mean(0))
+        found = features.std(0)
         if self.groups is not None:
-            pieces = spread.split(list(self.groups))
-            spread = torch.cat([piece.square().mean().sqrt().expand(len(piece)) for piece in pieces])
-        self.spread.copy_(torch.where(spread > SHORTEST_SPREAD, spread, torch.inf))  # a feature that never moves says nothing
+            pieces = torch.split(found, list(self.groups))
+            found = torch.cat([piece.square().mean().sqrt().expand(len(piece)) for piece in pieces])
+        spread.copy_(torch.where(found > SHORTEST_SPREAD, found, torch.inf))  # a feature that never moves says nothing
 
     def forward(self, features: Float[Tensor, "clients features"]) -> Float[Tensor, "clients features"]:
-        return (features - self.mean) / self.spread
+        mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
+        return (features - mean) / spread
 
 
 class Perceptron(nn.Module):
@@ -49,9 +50,11 @@ class Perceptron(nn.Module):
 
 
 class ByPosition(nn.Module):
-    """A body for factors: each token from its own rows of all matrices, with weights that positions share and some of their own."""
+    """A body for factors: each token from its rows of all matrices, by weights that positions share and some of their own."""
 
-    def __init__(self, blocks: Sequence[tuple[int, int]], others: int, unmixing: Sequence[Tensor], slots: int, width: int) -> None:
+    def __init__(
+        self, blocks: Sequence[tuple[int, int]], others: int, unmixing: Sequence[Tensor], slots: int, width: int
+    ) -> None:
         super().__init__()
         self.blocks, self.slots, self.width, self.summary = list(blocks), slots, width, width
         self.tokens = slots * len(unmixing[0])
@@ -64,15 +67,17 @@ class ByPosition(nn.Module):
 
     def forward(self, features: Float[Tensor, "clients features"]) -> tuple[Tensor, Tensor]:
         sizes = [places * content for places, content in self.blocks]
-        *pieces, others = features.split([*sizes, features.shape[1] - sum(sizes)], dim=1)
+        *pieces, others = torch.split(features, [*sizes, features.shape[1] - sum(sizes)], dim=1)
         rows = torch.cat(
-            [unmix @ piece.unflatten(1, shape) for unmix, piece, shape in zip(self.unmixing, pieces, self.blocks, strict=True)], dim=2
+            [unmix @ piece.view(-1, *shape) for unmix, piece, shape in zip(self.unmixing, pieces, self.blocks, strict=True)],
+            dim=2,
         )
         weights = torch.cat([self.shared.weight, self.straight.weight]).mT + self.own
         both = torch.bmm(rows.transpose(0, 1), weights).transpose(0, 1)  # [clients, positions, 2 · slots · width]
         bent, straight = both.chunk(2, dim=2)
-        hidden = (bent + self.shared.bias + self.others(others)[:, None]).unflatten(2, (self.slots, -1)).relu()
-        states = self.second(hidden) + (straight + self.straight.bias).unflatten(2, (self.slots, -1))
+        shape = (*bent.shape[:2], self.slots, self.width)
+        hidden = (bent + self.shared.bias + self.others(others)[:, None]).view(shape).relu()
+        states = self.second(hidden) + (straight + self.straight.bias).view(shape)
         return states.transpose(1, 2).flatten(1, 2), hidden.mean((1, 2))
 
 

@@ -42,7 +42,8 @@ class Simulation:
             return self.gradients(batches)
         clients, examples = batches.lead
         apart = self.gradients(_each_alone(batches))
-        return Update({name: one.unflatten(0, (clients, examples)) for name, one in apart.tensors.items()}, per_example=True)
+        tensors = {name: one.view(clients, examples, *one.shape[1:]) for name, one in apart.tensors.items()}
+        return Update(tensors, per_example=True)
 
 
 def _without_last_noise(defenses: Sequence[Defense]) -> tuple[tuple[Defense, ...], float]:
@@ -59,5 +60,6 @@ def _each_alone(batches: Batch) -> Batch:
         return None if tensor is None else tensor.flatten(0, 1)[:, None]
 
     mask, labels = apart(batches.mask), apart(batches.labels)
-    assert mask is not None and labels is not None
+    assert mask is not None
+    assert labels is not None
     return Batch(mask=mask, labels=labels, ids=apart(batches.ids), embeddings=apart(batches.embeddings))

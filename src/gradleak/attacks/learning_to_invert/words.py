@@ -20,8 +20,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         slopes = torch.empty_like(states) if wants_states else None
         table_slope = torch.zeros_like(table) if wants_table else None
         bias_slope = torch.zeros_like(bias) if wants_bias else None
-        for rows in torch.arange(len(states)).split(_rows_at_once(states, table)):
-            piece = slice(int(rows[0]), int(rows[-1]) + 1)
+        most = _rows_at_once(states, table)
+        for start in range(0, len(states), most):
+            piece = slice(start, start + most)
             low_states, right = states[piece].to(dtype), truth[piece, None]
             logits = (low_states @ low_table.mT).float() + bias
             norms = logits.logsumexp(-1, keepdim=True)
