@@ -11,14 +11,19 @@ import torch
 
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.learning_to_invert.attack import Lti, LtiP
+from gradleak.attacks.learning_to_invert.decoding import with_prior
 from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter
+from gradleak.attacks.learning_to_invert.fitting import Fitting
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
+from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.texts import MarginalTokens, corpus_of
+from gradleak.attacks.learning_to_invert.words import LOGITS_AT_ONCE, linear_cross_entropy
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
-from gradleak.core.defense import Defense
+from gradleak.core.defense import Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
+from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import Setting
@@ -183,3 +188,58 @@ def test_nothing_to_learn_from_is_refused(tiny: Target) -> None:
         Lti().fit(setting_of(tiny), [], bench_of(tiny))
     with pytest.raises(ValueError, match="fraction must be above 0"):
         Lti(fraction=0.0)
+
+
+class Likes(Prior):
+    """Believes in one word."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def nll(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return (ids != self.word).float().sum(1) / (lengths - 1)
+
+    def likely(self, length: int, streams: Streams) -> list[int]:
+        return [self.word] * length
+
+    def likely_length(self) -> int:
+        return 1
+
+
+def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None:
+    scores = torch.tensor([[0.0, 5.0, 0.0], [0.0, 1.0, 0.9], [9.0, 0.0, 0.0]])
+    assert with_prior(scores, Likes(2), 0.0, beams=4, candidates=3).tolist() == [1, 1, 0]
+    assert with_prior(scores, Likes(2), 1.0, beams=4, candidates=3).tolist() == [1, 2, 0]
+    assert with_prior(scores, Likes(2), 1.0, beams=1, candidates=1).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 20)
+    generator = torch.Generator().manual_seed(0)
+    states, table, bias = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 4), (9, 4), (9,)))
+    table.requires_grad_(not known)
+    truth = torch.randint(9, (7,), generator=generator)
+    plain = torch.nn.functional.cross_entropy(states @ table.mT + bias, truth)
+    pieces = linear_cross_entropy(states, table, bias, truth)
+    torch.testing.assert_close(pieces, plain)
+    wanted = [states, bias, *([] if known else [table])]
+    for ours, theirs in zip(torch.autograd.grad(3 * pieces, wanted), torch.autograd.grad(3 * plain, wanted), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("features", ["hashed", "factors"])
+def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target, features: str) -> None:
+    plain, noisy = setting_of(tiny), setting_of(tiny, GaussianNoise(0.5))
+    fitting = Fitting(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
+    batch = fitting.source.draw(1, 1, torch.Generator().manual_seed(0))
+    clean = Simulation(plain)(batch, Streams.root("here", 0))
+    made = fitting.simulated.features
+    by_code = [protect_in_turn(noisy.defenses, clean, [Streams.root("there", draw)]) for draw in range(150)]
+    theirs = torch.cat([made(sent) for sent in by_code]) - made(clean)
+    ours = torch.cat([fitting.simulated(batch, Streams.root("here", draw)) for draw in range(150)]) - made(clean)
+    some = slice(0, 400)
+    torch.testing.assert_close(ours.std(0)[some], theirs.std(0)[some], rtol=0.5, atol=0)
+    assert float(ours.square().mean()) == pytest.approx(float(theirs.square().mean()), rel=0.02)
+    correlations = torch.corrcoef(theirs[:, :40].mT) - torch.eye(40)  # independent there too
+    assert float(correlations.abs().max()) < 0.4

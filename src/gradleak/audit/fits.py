@@ -50,6 +50,7 @@ class Fits:
         bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, checkpoint=checkpoint)
         with self.display.watch(f"{key} learns from {len(self.public)} public examples", progress):
             fitted = attack.fit(setting, self.public, bench)
+        self.display.say(f"{key} {fitted.summary}")
         if path is not None and checkpoint is not None:
             fitted.save(path)
             checkpoint.unlink(missing_ok=True)

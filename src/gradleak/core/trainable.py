@@ -43,6 +43,11 @@ class Setting:
 class FittedAttack(Attack):
     """What was learnt for one setting: good for that one only."""
 
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """A sentence on how it learnt: how long, how fast, how well on texts held out."""
+
     @abstractmethod
     def save(self, path: Path) -> None:
         """Writes all that is needed to go on, whole or not at all."""

@@ -14,6 +14,7 @@ from gradleak.matching.capture import Kind, Use, call_shapes, captured, kind_of
 from gradleak.matching.plan import owners_of
 
 SMALL_TABLE = 4096  # rows of an embedding table up to which a product with one-hot rows is used: it repeats on a GPU
+LOGITS_IN_CACHE = 4_000_000
 Called = Sequence[tuple[Use, Tensor]]  # each use of a module with the gradient of the loss by its output
 
 
@@ -37,6 +38,19 @@ class ClosedForms:
         self.modules = {name: target.module.get_submodule(name) for name in self.kinds}
 
     def __call__(self, batches: Batch) -> Update:
+        clients, most = batches.lead[0], self._clients_at_once(batches)
+        if clients <= most:
+            return self._together(batches)
+        pieces = [self._together(batches[start : start + most]).tensors for start in range(0, clients, most)]
+        return Update({name: torch.cat([piece[name] for piece in pieces]) for name in self.owners})
+
+    def _clients_at_once(self, batches: Batch) -> int:
+        """All of them; on a CPU as many as have their logits in its cache, which is twice as fast for a large vocabulary."""
+        if batches.mask.device.type != "cpu" or not self.target.labels_are_tokens:
+            return batches.lead[0]
+        return max(1, LOGITS_IN_CACHE // (batches.mask[0].numel() * self.target.classes))
+
+    def _together(self, batches: Batch) -> Update:
         clients, examples = batches.lead
         with torch.enable_grad():
             with captured(self.modules, clients * examples) as uses:

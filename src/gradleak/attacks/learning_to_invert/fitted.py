@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.decoding import with_prior
 from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
@@ -91,6 +92,7 @@ class FittedTextInverter(FittedAttack):
         self, attack: TextInversion, setting: Setting, features: Features, model: TextInverter, facts: dict[str, Any]
     ) -> None:
         self.attack, self.setting, self.features, self.model, self.facts = attack, setting, features, model.eval(), facts
+        self.unpaid = float(facts["seconds"])  # learning is a part of what an attack takes: the first guesses carry it
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -98,6 +100,16 @@ class FittedTextInverter(FittedAttack):
 
     def adapts_to(self, channel: Channel) -> bool:
         return self.attack.adapts_to(channel)
+
+    @property
+    def summary(self) -> str:
+        facts, clients = self.facts, self.facts["steps"] * self.attack.training_batch
+        memory = "" if facts["peak_memory"] is None else f", peak memory {facts['peak_memory'] / 2**30:.1f} GiB"
+        return (
+            f"learnt from {clients} clients in {facts['steps']} steps and {facts['seconds']:.0f} s "
+            f"({facts['clients_per_second']:.0f} clients a second{memory}), learning rate {facts['rate']:.3g}; "
+            f"on {facts['held_out']} held-out texts {100 * facts['held_out_accuracy']:.1f} % of the tokens are right"
+        )
 
     @staticmethod
     def from_tensors(
@@ -126,23 +138,36 @@ class FittedTextInverter(FittedAttack):
         for start in range(0, len(observations), CLIENTS_AT_ONCE):
             began = time.monotonic()
             some = observations[start : start + CLIENTS_AT_ONCE]
-            guesses = self._guesses(some)
-            cost = Cost((time.monotonic() - began) / len(some), 1)
+            guesses = self._guesses(some, bench)
+            cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
+            self.unpaid = 0.0
             found += [Reconstruction(sentences, labels=labels, cost=cost) for sentences, labels in guesses]
             bench.progress.report(len(found), len(observations))
         return found
 
-    def _guesses(self, observations: Sequence[Observation]) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
+    def _guesses(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
         for observation in observations:
             self._refuse_another(observation)
         features = torch.cat([self.features(observation.update) for observation in observations])
         states, scores = self.model(features)
-        ids = torch.cat([self.model.words.logits(self.model.words.reduce(one)).argmax(-1) for one in states.split(8)])
+        ids = torch.cat([self._words(one, bench) for one in torch.split(self.model.words.reduce(states), 8)])
         labels = None if scores is None else scores.argmax(-1).tolist()
         return [
             (tuple(self._sentence(row) for row in rows), None if labels is None else tuple(labels[place]))
             for place, rows in enumerate(ids.tolist())
         ]
+
+    def _words(self, reduced: Float[Tensor, "clients slots tokens size"], bench: Bench) -> Int[Tensor, "clients slots tokens"]:
+        logits = self.model.words.logits(reduced)
+        if not self.attack.prior_weight:
+            return logits.argmax(-1)
+        attack = self.attack
+        rows = [
+            with_prior(one, bench.prior, attack.prior_weight, attack.beams, attack.candidates) for one in logits.flatten(0, 1)
+        ]
+        return torch.stack(rows).view(logits.shape[:-1])
 
     def _sentence(self, ids: list[int]) -> tuple[int, ...]:
         """Up to where the padding begins."""

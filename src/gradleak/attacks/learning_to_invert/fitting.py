@@ -1,6 +1,7 @@
 """Fits a text inverter: gradients made on the fly, a learning rate by trial, then the training itself."""
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, Simulated, on_device
 from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter, Lesson, as_float, lesson_loss, new_inverter
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
+from gradleak.attacks.learning_to_invert.inverter import TextInverter
 from gradleak.attacks.learning_to_invert.simulation import Simulation
+from gradleak.attacks.learning_to_invert.slots import matched
 from gradleak.attacks.learning_to_invert.texts import Corpus, as_batch, corpus_of, marginal
 from gradleak.attacks.learning_to_invert.training import Schedule, checkpoint_note, train
 from gradleak.core.attack import Bench
@@ -42,6 +45,7 @@ class Fitting:
         self.simulated = Simulated(Simulation(setting), self._features())
 
     def run(self) -> FittedTextInverter:
+        began = time.monotonic()
         length = self.training.ids.shape[1]
         shares = marginal(self.target, self.training)
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
@@ -51,8 +55,12 @@ class Fitting:
         with as_float(self.attack.precision, self.target.device):
             rate = self._rate(model, facts)
             schedule = Schedule(self._steps(), rate, self.attack.decay)
+            trained = time.monotonic()
             done = train(model, self._loss(model, "training"), schedule, self.bench, {**facts, "rate": rate})
-        facts |= {"rate": rate, "steps": done, "features": self.simulated.features.size}
+        training = time.monotonic() - trained
+        facts |= {"rate": rate, "steps": done, "features": self.simulated.features.size, "held_out": len(self.held_out)}
+        facts |= {"clients_per_second": done * self.attack.training_batch / training, "peak_memory": self._peak_memory()}
+        facts |= {"held_out_accuracy": self._held_out_accuracy(model), "seconds": time.monotonic() - began}
         return FittedTextInverter(self.attack, self.setting, self.simulated.features, model, facts)
 
     def _features(self) -> Features:
@@ -118,6 +126,26 @@ class Fitting:
         most = max(self.attack.training_batch, AT_ONCE)
         starts = range(0, clients.lead[0], most)
         return [self._taught(clients[start : start + most], self.streams.child("held out", start)) for start in starts]
+
+    @torch.no_grad()
+    def _held_out_accuracy(self, model: TextInverter) -> float:
+        """The share of the tokens of held-out texts that are read right; of several in a batch, by the nearest slot."""
+        right = total = 0
+        for lesson in self._held_out_lessons():
+            states, scores = model(lesson.features)
+            reduced, ids = model.words.reduce(states), lesson.ids
+            if ids.shape[1] > 1:
+                order = matched(model, reduced, scores, ids, lesson.labels)
+                ids = ids.gather(1, order[..., None].expand_as(ids))
+            for some, truth in zip(torch.split(reduced, 8), torch.split(ids, 8), strict=True):
+                counted = truth != self.target.vocabulary.pad
+                right += int(((model.words.logits(some).argmax(-1) == truth) & counted).sum())
+                total += int(counted.sum())
+        return right / max(1, total)
+
+    def _peak_memory(self) -> int | None:
+        device = self.target.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
     @property
     def _dtype(self) -> torch.dtype:

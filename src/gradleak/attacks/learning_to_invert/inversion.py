@@ -23,11 +23,11 @@ AFTERWARDS = ("weights", "prior_weight", "beams", "candidates", "precision")  # 
 class TextInversion(TrainableAttack):
     """Abstract: a subclass says what the attacker's own clients hold."""
 
-    steps: int = 4000  # the paper's 20 epochs of 180,000 blocks are 56,000
+    steps: int = 1000  # for small targets; the paper's 20 epochs of 180,000 blocks are 56,000
     epochs: int | None = None  # of the public texts; takes the place of steps
     training_batch: int = 64  # clients in a step; learning rates that are tried grow with its root
     learning_rate: float | None = None  # none: the best of three after probe_steps
-    probe_steps: int = 150
+    probe_steps: int = 50
     decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing; the paper's is constant (0)
     features: Literal["hashed", "factors"] = "hashed"
     fraction: float = 0.1  # bins, of the entries that are seen
@@ -37,6 +37,9 @@ class TextInversion(TrainableAttack):
     token_width: int = 1000
     words: Literal["learned", "known"] = "learned"  # the table that states are read by: known is the target's own
     length: int | None = None  # tokens of a text; none: of the longest public one, at most 64
+    prior_weight: float = 0.0  # of the prior's log-likelihood beside the inverter's when words are read; 0: the inverter alone
+    beams: int = 8  # sentences kept on the way, and
+    candidates: int = 16  # words tried at each place, where the prior is asked
     precision: Literal["float32", "tf32", "bfloat16"] = "tf32"  # of the inverter's products on a GPU, never of gradients
     weights: str | None = None  # a fit that was saved, instead of a new one
 
@@ -44,7 +47,7 @@ class TextInversion(TrainableAttack):
     cites = PAPER
 
     def __post_init__(self) -> None:
-        counted = ("steps", "training_batch", "probe_steps", "first_width", "token_width")
+        counted = ("steps", "training_batch", "probe_steps", "first_width", "token_width", "beams", "candidates")
         for name in counted:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts from 1, not {getattr(self, name)}.")
@@ -52,6 +55,8 @@ class TextInversion(TrainableAttack):
             raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}.")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay must lie between 0 and 1, not {self.decay}.")
+        if self.prior_weight < 0:
+            raise ValueError(f"prior_weight must not be negative, not {self.prior_weight}.")
         if self.learning_rate is not None and self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}.")
 
