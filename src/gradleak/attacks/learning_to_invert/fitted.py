@@ -25,6 +25,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting
+from gradleak.core.update import Update
 
 CLIENTS_AT_ONCE = 64
 
@@ -150,7 +151,8 @@ class FittedTextInverter(FittedAttack):
     ) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
         for observation in observations:
             self._refuse_another(observation)
-        features = torch.cat([self.features(observation.update) for observation in observations])
+        tensors = {name: torch.cat([one.update.tensors[name] for one in observations]) for name in observations[0].update.tensors}
+        features = self.features(Update(tensors))
         states, scores = self.model(features)
         ids = torch.cat([self._words(one, bench) for one in torch.split(self.model.words.reduce(states), 8)])
         labels = None if scores is None else scores.argmax(-1).tolist()
