@@ -60,6 +60,6 @@ class Update:
 def _mapped(change: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """All clients in one go where `change` is made of tensor operations alone; one after the other where it looks at values."""
     try:
-        return torch.vmap(change)(tensor)  # type: ignore[no-any-return]
+        return torch.vmap(change)(tensor)
     except (RuntimeError, ValueError):
         return torch.stack([change(row) for row in tensor])

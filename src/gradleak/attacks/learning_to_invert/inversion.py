@@ -23,11 +23,11 @@ AFTERWARDS = ("weights", "prior_weight", "beams", "candidates", "precision")  # 
 class TextInversion(TrainableAttack):
     """Abstract: a subclass says what the attacker's own clients hold."""
 
-    steps: int = 1000  # for small targets; the paper's 20 epochs of 180,000 blocks are 56,000
+    steps: int = 600  # for small targets; the paper's 20 epochs of 180,000 blocks are 56,000
     epochs: int | None = None  # of the public texts; takes the place of steps
     training_batch: int = 64  # clients in a step; learning rates that are tried grow with its root
     learning_rate: float | None = None  # none: the best of three after probe_steps
-    probe_steps: int = 50
+    probe_steps: int = 30
     decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing; the paper's is constant (0)
     features: Literal["hashed", "factors"] = "hashed"
     fraction: float = 0.1  # bins, of the entries that are seen
