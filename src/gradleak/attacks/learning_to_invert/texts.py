@@ -47,12 +47,12 @@ def corpus_of(setting: Setting, public: Sequence[Example], length: int | None) -
     rows = _encoded(_Tokens(setting.spec, target), texts)
     width = length or min(LONGEST, max(map(len, rows)))
     kept = [place for place, row in enumerate(rows) if len(row) > (1 if target.labels_are_tokens else 0)]
-    lengths = torch.tensor([min(len(rows[place]), width) for place in kept])
+    cut = [rows[place][:width] for place in kept]
+    lengths = torch.tensor([len(row) for row in cut])
     if not target.padding_is_free and len(set(lengths.tolist())) > 1:
         raise GradleakError("This target reads padding, so that texts of several lengths cannot be learnt together.")
-    ids = torch.full((len(kept), width), target.vocabulary.pad)
-    for row, place in enumerate(kept):
-        ids[row, : int(lengths[row])] = torch.tensor(rows[place][:width])
+    pad = target.vocabulary.pad
+    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in cut])
     return Corpus(ids.to(target.device), lengths.to(target.device), _labels(target, public, kept))
 
 
