@@ -21,12 +21,12 @@ Called = Sequence[tuple[Use, Tensor]]  # each use of a module with the gradient 
 class ClosedForms:
     """Gradients from the layers' inputs and output gradients: one forward and one backward pass, then one product a matrix."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, names: Sequence[str] | None = None) -> None:
         self.target = target
         shapes = call_shapes(target)
         owners = owners_of(target.module)
         words = {target.module.get_submodule(owners[name][0][0]) for name in target.groups["word_embedding"] if name in owners}
-        self.owners = {name: owners[name] for name in target.parameters}
+        self.owners = {name: owners[name] for name in (target.parameters if names is None else names)}
         self.kinds: dict[str, Kind] = {}
         for name, uses in self.owners.items():
             for module_name, _ in uses:
@@ -105,10 +105,11 @@ class ByTransform:
         return self.target.losses(Batch(ids=ids, embeddings=embeddings, mask=mask, labels=labels), parameters).mean()
 
 
-def per_client(target: Target) -> ClosedForms | ByTransform:
-    """The faster form where it applies: closed forms for linear layers, norms and embeddings, else torch.func."""
+def per_client(target: Target, names: Sequence[str] | None = None) -> ClosedForms | ByTransform:
+    """The faster form where it applies: closed forms for linear layers, norms and embeddings (of the named parameters at least),
+    else torch.func."""
     try:
-        return ClosedForms(target)
+        return ClosedForms(target, names)
     except GradleakError:
         return ByTransform(target)
 

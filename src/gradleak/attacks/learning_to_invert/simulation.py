@@ -23,7 +23,9 @@ class Simulation:
         self.setting = setting
         self.by_code, self.noise_std = _without_last_noise(setting.defenses)
         self.per_example = bool(self.by_code) and self.by_code[0].wants_per_example
-        self.gradients = per_client(setting.target) if setting.protocol.one_gradient and not setting.protocol.dropout else None
+        self.gradients = None
+        if setting.protocol.one_gradient and not setting.protocol.dropout:
+            self.gradients = per_client(setting.target, None if self.by_code else _seen(setting))
 
     def __call__(self, batches: Batch, streams: Streams) -> Update:
         """One update a client of `batches` [clients, examples, …], each with randomness of its own."""
@@ -44,6 +46,12 @@ class Simulation:
         apart = self.gradients(_each_alone(batches))
         tensors = {name: one.view(clients, examples, *one.shape[1:]) for name, one in apart.tensors.items()}
         return Update(tensors, per_example=True)
+
+
+def _seen(setting: Setting) -> list[str]:
+    """Parameters of which something is seen: where no defense mixes them with others, no others are needed."""
+    parts = [setting.target.part(name) for name in setting.view.visible(setting.target)]
+    return list(dict.fromkeys(part.parameter for part in parts))
 
 
 def _without_last_noise(defenses: Sequence[Defense]) -> tuple[tuple[Defense, ...], float]:
