@@ -16,7 +16,7 @@ from gradleak.core.specs import to_dict
 from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack, refuse_other_setting
 
 PAPER = "Wu, Chen, Guo & Weinberger, Learning to Invert, UAI 2023"
-AFTERWARDS = ("weights", "prior_weight", "beams", "candidates", "precision")  # fields that matter only after the fit
+AFTERWARDS = ("weights", "prior_weight", "beams", "candidates")  # fields that matter only after the fit
 
 
 @dataclass(frozen=True)
