@@ -10,7 +10,7 @@ import torch
 
 from gradleak.audit import AuditSpec
 from gradleak.core.attack import Attack, Bench, Reconstruction
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
@@ -21,12 +21,15 @@ from gradleak.core.registry import KINDS, Component, find, registered
 from gradleak.core.specs import from_dict, from_string, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.core.trainable import Setting, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.priors.english import English
 from gradleak.priors.frequent_words import FrequentWords
+from gradleak.targets.tiny import Tiny
+from gradleak.views import Everything
 
 EVERY = [cls for kind in KINDS for cls in registered(kind).values()]
 TEXTS = [("the cat is red .", "my phone number is five ."), ("we owes the bank .", "she left")]
@@ -217,6 +220,10 @@ SHORT = {
     "orders": 8,
     "repeats": 4,
     "beams": 2,
+    "probe_steps": 1,
+    "training_batch": 2,
+    "first_width": 8,
+    "token_width": 8,
 }
 
 
@@ -228,7 +235,12 @@ def quick(attack: Attack) -> Attack:
 
 def attacked(attack: Attack, observations: Sequence[Observation]) -> list[Reconstruction]:
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(observations[0].target))
-    return quick(attack).reconstruct([one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench)
+    ready = quick(attack)
+    if isinstance(ready, TrainableAttack):
+        target = observations[0].target
+        setting = Setting(Tiny(), target, observations[0].protocol, (), Everything(), observations[0].batch_size)
+        ready = ready.fit(setting, [Example(text, 0) for texts in EQUAL for text in texts], bench)
+    return ready.reconstruct([one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,11 @@ from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
 from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.priors.frequent_words import FrequentWords
 
@@ -183,6 +186,31 @@ def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target:
     KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
+    assert found == [[]]
+
+
+@dataclass(frozen=True)
+class Learner(TrainableAttack):
+    """Walks everything it is given to learn from; public examples are no secrets, unless their texts are."""
+
+    name = "learner"
+    weights: str | None = None
+
+    def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
+        found.append(leaks((self, setting, bench, [example.text for example in public]), KNOWN[0]))
+        raise GradleakError("It has seen enough.")
+
+    def load(self, path: Path, setting: Setting) -> FittedAttack:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("target", ["tiny", "tiny_causal"])
+def test_nor_from_what_an_attack_learns_from(target: str, tmp_path: Path) -> None:
+    spec = settings(target=target)
+    KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
+    found.clear()
+    with pytest.raises(GradleakError, match="seen enough"):
+        run_audit(replace(spec, attacks=(Learner(),)), out=tmp_path)
     assert found == [[]]
 
 

@@ -12,7 +12,7 @@ from gradleak.audit.client import observe, private_batches
 from gradleak.audit.display import Silent
 from gradleak.audit.outcomes import Parts
 from gradleak.audit.runner import Finished, has_parts, run_audits
-from gradleak.audit.together import Setting, Together
+from gradleak.audit.together import Member, Together
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 
@@ -50,7 +50,7 @@ def test_audits_in_one_call_are_the_audits_alone() -> None:
 
 def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
     private = private_batches(DIFFERENT[0], tiny64)
-    held = [Setting(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
+    held = [Member(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
     together = Together(held, tiny64, Parts(None, ""), Silent())
     seen = together._observe(range(together.stride))
     assert len({one.index for one in seen}) == len(seen) == sum(len(setting.private) for setting in held)

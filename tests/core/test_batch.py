@@ -47,7 +47,13 @@ def test_mapping_an_update_never_shows_two_clients_at_once() -> None:
 
     doubled = update.map(double)
     assert set(seen) == {(2, 4), (1,)}
-    assert len(seen) == 6
+    assert len(seen) == 2  # all clients of a tensor in one go, each as if it were alone
+
+    def clipped(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor / tensor.norm() if tensor.norm() > 1 else tensor
+
+    alone = torch.stack([clipped(row) for row in update.tensors["matrix"]])
+    assert torch.equal(update.map(clipped).tensors["matrix"], alone)  # looks at values: one after the other
     assert update.clients == doubled.clients == 3
     assert all(torch.equal(doubled.tensors[name], 2 * tensor) for name, tensor in update.tensors.items())
 

@@ -27,6 +27,7 @@ class Parts:
     """A folder of finished parts of one audit, removed when its record is written. Holds guesses, never secrets."""
 
     def __init__(self, folder: Path | None, audit: str) -> None:
+        self.out = folder
         self.folder = None if folder is None else folder / "parts" / audit
 
     def load(self, name: str) -> list[Outcome] | None:

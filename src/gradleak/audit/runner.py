@@ -12,13 +12,14 @@ from gradleak.audit.client import private_batches, private_examples
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Parts
 from gradleak.audit.spec import AuditSpec
-from gradleak.audit.together import Setting, Together
+from gradleak.audit.together import Member, Together
 from gradleak.audit.writing import data_hash, record_of
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
+from gradleak.core.trainable import TrainableAttack
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 
@@ -41,7 +42,7 @@ def run_audit(
     display: Display | None = None,
     key: SecretKey | None = None,
 ) -> Finished:
-    """Audits one setting. With `out`, the record is written there, and finished parts survive an interruption.
+    """Audits one member. With `out`, the record is written there, and finished parts survive an interruption.
 
     Hashes are keyed by the folder's key; where the record is written elsewhere, by whoever asked for it, by theirs.
     """
@@ -74,32 +75,33 @@ def run_audits(
         display.say(f"Opening {to_string(specs[0].target)} on {device}")
         target = specs[0].target.open(torch.device(device), getattr(torch, specs[0].dtype))
     secrets: dict[tuple[Dataset, int, int], list[PrivateBatch]] = {}  # views of one update share its secret
-    settings = []
+    members = []
     for spec, loaded in zip(specs, examples, strict=True):
         data = (spec.data, spec.limit, spec.batch_size)
         if data not in secrets:
             secrets[data] = private_batches(spec, target, loaded)
-        settings.append(Setting(spec, secrets[data] * spec.draws))
+        members.append(Member(spec, secrets[data] * spec.draws))
     # Parts belong to settings, a kind of device and the very data: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}")
-    together = Together(settings, target, parts, display)
+    together = Together(members, target, parts, display)
     together.attack_all()
     results: list[Finished | GradleakError] = []
-    for setting in settings:
-        if setting.refusal is not None:
-            results.append(setting.refusal)
+    for member in members:
+        if member.refusal is not None:
+            results.append(member.refusal)
             continue
-        record = record_of(setting, target, key, device, together.peak_memory, keep_secrets)
+        record = record_of(member, target, key, device, together.peak_memory, keep_secrets)
         path = None if out is None else write_record(out, record)
-        results.append(Finished(record, path, tuple(setting.private)))
+        results.append(Finished(record, path, tuple(member.private)))
     parts.clear()
     return results
 
 
 def kin(spec: AuditSpec) -> tuple[object, ...]:
-    """What audits that run in one call have in common; under a time limit every one runs alone."""
-    alone = spec.id if spec.time_limit is not None else None
+    """What audits that run in one call have in common. Under a time limit every one runs alone, and so does what learns first."""
+    learns = any(isinstance(attack, TrainableAttack) for attack in spec.attacks)
+    alone = spec.id if spec.time_limit is not None or learns else None
     return (spec.target, spec.dtype, spec.attacks, spec.prior, spec.seed, spec.granted, spec.protocol, spec.batch_size, alone)
 
 

@@ -1,5 +1,6 @@
 """Scores of an attack beside the blind one, with intervals, flags and the worst case over attacks."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradleak.audit.outcomes import Outcome
@@ -61,7 +62,20 @@ def score_attack(
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
             peak_memory_bytes=peak_memory,
         ),
+        label_accuracy=None if Fact.LABELS in spec.told(attack) else label_accuracy(private, outcomes),
     )
+
+
+def label_accuracy(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]) -> float | None:
+    """The share of the labels that were guessed right, as a bag within each batch; none where none were guessed."""
+    right = total = 0
+    for batch, outcome in zip(private, outcomes, strict=True):
+        guessed = outcome.reconstruction.labels
+        if guessed is None or batch.batch.labels.ndim > 1:  # of a language model they are its words
+            continue
+        right += (Counter(batch.batch.labels.tolist()) & Counter(guessed)).total()
+        total += len(batch.examples)
+    return right / total if total else None
 
 
 def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str, Score]:

@@ -16,6 +16,7 @@ from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, did_you_mean
 from gradleak.core.specs import resolve, to_dict, to_string
 from gradleak.core.target import TargetSpec
+from gradleak.core.trainable import TrainableAttack
 from gradleak.core.view import View
 from gradleak.datasets import resolve_dataset
 from gradleak.metrics import DEFAULT_METRICS
@@ -50,6 +51,7 @@ class AuditSpec:
     seed: int = 0
     dtype: str = "float32"
     time_limit: float | None = None  # seconds for each attack on each group of batches; the best guess so far then counts
+    public: Dataset | None = None  # what attacks that learn may learn from; none: what the data itself offers
 
     def __post_init__(self) -> None:
         if self.limit < 1 or self.batch_size < 1:
@@ -111,7 +113,14 @@ class AuditSpec:
             "seed": self.seed,
             "dtype": self.dtype,
             "time_limit": self.time_limit,
+            **self._learning(),
         }
+
+    def _learning(self) -> dict[str, Any]:
+        """What is learnt from, where something is learnt: other audits keep the id they always had."""
+        if not any(isinstance(attack, TrainableAttack) for attack in self.attacks):
+            return {}
+        return {"public": None if self.public is None else to_dict(self.public)}
 
     @property
     def id(self) -> str:
@@ -146,6 +155,7 @@ class AuditSpec:
             seed=_whole("seed", plain.get("seed", 0)),
             dtype=str(plain.get("dtype", "float32")),
             time_limit=_seconds("time_limit", plain.get("time_limit")),
+            public=None if plain.get("public") is None else _dataset(plain["public"]),
         )
 
 

@@ -10,6 +10,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.audit.client import look, send, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
+from gradleak.audit.fits import Fits
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.spec import AuditSpec
@@ -27,7 +28,7 @@ UPDATES_IN_MEMORY = 4 * 2**30  # bytes of visible updates held at once on a CPU
 
 
 @dataclass(eq=False)
-class Setting:
+class Member:
     """One audit of several, its secrets (once for each draw), and what came of it."""
 
     spec: AuditSpec
@@ -42,7 +43,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class SharedBench(Bench):
-    """A bench on which every setting's observation of a batch has the stream it would have in an audit of its own."""
+    """A bench on which every member's observation of a batch has the stream it would have in an audit of its own."""
 
     stride: int = 1
 
@@ -51,20 +52,23 @@ class SharedBench(Bench):
 
 
 class Together:
-    """Settings that share target, attacks, prior, seed and knowledge; their batches are attacked a group at a time."""
+    """Audits that share target, attacks, prior, seed and knowledge; their batches are attacked a group at a time."""
 
-    def __init__(self, settings: Sequence[Setting], target: Target, parts: Parts, display: Display) -> None:
-        self.settings, self.target, self.parts, self.display = settings, target, parts, display
-        self.shared = settings[0].spec
+    def __init__(self, members: Sequence[Member], target: Target, parts: Parts, display: Display) -> None:
+        self.members, self.target, self.parts, self.display = members, target, parts, display
+        self.shared = members[0].spec
         self.prior = self.shared.prior.open(target)
-        self.stride = max(len(setting.private) for setting in settings)
+        self.stride = max(len(member.private) for member in members)
         self.peak_memory: int | None = None
+        self.fits = Fits(
+            self.shared, target, self.prior, parts.out, display
+        )  # what learns belongs to one setting, and runs alone
 
     def attack_all(self) -> None:
-        """Gives every setting that can be attacked its outcomes and findings, and every other its refusal."""
+        """Gives every member that can be attacked its outcomes and findings, and every other its refusal."""
         attacks = self.shared.attack_keys()
-        for setting in self.settings:
-            setting.outcomes = {name: [] for key in attacks for name in (key, f"blind of {key}")}
+        for member in self.members:
+            member.outcomes = {name: [] for key in attacks for name in (key, f"blind of {key}")}
         size = self._batches_at_once()
         for start in range(0, self.stride, size):
             observations = self._observe(range(start, min(start + size, self.stride)))
@@ -72,14 +76,14 @@ class Together:
                 self._run(key, attack, observations, f"{place}-{start}-{start + size}")
 
     def _observe(self, batches: range) -> list[Observation]:
-        """What is seen in all settings; an index says setting and batch, so that none is there twice."""
+        """What is seen in all audits; an index says member and batch, so that none is there twice."""
         observations = []
         for batch in batches:
             sent: dict[tuple[object, ...], Update] = {}  # views of one update have it computed once
-            for place, setting in enumerate(self.settings):
-                if batch >= len(setting.private) or setting.refusal is not None:
+            for place, member in enumerate(self.members):
+                if batch >= len(member.private) or member.refusal is not None:
                     continue
-                spec, private = setting.spec, setting.private[batch]
+                spec, private = member.spec, member.private[batch]
                 key = (id(private), spec.protocol, spec.defenses)
                 try:
                     if key not in sent:
@@ -87,11 +91,11 @@ class Together:
                     seen = look(spec, self.target, private, sent[key], batch)
                     self._try_out(seen, private)
                 except GradleakError as error:
-                    setting.refusal = error
+                    member.refusal = error
                     continue
-                setting.findings += finding_records([seen], setting.private)
+                member.findings += finding_records([seen], member.private)
                 observations.append(replace(seen, index=place * self.stride + batch))
-        return [one for one in observations if self._setting(one).refusal is None]
+        return [one for one in observations if self._member(one).refusal is None]
 
     def _try_out(self, seen: Observation, private: PrivateBatch) -> None:
         """Lets attacks refuse what they can do nothing with: beside others, which they can use, they would not notice."""
@@ -105,19 +109,20 @@ class Together:
             return
         outcomes = self.parts.load(part)
         if outcomes is None:
-            outcomes = self._attack(key, attack, [self._limited(attack, one) for one in observations])
+            ready = self.fits.ready(key, attack)
+            outcomes = self._attack(key, ready, [self._limited(attack, one) for one in observations])
             self.parts.save(part, outcomes)
         found, blind = outcomes[: len(observations)], outcomes[len(observations) :]
         for observation, ours, theirs in zip(observations, found, blind, strict=True):
-            setting = self._setting(observation)
-            setting.outcomes[key].append(ours)
-            setting.outcomes[f"blind of {key}"].append(theirs)
+            member = self._member(observation)
+            member.outcomes[key].append(ours)
+            member.outcomes[f"blind of {key}"].append(theirs)
 
     def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
         """The attack's outcomes, then the blind attack's with the same knowledge."""
         progress = Progress()
         deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
-        bench = SharedBench(Streams.root("attacker", self.shared.seed), self.prior, progress, deadline, self.stride)
+        bench = SharedBench(Streams.root("attacker", self.shared.seed), self.prior, progress, deadline, stride=self.stride)
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
         with self.display.watch(f"{key} on {len(observations)} batches", progress):
@@ -133,22 +138,22 @@ class Together:
     def _limited(self, attack: Attack, observation: Observation) -> Observation:
         return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})
 
-    def _setting(self, observation: Observation) -> Setting:
-        return self.settings[observation.index // self.stride]
+    def _member(self, observation: Observation) -> Member:
+        return self.members[observation.index // self.stride]
 
     def _secret(self, observation: Observation) -> Batch:
-        return self._setting(observation).private[observation.index % self.stride].batch
+        return self._member(observation).private[observation.index % self.stride].batch
 
     def _batches_at_once(self) -> int:
-        """How many batches of each setting fit in memory: attacks may lay out all with every tensor that any of them shows."""
+        """How many batches of each member fit in memory: attacks may lay out all with every tensor that any of them shows."""
         visible: dict[str, int] = {}
-        for setting in self.settings:
+        for member in self.members:
             try:
-                visible |= {part.name: part.size for part in setting.visible(self.target)}
+                visible |= {part.name: part.size for part in member.visible(self.target)}
             except GradleakError as error:
-                setting.refusal = error
+                member.refusal = error
         element = self.target.vocabulary.embeddings.element_size()
         room = UPDATES_IN_MEMORY
         if self.target.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.target.device)[0] // 4
-        return max(1, int(room // max(1, len(self.settings) * sum(visible.values()) * element)))
+        return max(1, int(room // max(1, len(self.members) * sum(visible.values()) * element)))

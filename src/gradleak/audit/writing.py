@@ -11,7 +11,7 @@ import torch
 from gradleak.audit.guarantees import guarantee_records
 from gradleak.audit.scoring import worst_case
 from gradleak.audit.stages import score_with_stages
-from gradleak.audit.together import Setting
+from gradleak.audit.together import Member
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -22,14 +22,12 @@ OF_THE_WHOLE = ("few_examples", "dead_gradient", "one_draw", "seen_before_defens
 PACKAGES = ("gradleak", "torch", "transformers", "numpy", "rouge-score")
 
 
-def record_of(
-    setting: Setting, target: Target, key: SecretKey, device: str, peak_memory: int | None, keep_secrets: bool
-) -> Record:
-    """Everything that came of one setting, scored."""
-    spec, private = setting.spec, setting.private
+def record_of(member: Member, target: Target, key: SecretKey, device: str, peak_memory: int | None, keep_secrets: bool) -> Record:
+    """Everything that came of one audit, scored."""
+    spec, private = member.spec, member.private
     attacks = {
         name: score_with_stages(
-            spec, target, attack, private, setting.outcomes[name], setting.outcomes[f"blind of {name}"], peak_memory
+            spec, target, attack, private, member.outcomes[name], member.outcomes[f"blind of {name}"], peak_memory
         )
         for name, attack in spec.attack_keys().items()
     }
@@ -46,13 +44,13 @@ def record_of(
             name=to_string(spec.target),
             fingerprint=spec.target.fingerprint(),
             parameters=sum(value.numel() for value in target.parameters.values()),
-            visible_parameters=sum(part.size for part in setting.visible(target)),
+            visible_parameters=sum(part.size for part in member.visible(target)),
         ),
         secrets=_secrets(private, key, keep_secrets),
         attacks=attacks,
         worst_case=worst_case(spec, attacks),
         flags=tuple({flag.name: flag for flag in raised}.values()),
-        findings=tuple(setting.findings),
+        findings=tuple(member.findings),
         guarantees=guarantee_records(spec.defenses),
     )
 

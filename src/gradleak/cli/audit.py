@@ -44,6 +44,9 @@ def audit(
     time_limit: Annotated[
         float | None, option("Seconds for each attack on each group of batches; the best guess so far then counts. [none]")
     ] = None,
+    public: Annotated[
+        str | None, option("What attacks that learn may learn from: a name or a file. [what the data offers]")
+    ] = None,
     out: Out = Path("runs"),
     as_json: Annotated[bool, option("Print the record as JSON and nothing else.", "--json")] = False,
     keep_secrets: Annotated[bool, option("Store the private texts in the record.", "--keep-secrets")] = False,
@@ -70,6 +73,7 @@ def audit(
         "seed": seed,
         "dtype": dtype,
         "time_limit": time_limit,
+        "public": public,
     }
     run_and_print(settings, device, out, as_json, keep_secrets, show, allow_pickle)
 

@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
@@ -81,6 +82,7 @@ class Bench:
     prior: Prior
     progress: Progress = field(default_factory=Progress)
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
+    checkpoint: Path | None = None  # a file of one's own for what is learnt so far
 
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""

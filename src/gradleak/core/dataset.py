@@ -15,3 +15,7 @@ class Dataset(Component, ABC):
     @abstractmethod
     def load(self, count: int | None = None) -> list[Example]:
         """The first `count` examples of the selection, or all of them."""
+
+    def public(self) -> "Dataset | None":
+        """Like data that an attacker may have: a split of its own where the data has one; none where there is no such split."""
+        return None

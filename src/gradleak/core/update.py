@@ -22,8 +22,7 @@ class Update:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Update":
         """The same update with every tensor of every client changed on its own: `change` never sees two clients."""
-        changed = {name: torch.stack([change(row) for row in tensor]) for name, tensor in self.tensors.items()}
-        return Update(changed, self.per_example)
+        return Update({name: _mapped(change, tensor) for name, tensor in self.tensors.items()}, self.per_example)
 
     def select(self, names: Iterable[str]) -> "Update":
         """Only the named tensors."""
@@ -56,3 +55,11 @@ class Update:
     def norms(self) -> Mapping[str, Tensor]:
         """The norm of each tensor of each client."""
         return {name: tensor.flatten(1).norm(dim=1) for name, tensor in self.tensors.items()}
+
+
+def _mapped(change: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """All clients in one go where `change` is made of tensor operations alone; one after the other where it looks at values."""
+    try:
+        return torch.vmap(change)(tensor)
+    except (RuntimeError, ValueError):
+        return torch.stack([change(row) for row in tensor])

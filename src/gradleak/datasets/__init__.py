@@ -14,8 +14,9 @@ from gradleak.datasets.hub import Hub
 from gradleak.datasets.lamp_selection import Selection
 from gradleak.datasets.rows import known_format
 from gradleak.datasets.tuning_part import TuningPart
+from gradleak.datasets.wikitext import Wikitext2
 
-__all__ = ["Canaries", "Cola", "File", "Hub", "RottenTomatoes", "Selection", "Sst2", "TuningPart", "resolve_dataset"]
+__all__ = ["Canaries", "Cola", "File", "Hub", "RottenTomatoes", "Selection", "Sst2", "TuningPart", "Wikitext2", "resolve_dataset"]
 
 
 def resolve_dataset(described: str) -> Dataset:

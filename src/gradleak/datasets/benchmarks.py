@@ -5,7 +5,7 @@ rotten_tomatoes/rt-polarity.{pos,neg} as Pang & Lee do. With a network, the `hub
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -36,6 +36,10 @@ class Cola(Dataset):
         examples = Columns(str(path), text="4", label="2").examples(read_rows(path, "tsv", header=False))
         return select(examples, self.selection, count, f"cola, {self.split} split")
 
+    def public(self) -> Dataset | None:
+        """All of the split; an audit takes its own secrets out."""
+        return replace(self, selection="all")
+
 
 @register("dataset", "sst2")
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class Sst2(Dataset):
         examples = Columns(str(path), text="sentence", label="label").examples(read_rows(path, "tsv"))
         return select(examples, self.selection, count, f"sst2, {self.split} split")
 
+    def public(self) -> Dataset | None:
+        """All of the split; an audit takes its own secrets out."""
+        return replace(self, selection="all")
+
 
 @register("dataset", "rotten_tomatoes")
 @dataclass(frozen=True)
@@ -65,6 +73,10 @@ class RottenTomatoes(Dataset):
     def load(self, count: int | None = None) -> list[Example]:
         examples = [*_reviews("rotten_tomatoes/rt-polarity.pos", 1), *_reviews("rotten_tomatoes/rt-polarity.neg", 0)]
         return select(examples, self.selection, count, "rotten_tomatoes, train split")
+
+    def public(self) -> Dataset | None:
+        """All of the split; an audit takes its own secrets out."""
+        return replace(self, selection="all")
 
 
 def _reviews(name: str, label: int) -> list[Example]:

@@ -23,8 +23,8 @@ def keep_largest(update: Update, fraction_kept: float, together: bool) -> Update
 def largest(tensors: list[Tensor], fraction_kept: float) -> list[Bool[Tensor, "..."]]:
     """Which entries are among that share of the largest over all given tensors; at least one is."""
     sizes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
-    kept = torch.zeros(len(sizes), dtype=torch.bool, device=sizes.device)
-    kept[sizes.topk(max(1, round(fraction_kept * len(sizes))), sorted=False).indices] = True
+    chosen = sizes.topk(max(1, round(fraction_kept * len(sizes))), sorted=False).indices
+    kept = torch.zeros_like(sizes, dtype=torch.bool).scatter(0, chosen, torch.ones_like(chosen, dtype=torch.bool))
     pieces = torch.split(kept, [tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 

@@ -88,7 +88,7 @@ def structurally_silent(target: Target) -> set[str]:
 def make_plan(target: Target, names: Iterable[str]) -> Plan:
     """Sorts parts into groups by form, shape and calls."""
     shapes = call_shapes(target)
-    owners = _owners(target.module)
+    owners = owners_of(target.module)
     groups: dict[tuple[object, ...], list[Member]] = defaultdict(list)
     by_autograd = []
     for part in map(target.part, names):
@@ -113,7 +113,7 @@ def _form(kind: Kind, attribute: str) -> str:
     return "lookup" if kind is Kind.EMBEDDING else "outer"
 
 
-def _owners(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
+def owners_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
     """For every parameter name, the modules (and attributes) that hold it; more than one where weights are tied."""
     holders: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for module_name, part in module.named_modules():

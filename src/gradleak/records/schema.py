@@ -126,6 +126,7 @@ class AttackRecord:
     flags: tuple[RaisedFlag, ...] = ()
     cost: CostRecord = CostRecord()
     stages: tuple[StageRecord, ...] = ()  # where it is several attacks in turn
+    label_accuracy: float | None = None  # of an attack that guesses labels it was not told; in any order within a batch
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ def _print_scores(console: Console, record: Record) -> None:
         console.print()
     console.print("Fractions in %; intervals over client batches; gain: how much more than the blind attack gets.", style="dim")
     console.print()
+    for name, attack in record.attacks.items():
+        if attack.label_accuracy is not None:
+            console.print(f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none of them told.")
     console.print(worst_case_sentence(record), style="bold")
     for name, details in raised(record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))

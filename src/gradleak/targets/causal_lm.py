@@ -25,8 +25,9 @@ class CausalLanguageModel(OpenedTransformer):
     labels_are_tokens: ClassVar[bool] = True
     attend_padding = False  # what follows a text cannot change it: there is nothing to choose
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = (), reads_ahead: bool = False) -> None:
         self.name = name
+        self.reads_ahead = reads_ahead  # no causal mask, and meant so
         self.module: nn.Module = model.eval().requires_grad_(False)
         model.config.use_cache = False  # of keys and values, which only generating needs
         self.tokenizer = tokenizer
@@ -80,7 +81,9 @@ class CausalLanguageModel(OpenedTransformer):
         if by_ids.shape[-1] != self.classes:
             raise GradleakError(f"{self.name} predicts {by_ids.shape[-1]} words and embeds {self.classes}: it cannot be audited.")
         changed = torch.cat([ids[:, :-1], other[:, -1:]], dim=1)
-        if not transformer.same_logits(by_ids[:, :-1], self._logits(Batch(ids=changed, mask=whole, labels=ids), None)[:, :-1]):
+        if not self.reads_ahead and not transformer.same_logits(
+            by_ids[:, :-1], self._logits(Batch(ids=changed, mask=whole, labels=ids), None)[:, :-1]
+        ):
             raise GradleakError(f"{self.name} reads the tokens it is to predict: it is not a causal language model.")
         padded, mask = F.pad(ids, (0, 3), value=self.vocabulary.pad), F.pad(whole, (0, 3))
         with_padding = self._logits(Batch(embeddings=self.embed(padded), mask=mask, labels=padded), None)

@@ -1,0 +1,83 @@
+"""Training gradients a second, all clients of a batch in one pass against one at a time, in one run.
+
+    GRADLEAK_DATA=FOLDER python benchmarks/inverter.py [--device cuda] [--batch 512] [--defense sign]
+
+Both ways run the same clients through the same defenses and hash what they send.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from gradleak.attacks.learning_to_invert.features import HashedFeatures, Simulated
+from gradleak.attacks.learning_to_invert.simulation import Simulation
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.batch import Batch
+from gradleak.core.defense import protect_in_turn
+from gradleak.core.streams import Streams
+from gradleak.core.trainable import Setting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--target", default="lti_lm")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--one-by-one", type=int, default=16, help="clients of the slow way")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--defense", action="append", default=[])
+    chosen = parser.parse_args()
+    spec = AuditSpec.from_plain({"target": chosen.target, "defenses": chosen.defense, "attacks": ["lti_p"]})
+    target = spec.target.open(torch.device(chosen.device))
+    setting = Setting(spec.target, target, spec.protocol, spec.defenses, spec.view, 1)
+    features = HashedFeatures(setting, 0.1, 0, signed=False)
+    simulated = Simulated(Simulation(setting), features)
+    batches, streams = _clients(setting, chosen.batch, chosen.tokens), Streams.root("benchmark", 0)
+
+    def one_by_one() -> None:
+        for client in range(chosen.one_by_one):
+            update = spec.protocol.update(target, batches[client : client + 1], rngs=[streams])
+            features(spec.view.show(target, protect_in_turn(spec.defenses, update, [streams])))
+
+    slow = chosen.one_by_one / _seconds(one_by_one, chosen.repeats, target.device)
+    fast = chosen.batch / _seconds(lambda: simulated(batches, streams), chosen.repeats, target.device)
+    print(f"{chosen.target} on {_name(target.device)}, defenses {chosen.defense or 'none'}, {features.size} bins")
+    print(f"one at a time          {slow:12.1f} gradients a second")
+    print(f"{chosen.batch:5} in one pass      {fast:12.1f} gradients a second   {fast / slow:.1f} times")
+    if target.device.type == "cuda":
+        print(f"peak memory            {torch.cuda.max_memory_allocated(target.device) / 2**30:12.1f} GiB")
+
+
+def _clients(setting: Setting, count: int, tokens: int) -> Batch:
+    """Clients that hold one text of random words each."""
+    target = setting.target
+    allowed = target.vocabulary.allowed.nonzero()[:, 0].cpu()
+    drawn = torch.randint(len(allowed), (count, 1, tokens), generator=torch.Generator().manual_seed(0))
+    ids = allowed[drawn].to(target.device)
+    labels = ids if target.labels_are_tokens else torch.zeros(count, 1, dtype=torch.int64, device=target.device)
+    return Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
+
+
+def _seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """The best of some calls, after one that warms up."""
+    times = []
+    for _ in range(repeats + 1):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+if __name__ == "__main__":
+    main()

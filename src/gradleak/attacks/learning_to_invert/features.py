@@ -1,0 +1,74 @@
+"""From what is seen of an update to the numbers an inverter is fed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.attacks.learning_to_invert.hashing import Hashing, flattened
+from gradleak.attacks.learning_to_invert.simulation import Simulation
+from gradleak.core.batch import Batch
+from gradleak.core.streams import Streams
+from gradleak.core.trainable import Setting
+from gradleak.core.update import Update
+
+
+class Features(ABC):
+    """A linear map of an update."""
+
+    size: int
+    groups: Sequence[int] | None = None  # neighbours that are scaled together; none: every feature alone
+
+    @abstractmethod
+    def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
+        """Features of every client, float32."""
+
+    @property
+    @abstractmethod
+    def noise_scale(self) -> Float[Tensor, "features"]:
+        """How far each feature is moved by noise of spread 1 on every entry that is seen. Moves of features are independent."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What has to be saved to make the same map again."""
+        return {}
+
+
+class HashedFeatures(Features):
+    """All entries, summed in bins."""
+
+    def __init__(self, setting: Setting, fraction: float, seed: int, signed: bool) -> None:
+        target = setting.target
+        coordinates = sum(target.part(name).size for name in setting.view.visible(target))
+        self.size = max(1, round(fraction * coordinates))
+        self.hashing = Hashing(coordinates, self.size, Streams.root("hashing", seed), signed, target.device)
+
+    def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
+        return self.hashing(flattened(update).float())
+
+    @property
+    def noise_scale(self) -> Float[Tensor, "features"]:
+        return self.hashing.counts.sqrt()
+
+
+class Simulated:
+    """Features of clients that the attacker plays, defended with fresh randomness."""
+
+    def __init__(self, simulation: Simulation, features: Features) -> None:
+        self.simulation, self.features = simulation, features
+        self.noise = simulation.noise_std * features.noise_scale if simulation.noise_std else None
+
+    def __call__(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
+        found = self.features(self.simulation(batches, streams))
+        if self.noise is None:
+            return found
+        return found + self.noise * torch.randn(
+            found.shape, generator=on_device(streams.child("noise"), found), device=found.device
+        )
+
+
+def on_device(streams: Streams, like: Tensor) -> torch.Generator:
+    """A generator where the data is. Training draws too much to make it on a CPU and move it; only the client's draws must not
+    depend on the device."""
+    return torch.Generator(like.device).manual_seed(int.from_bytes(streams.key[:8], "little") >> 1)

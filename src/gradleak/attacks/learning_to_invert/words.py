@@ -1,0 +1,60 @@
+"""Cross-entropy over a vocabulary without ever holding all its logits."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+LOGITS_AT_ONCE = {"cuda": 400_000_000, "cpu": 60_000_000}  # numbers
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Computes slopes together with the loss, some rows at a time; keeps only what is as small as its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, table: Tensor, bias: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
+        wants_states, wants_table, wants_bias = ctx.needs_input_grad[:3]
+        low_table = table.to(dtype)
+        total = states.new_zeros((), dtype=torch.float32)
+        slopes = torch.empty_like(states) if wants_states else None
+        table_slope = torch.zeros_like(table) if wants_table else None
+        bias_slope = torch.zeros_like(bias) if wants_bias else None
+        most = _rows_at_once(states, table)
+        for start in range(0, len(states), most):
+            piece = slice(start, start + most)
+            low_states, right = states[piece].to(dtype), truth[piece, None]
+            logits = (low_states @ low_table.mT).float() + bias
+            norms = logits.logsumexp(-1, keepdim=True)
+            total += (norms - logits.gather(1, right)).sum()
+            slope = (logits - norms).exp_().scatter_add_(1, right, logits.new_full(right.shape, -1.0)) / len(states)
+            if bias_slope is not None:
+                bias_slope += slope.sum(0)
+            slope = slope.to(dtype)
+            if slopes is not None:
+                slopes[piece] = (slope @ low_table).to(slopes.dtype)
+            if table_slope is not None:
+                table_slope += (slope.mT @ low_states).to(table_slope.dtype)
+        ctx.slopes = slopes, table_slope, bias_slope
+        return total / len(states)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = outer
+        return (*(None if slope is None else slope * weight for slope in ctx.slopes), None, None)
+
+
+def linear_cross_entropy(
+    states: Float[Tensor, "rows width"],
+    table: Float[Tensor, "words width"],
+    bias: Float[Tensor, "words"],
+    truth: Int[Tensor, "rows"],
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, ""]:
+    """The mean cross-entropy of `states @ table.T + bias`; its products in `dtype`, its sums in float32."""
+    found: Tensor = _LinearCrossEntropy.apply(states, table, bias, truth, dtype)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _rows_at_once(states: Tensor, table: Tensor) -> int:
+    return max(1, LOGITS_AT_ONCE.get(states.device.type, LOGITS_AT_ONCE["cpu"]) // len(table))

@@ -1,0 +1,245 @@
+"""An inverter learns on clients that the attacker plays, and then reads updates it has never seen, through any defense."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradleak.attacks.blind import Blind
+from gradleak.attacks.learning_to_invert.attack import Lti, LtiP
+from gradleak.attacks.learning_to_invert.decoding import with_prior
+from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter
+from gradleak.attacks.learning_to_invert.fitting import Fitting
+from gradleak.attacks.learning_to_invert.inversion import TextInversion
+from gradleak.attacks.learning_to_invert.simulation import Simulation
+from gradleak.attacks.learning_to_invert.texts import MarginalTokens, corpus_of
+from gradleak.attacks.learning_to_invert.words import LOGITS_AT_ONCE, linear_cross_entropy
+from gradleak.core.attack import Bench
+from gradleak.core.batch import Example
+from gradleak.core.defense import Defense, protect_in_turn
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.prior import Prior
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.trainable import Setting
+from gradleak.core.view import View
+from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.pruning import Pruning
+from gradleak.defenses.sign import Sign
+from gradleak.priors.frequent_words import FrequentWords
+from gradleak.protocols.fedsgd import FedSGD
+from gradleak.targets.tiny import WORDS, Tiny
+from gradleak.views import Everything, Lamp
+
+QUICK = LtiP(steps=60, training_batch=32, learning_rate=4e-3, features="factors", words="known", token_width=64)
+
+
+def texts(count: int, words: int, seed: int) -> list[Example]:
+    """Made-up sentences of frequent and rare words."""
+    draw = random.Random(seed)
+    known = [word for word in WORDS if word.isalpha()]
+    chances = [1 / (rank + 3) for rank in range(len(known))]
+    return [Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2)) for _ in range(count)]
+
+
+def setting_of(target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1) -> Setting:
+    return Setting(Tiny(), target, FedSGD(), defenses, view or Lamp(), batch_size)
+
+
+def bench_of(target: Target, **more: Any) -> Bench:
+    return Bench(Streams.root("attacker", 0), FrequentWords().open(target), **more)
+
+
+def accuracy(found: list[Any], secrets: list[tuple[int, ...]]) -> float:
+    pairs = [
+        (true, guessed) for guess, row in zip(found, secrets, strict=True) for true, guessed in zip(row, guess, strict=False)
+    ]
+    return sum(true == guessed for true, guessed in pairs) / sum(map(len, secrets))
+
+
+@pytest.mark.parametrize(
+    "defenses", [(), (Sign(),), (Pruning(0.05),), (GaussianNoise(0.003),)], ids=["none", "sign", "pruning", "noise"]
+)
+def test_an_inverter_beats_the_blind_guess_by_far_through_each_defense(
+    tiny: Target, observe: Callable[..., Observation], defenses: tuple[Defense, ...]
+) -> None:
+    secrets = [example.text for example in texts(24, 6, seed=2)]
+    ids = [tuple(row) for row in tiny.encode(secrets)]
+    bench = bench_of(tiny)
+    fitted = QUICK.fit(setting_of(tiny, *defenses), texts(200, 6, seed=1), bench)
+    seen = [observe(tiny, (text,), index=place, defenses=defenses, view=Lamp()) for place, text in enumerate(secrets)]
+    guesses = [found.sentences[0] for found in fitted.reconstruct(seen, bench)]
+    blind = [found.sentences[0] for found in Blind().reconstruct(seen, bench)]
+    inside = [row[1:-1] for row in ids]
+    ours, chance = (accuracy([guess[1:] for guess in made], inside) for made in (guesses, blind))
+    assert ours > chance + 0.2
+    labels = [found.labels[0] for found in fitted.reconstruct(seen, bench)]  # type: ignore[index]
+    truths = [int(one.knows.labels[0]) for one in seen]  # type: ignore[index]
+    assert sum(a == b for a, b in zip(labels, truths, strict=True)) >= 22
+
+
+@pytest.fixture(scope="module")
+def learnt(tiny: Target) -> FittedTextInverter:
+    return replace(QUICK, steps=2).fit(setting_of(tiny, Sign()), texts(40, 5, seed=1), bench_of(tiny))
+
+
+@pytest.mark.parametrize("attack", [replace(QUICK, steps=2), replace(QUICK, steps=2, features="hashed", words="learned")])
+def test_a_saved_fit_makes_the_same_guesses(
+    tiny: Target, observe: Callable[..., Observation], tmp_path: Path, attack: TextInversion
+) -> None:
+    setting, bench = setting_of(tiny), bench_of(tiny)
+    fitted = attack.fit(setting, texts(40, 5, seed=1), bench)
+    fitted.save(tmp_path / "fit.safetensors")
+    again = attack.load(tmp_path / "fit.safetensors", setting)
+    seen = [observe(tiny, (example.text,), view=Lamp()) for example in texts(4, 5, seed=2)]
+    assert [one.sentences for one in again.reconstruct(seen, bench)] == [one.sentences for one in fitted.reconstruct(seen, bench)]
+
+
+def test_a_fit_is_refused_elsewhere_by_what_differs(
+    tiny: Target, observe: Callable[..., Observation], learnt: FittedTextInverter, tmp_path: Path
+) -> None:
+    path = tmp_path / "fit.safetensors"
+    learnt.save(path)
+    attack = replace(QUICK, steps=2)
+    with pytest.raises(GradleakError, match="fitted to another defense: sign, and here it is none"):
+        attack.load(path, setting_of(tiny))
+    with pytest.raises(GradleakError, match="fitted to another target"):
+        attack.load(path, replace(setting_of(tiny, Sign()), spec=Tiny(seed=1)))
+    with pytest.raises(GradleakError, match="holds another lti_p"):
+        replace(attack, token_width=32).load(path, setting_of(tiny, Sign()))
+    with pytest.raises(GradleakError, match="fitted through other defenses"):
+        learnt.reconstruct([observe(tiny, ("the cat is red .",), view=Lamp())], bench_of(tiny))
+    with pytest.raises(GradleakError, match="fitted to another view"):
+        learnt.reconstruct([observe(tiny, ("the cat is red .",), defenses=(Sign(),))], bench_of(tiny))
+    other = Tiny(seed=1).open(torch.device("cpu"))
+    with pytest.raises(GradleakError, match="fitted to another target"):
+        learnt.reconstruct([observe(other, ("the cat is red .",), defenses=(Sign(),), view=Lamp())], bench_of(tiny))
+    with pytest.raises(GradleakError, match="has learnt nothing yet"):
+        attack.reconstruct([], bench_of(tiny))
+    path.write_bytes(b"no fit")
+    with pytest.raises(GradleakError, match="Cannot read the fit"):
+        attack.load(path, setting_of(tiny))
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradleak.attacks.learning_to_invert import training
+
+    monkeypatch.setattr(training, "NEWS", 1)
+    monkeypatch.setattr(training, "KEEP_SECONDS", 0.0)
+    attack = replace(QUICK, steps=6, training_batch=4, token_width=8)
+    setting, public = setting_of(tiny), texts(40, 5, seed=1)
+    whole = attack.fit(setting, public, bench_of(tiny))
+    steps: list[int] = []
+
+    class Stopping(Exception):
+        pass
+
+    def stop(state: Any) -> None:
+        steps.append(state["step"])
+        if state["step"] == 3:
+            raise Stopping
+
+    keep = training._keep
+    monkeypatch.setattr(training, "_keep", lambda path, state: (keep(path, state), stop(state)))
+    with pytest.raises(Stopping):
+        attack.fit(setting, public, bench_of(tiny, checkpoint=tmp_path / "c.checkpoint"))
+    resumed = attack.fit(setting, public, bench_of(tiny, checkpoint=tmp_path / "c.checkpoint"))
+    assert steps == [1, 2, 3, 4, 5]
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], tensor)
+
+
+def test_words_are_drawn_by_their_frequency_and_frames_stay(tiny: Target) -> None:
+    corpus = corpus_of(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
+    drawn = MarginalTokens(tiny, corpus).draw(2000, 1, torch.Generator().manual_seed(0))
+    assert drawn.ids is not None
+    cat, dog = (tiny.encode([word])[0][1] for word in ("cat", "dog"))
+    inside = drawn.ids[:, 0, 1:-1]
+    assert float((inside == cat).float().mean()) == pytest.approx(0.75, abs=0.02)
+    assert float((inside == dog).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert set(drawn.ids[:, 0, 0].tolist()) == set(tiny.vocabulary.prefix)
+    assert set(drawn.ids[:, 0, -1].tolist()) == set(tiny.vocabulary.suffix)
+
+
+def test_several_texts_in_a_batch_are_learnt_each_in_a_slot(tiny: Target, observe: Callable[..., Observation]) -> None:
+    bench = bench_of(tiny)
+    attack = replace(QUICK, steps=10)
+    fitted = attack.fit(setting_of(tiny, view=Everything(), batch_size=2), texts(100, 4, seed=1), bench)
+    (found,) = fitted.reconstruct([observe(tiny, ("the cat is red", "my dog was bad"))], bench)
+    assert len(found.sentences) == 2
+    assert found.labels is not None and len(found.labels) == 2
+    with pytest.raises(GradleakError, match="batches of 2, not of 1"):
+        fitted.reconstruct([observe(tiny, ("the cat is red",))], bench)
+
+
+def test_the_learning_rate_is_the_one_that_does_best_on_held_out_texts(tiny: Target) -> None:
+    attack = replace(QUICK, steps=1, probe_steps=12, learning_rate=None)
+    fitted = attack.fit(setting_of(tiny), texts(60, 5, seed=1), bench_of(tiny))
+    assert fitted.facts["rate"] == pytest.approx(1e-3 * (32 / 64) ** 0.5)  # so few steps get nowhere at the smaller ones
+
+
+def test_nothing_to_learn_from_is_refused(tiny: Target) -> None:
+    with pytest.raises(GradleakError, match="needs public texts"):
+        Lti().fit(setting_of(tiny), [], bench_of(tiny))
+    with pytest.raises(ValueError, match="fraction must be above 0"):
+        Lti(fraction=0.0)
+
+
+class Likes(Prior):
+    """Believes in one word."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def nll(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return (ids != self.word).float().sum(1) / (lengths - 1)
+
+    def likely(self, length: int, streams: Streams) -> list[int]:
+        return [self.word] * length
+
+    def likely_length(self) -> int:
+        return 1
+
+
+def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None:
+    scores = torch.tensor([[0.0, 5.0, 0.0], [0.0, 1.0, 0.9], [9.0, 0.0, 0.0]])
+    assert with_prior(scores, Likes(2), 0.0, beams=4, candidates=3).tolist() == [1, 1, 0]
+    assert with_prior(scores, Likes(2), 1.0, beams=4, candidates=3).tolist() == [1, 2, 0]
+    assert with_prior(scores, Likes(2), 1.0, beams=1, candidates=1).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 20)
+    generator = torch.Generator().manual_seed(0)
+    states, table, bias = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 4), (9, 4), (9,)))
+    table.requires_grad_(not known)
+    truth = torch.randint(9, (7,), generator=generator)
+    plain = torch.nn.functional.cross_entropy(states @ table.mT + bias, truth)
+    pieces = linear_cross_entropy(states, table, bias, truth)
+    torch.testing.assert_close(pieces, plain)
+    wanted = [states, bias, *([] if known else [table])]
+    for ours, theirs in zip(torch.autograd.grad(3 * pieces, wanted), torch.autograd.grad(3 * plain, wanted), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("features", ["hashed", "factors"])
+def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target, features: str) -> None:
+    plain, noisy = setting_of(tiny), setting_of(tiny, GaussianNoise(0.5))
+    fitting = Fitting(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
+    batch = fitting.source.draw(1, 1, torch.Generator().manual_seed(0))
+    clean = Simulation(plain)(batch, Streams.root("here", 0))
+    made = fitting.simulated.features
+    by_code = [protect_in_turn(noisy.defenses, clean, [Streams.root("there", draw)]) for draw in range(150)]
+    theirs = torch.cat([made(sent) for sent in by_code]) - made(clean)
+    ours = torch.cat([fitting.simulated(batch, Streams.root("here", draw)) for draw in range(150)]) - made(clean)
+    some = slice(0, 400)
+    torch.testing.assert_close(ours.std(0)[some], theirs.std(0)[some], rtol=0.5, atol=0)
+    assert float(ours.square().mean()) == pytest.approx(float(theirs.square().mean()), rel=0.02)
+    correlations = torch.corrcoef(theirs[:, :40].mT) - torch.eye(40)  # independent there too
+    assert float(correlations.abs().max()) < 0.4
