@@ -18,13 +18,14 @@ from gradleak.audit.findings import finding_records
 from gradleak.audit.guarantees import guarantee_records
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.audit.pictures import shown
 from gradleak.audit.scoring import worst_case
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.stages import score_with_stages
 from gradleak.core.attack import Attack, Bench, Progress
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.prior import Prior
+from gradleak.core.prior import NoWords, PicturePriorSpec, Prior, PriorSpec
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -73,7 +74,7 @@ def run_audit(
 
 def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
     """Tells whether two audits had the same data, to whoever holds the key."""
-    return keyed_hash(key, "\n".join(f"{example.label}\t{example.text}" for example in examples))
+    return keyed_hash(key, "\n".join(f"{example.label}\t{example.content}" for example in examples))
 
 
 class Runner:
@@ -81,7 +82,8 @@ class Runner:
 
     def __init__(self, spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], parts: Parts, display: Display) -> None:
         self.spec, self.target, self.private, self.parts, self.display = spec, target, private, parts, display
-        self.prior: Prior = spec.prior.open(target)
+        self.prior: Prior = spec.prior.open(target) if isinstance(spec.prior, PriorSpec) else NoWords()
+        self.pictures = spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None
         self.visible = tuple(target.part(name) for name in spec.view.visible(target))
         self.peak_memory: int | None = None
         self.findings: list[FindingRecord] = []
@@ -110,14 +112,14 @@ class Runner:
         limited = [observation.limited_to(self.spec.told(attack) | {Fact.DEFENSE}) for observation in observations]
         progress = Progress()
         deadline = None if self.spec.time_limit is None else time.monotonic() + self.spec.time_limit
-        bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, deadline)
+        bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, deadline, self.pictures)
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
         with self.display.watch(f"{key} on {len(observations)} batches", progress):
             found = attack.reconstruct(limited, bench)
         if self.target.device.type == "cuda":
             self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self.target.device))
-        blind = Blind().reconstruct(limited, Bench(bench.streams, self.prior))
+        blind = Blind().reconstruct(limited, Bench(bench.streams, self.prior, pictures=self.pictures))
         norms = [update_norm(observation) for observation in observations]
         secrets = [self.private[observation.index].batch for observation in limited]
         guesses, truths = objectives(attack, limited, secrets, found)
@@ -166,7 +168,7 @@ def _record(runner: Runner, outcomes: dict[str, list[Outcome]], key: SecretKey, 
 
 def _secrets(private: Sequence[PrivateBatch], key: SecretKey, keep: bool) -> tuple[SecretRecord, ...]:
     return tuple(
-        SecretRecord(index, position, keyed_hash(key, example.text), tokens, example.text if keep else None)
+        SecretRecord(index, position, keyed_hash(key, example.content), tokens, shown(example) if keep else None)
         for index, batch in enumerate(private)
         for position, (example, tokens) in enumerate(zip(batch.examples, batch.lengths, strict=True))
     )

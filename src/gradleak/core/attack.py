@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.prior import Prior
-from gradleak.core.registry import Component
+from gradleak.core.picture import Picture
+from gradleak.core.prior import PicturePrior, Prior
+from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
 Sentences = tuple[tuple[int, ...], ...]
@@ -46,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The guess for one observation: token ids of each sentence, special ones included."""
+    """The guess for one observation: token ids of each sentence, special ones included; or its pictures."""
 
     sentences: Sentences
     certified: bool = False  # the update itself proves the guess
@@ -56,6 +58,7 @@ class Reconstruction:
     cost: Cost = Cost()
     stages: tuple[Stage, ...] = ()  # of an attack that is several in turn
     note: str = ""  # what stood in the attack's way, in a sentence
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Bench:
     prior: Prior
     progress: Progress = field(default_factory=Progress)
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
+    pictures: PicturePrior | None = None  # where pictures are attacked
 
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""
@@ -93,6 +97,8 @@ class Bench:
 
 class Attack(Component, ABC):
     """Guesses what clients had. No argument can carry the answer."""
+
+    medium: ClassVar[Medium] = "text"
 
     @property
     def requires(self) -> frozenset[Fact]:

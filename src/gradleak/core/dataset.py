@@ -4,14 +4,19 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from gradleak.core.batch import Example
-from gradleak.core.registry import Component
+from gradleak.core.registry import Component, Medium
 
 
 class Dataset(Component, ABC):
     """A source of private examples."""
 
+    medium: ClassVar[Medium] = "text"
     made_up: ClassVar[bool] = False  # nobody's data: may be shown on a terminal without asking
 
     @abstractmethod
     def load(self, count: int | None = None) -> list[Example]:
         """The first `count` examples of the selection, or all of them."""
+
+    def auxiliary(self) -> "Dataset | None":
+        """Public data of the same kind, with nothing private in it, that an attacker may learn from; none where none is known."""
+        return None

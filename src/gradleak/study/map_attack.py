@@ -16,6 +16,7 @@ from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Knowledge, Observation, Round, check_update
+from gradleak.core.prior import PriorSpec
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -27,11 +28,9 @@ Seen = Mapping[MapCell, Sequence[Observation]]
 
 def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """All that one client sends, whatever is seen of it: computed once, from the stream it has in every audit."""
-    assert private.batch.ids is not None
-    alone = Batch(ids=private.batch.ids[None], mask=private.batch.mask[None], labels=private.batch.labels[None])
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
     stream = Streams.root("client", spec.seed).child("batch", index)
-    update = spec.protocol.update(target, alone, per_example=per_example, rngs=[stream])
+    update = spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[stream])
     return protect_in_turn(spec.defenses, update, [stream])
 
 
@@ -64,6 +63,8 @@ class MapAttack:
     def __init__(self, spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], display: Display) -> None:
         self.spec, self.target, self.private, self.display = spec, target, private, display
         self.attack: Attack = spec.attacks[0]
+        if not isinstance(spec.prior, PriorSpec):
+            raise GradleakError("A leak map is of text models: audit pictures with --layers and --modules instead.")
         self.prior = spec.prior.open(target)
         self.refused: dict[MapCell, str] = {}
         self.blind: dict[int, Reconstruction] = {}  # by client batch: it is the same whatever is seen
