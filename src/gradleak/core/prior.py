@@ -70,8 +70,8 @@ class Generator(PicturePrior):
 
     @abstractmethod
     def pictures(
-        self, latents: Float[Tensor, "rows latents"], weights: Float[Tensor, "rows weights"] | None = None
-    ) -> Float[Tensor, "rows channels height width"]:
+        self, latents: Float[Tensor, "rows examples latents"], weights: Float[Tensor, "rows weights"] | None = None
+    ) -> Float[Tensor, "rows examples channels height width"]:
         """Pictures between 0 and 1, with weights of its own or others for each row; differentiable in both."""
 
 

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset
-from gradleak.core.errors import GradleakError
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.lamp_selection import take
@@ -33,7 +32,7 @@ class Shapes(Dataset):
 
     def __post_init__(self) -> None:
         if not 4 <= self.side <= 256:
-            raise GradleakError(f"side is between 4 and 256 pixels, not {self.side}.")
+            raise ValueError(f"side is between 4 and 256 pixels, not {self.side}.")
 
     def load(self, count: int | None = None) -> list[Example]:
         size = PRIVATE if self.part == "private" else PUBLIC

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from gradleak.records.flags import LEADING
 from gradleak.records.schema import Record
 from gradleak.report.layout import fitting, plain_table
 from gradleak.report.numbers import MISSING, mean_and_interval, number
 from gradleak.report.terminal import chain, line
-from gradleak.report.verdict import LEADING, raised
+from gradleak.report.verdict import raised
 
 CELL_METRICS = (
     *("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy"),

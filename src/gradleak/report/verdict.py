@@ -1,12 +1,9 @@
 """What may be concluded. A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside it."""
 
-from gradleak.records import flags
-from gradleak.records.flags import FLAGS
+from gradleak.records.flags import FLAGS, LEADING
 from gradleak.records.schema import Record, Score
 from gradleak.report.findings import named_words
 from gradleak.report.numbers import gain, mean_and_interval, number
-
-LEADING = flags.LEADING
 
 
 def raised(record: Record) -> dict[str, dict[str, str]]:

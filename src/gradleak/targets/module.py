@@ -17,7 +17,7 @@ from gradleak.targets.image_weights import fingerprint_of, load_weights
 @register("target", "module")
 @dataclass(frozen=True)
 class Module(TargetSpec):
-    """Any nn.Module that turns pictures into class scores, as made by `factory`, written package.file:function.
+    """Any nn.Module that turns pictures into class scores, as made by a function: path=package.file:function.
 
     The function takes no arguments. The loss is cross-entropy. A random module must draw its weights from a seed of its own:
     records tell two runs of one factory apart by its weights only.
@@ -25,7 +25,7 @@ class Module(TargetSpec):
 
     medium: ClassVar[Medium] = "image"
 
-    factory: str
+    path: str
     classes: int = 10
     channels: int = 3
     height: int = 32
@@ -33,23 +33,23 @@ class Module(TargetSpec):
     weights: str | None = None
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
-        made = _make(self.factory)
+        made = _make(self.path)
         if self.weights is not None:
-            load_weights(made, self.weights, self.factory)
+            load_weights(made, self.weights, self.path)
         shape = (self.channels, self.height, self.width)
-        return ImageClassifier(self.factory, made.to(device, dtype), shape, self.classes)
+        return ImageClassifier(self.path, made.to(device, dtype), shape, self.classes)
 
     def fingerprint(self) -> str:
         if self.weights is not None:
             return fingerprint_of(self.weights, 0)
-        sums = [float(parameter.double().sum()) for parameter in _make(self.factory).parameters()]
-        return f"{self.factory}:sum={sum(sums):.9g}"
+        sums = [float(parameter.double().sum()) for parameter in _make(self.path).parameters()]
+        return f"{self.path}:sum={sum(sums):.9g}"
 
 
 def _make(factory: str) -> nn.Module:
     place, colon, function = factory.partition(":")
     if not colon:
-        raise GradleakError(f"factory is written package.file:function, not {factory!r}.")
+        raise GradleakError(f"The path of a module is written package.file:function, not {factory!r}.")
     try:
         make = getattr(importlib.import_module(place), function)
     except (ImportError, AttributeError) as error:

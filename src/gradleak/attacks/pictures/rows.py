@@ -53,6 +53,10 @@ class Rows:
         """Pictures of some rows as a batch [observations, 1 candidate, examples, …]."""
         return Batch.of_pixels(pixels[:, None], self.labels[kept, None])
 
+    def take(self, places: Int[Tensor, "some"]) -> "Rows":
+        """Some of the rows."""
+        return Rows(self.target, tuple(self.rows[place] for place in places.tolist()), self.labels[places])
+
     def draw(self, root: Streams, *shape: int) -> Float[Tensor, "rows *shape"]:
         """Standard normal numbers, each row's from its own stream."""
         drawn = [torch.randn(shape, generator=row.streams(root).generator()) for row in self.rows]
