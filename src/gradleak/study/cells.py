@@ -122,12 +122,24 @@ def _values(field: str, value: Any) -> list[Any]:
 
 def _bad_values(axes: Axes) -> Iterator[str]:
     """What is wrong with single values, whatever the others are."""
+    beside = _target_of(axes)
     for field, values in axes.items():
         for value in values:
             try:
-                AuditSpec.from_plain({**BESIDE.get(field, {}), field: value})
+                AuditSpec.from_plain({**beside, **BESIDE.get(field, {}), field: value})
             except GradleakError as error:
                 yield f"{field}: {error}"
+
+
+def _target_of(axes: Axes) -> dict[str, Any]:
+    """A target to judge other fields beside: whether an attack or data set fits depends on texts or pictures."""
+    for target in axes.get("target", []):
+        try:
+            AuditSpec.from_plain({"target": target})
+        except GradleakError:
+            continue
+        return {"target": target}
+    return {}
 
 
 def _resolve(grids: Mapping[str, Axes]) -> tuple[list[Cell], list[str]]:
