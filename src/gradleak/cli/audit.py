@@ -33,8 +33,8 @@ def audit(
     modules: Annotated[
         str | None,
         option(
-            "See these modules only, with commas: query, key, value, attention_output, ffn_in, ffn_out, layernorm, bias, "
-            "word_embedding, position_embedding, pooler, head, other. With --layers: of these layers."
+            "See these modules only, with commas: query, key, value, attention_output, ffn_in, ffn_out, convolution, layernorm, "
+            "bias, word_embedding, position_embedding, pooler, head, other. With --layers: of these layers."
         ),
     ] = None,
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",

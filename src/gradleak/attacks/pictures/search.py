@@ -69,11 +69,15 @@ class Objective:
         return losses + self.variation_weight * total_variation(batch.pixels[:, 0]) if self.variation_weight else losses
 
     def at(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        """The same at given batches of pictures."""
-        values = []
-        for observation, batch in zip(observations, batches, strict=True):
-            values.append(self.losses(self.matcher([observation]), batch[None][None], slice(None)).detach())
-        return torch.cat(values)
+        """The same at given batches of pictures, all of one size."""
+        matcher, device = self.matcher(observations), observations[0].target.device
+        pixels = torch.stack([batch.pixels for batch in batches if batch.pixels is not None])
+        labels = torch.stack([batch.labels for batch in batches])
+
+        def piece(kept: slice) -> Tensor:
+            return self.losses(matcher, Batch.of_pixels(pixels[kept, None], labels[kept, None]), kept).detach()
+
+        return Chunks(ROWS_AT_ONCE.get(device.type, 16)).run(piece, len(pixels))
 
 
 def total_variation(pixels: Float[Tensor, "rows examples channels height width"]) -> Float[Tensor, "rows"]:
