@@ -30,6 +30,10 @@ class ImageClassifier(Target):
         self.classes = classes
         self.hidden_size = shape[0] * shape[1] * shape[2]
         self._parameters = dict(module.named_parameters())
+        if self.device.type == "cuda":
+            # For the whole process, since backward passes run later: convolutions would keep 10 bits of every number, and a
+            # gradient could be matched no better than that.
+            torch.backends.cudnn.allow_tf32 = False
         self._refuse_misfit()
         self._parts = _parts(module, classes)
 

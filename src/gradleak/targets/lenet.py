@@ -63,13 +63,14 @@ class TinyImage(TargetSpec):
     seed: int = 0
     spread: float = 0.5
     side: int = 8
+    weights: str | None = None
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         shape = (3, self.side, self.side)
-        return _open(self.name, shape, self.classes, 4, (2, 1), self.seed, self.spread, None, device, dtype)
+        return _open(self.name, shape, self.classes, 4, (2, 1), self.seed, self.spread, self.weights, device, dtype)
 
     def fingerprint(self) -> str:
-        return fingerprint_of(None, self.seed)
+        return fingerprint_of(self.weights, self.seed)
 
 
 def _open(
