@@ -92,6 +92,15 @@ def test_labels_that_are_not_granted_are_refused_or_read_off_the_update(attack: 
     AuditSpec.from_plain({**PLAIN, "attacks": [f"{attack.name}:labels=derived"], "know": ["batch_size"]})
 
 
+@each("attack")
+def test_more_labels_than_can_be_tried_are_refused(attack: Attack, prior: PicturePrior) -> None:
+    spec = AuditSpec.from_plain({**PLAIN, "limit": 1, "batch_size": 10})
+    target = spec.target.open(CPU, torch.float64)
+    observation = observe(spec, target, private_batches(spec, target)[0], 0)
+    with pytest.raises(GradleakError, match="286 combinations of labels, more than 256: use labels=derived"):
+        attacked(dataclasses.replace(attack, labels="enumerate"), [observation], prior)
+
+
 @each("metric")
 def test_the_right_picture_scores_best_and_a_worse_one_worse(metric: Metric) -> None:
     values = Shapes(side=32).load(1)[0].picture.values()  # type: ignore[union-attr]

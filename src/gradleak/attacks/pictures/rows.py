@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.hypotheses import Source, label_hypotheses
+from gradleak.attacks.gradient_matching.hypotheses import MOST, Source, label_hypotheses
 from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -73,6 +74,8 @@ def lay_out(observations: Sequence[Observation], labels: Source, restarts: int) 
     rows = []
     for observation in observations:
         assumed = [found for found in label_hypotheses(observation, labels) if found is not None]
+        if len(assumed) > MOST:
+            raise GradleakError(f"Enumerating gives {len(assumed)} combinations of labels, more than {MOST}: use labels=derived.")
         pairs = [(found, start) for found in assumed for start in range(restarts)]
         rows += [Row(observation, found, number) for number, (found, _) in enumerate(pairs)]
     target = observations[0].target
