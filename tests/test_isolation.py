@@ -22,6 +22,7 @@ from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.picture import Picture
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack
@@ -38,6 +39,7 @@ class Secrets:
     texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
     keys: tuple[bytes, ...]  # of the client's random streams
+    pictures: tuple[Picture, ...] = ()
 
     def drew_with(self, generator: torch.Generator) -> bool:
         """Whether it is one of the client's generators, fresh."""
@@ -51,9 +53,10 @@ def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
     for dropout in (stream.child("dropout") for stream in batches):
         keys += [dropout, *(dropout.child(name) for name in ("masks", "others"))]
     return Secrets(
-        texts=tuple(example.text for batch in private for example in batch.examples),
-        ids=tuple(tuple(row.tolist()) for batch in private for row in batch.batch.ids),  # type: ignore[union-attr]
+        texts=tuple(example.text for batch in private for example in batch.examples if example.text),
+        ids=tuple(tuple(row.tolist()) for batch in private if batch.batch.ids is not None for row in batch.batch.ids),
         keys=tuple(stream.key for stream in keys),
+        pictures=tuple(example.picture for batch in private for example in batch.examples if example.picture is not None),
     )
 
 
@@ -69,6 +72,10 @@ def problems(thing: Any, secrets: Secrets) -> Iterator[str]:
         yield "private text"
     if type(thing) is int and thing == SEED:
         yield "the seed"
+    if isinstance(thing, Picture) and thing in secrets.pictures:
+        yield "a private picture"
+    if isinstance(thing, bytes) and any(thing == picture.pixels for picture in secrets.pictures):
+        yield "private pixels"
     if isinstance(thing, bytes) and thing in secrets.keys:
         yield "a key of the client's random streams"
     if isinstance(thing, torch.Generator) and (thing.initial_seed() == SEED or secrets.drew_with(thing)):
@@ -94,8 +101,17 @@ def tensor_problems(tensor: Tensor, secrets: Secrets) -> Iterator[str]:
         yield "a leftover hook"
     if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
         yield "storage shared with something larger"
+    if any(_shows(tensor, picture) for picture in secrets.pictures):
+        yield "private pixels"
     if not tensor.is_floating_point() and tensor.ndim and any(_holds(tensor, ids) for ids in secrets.ids):
         yield "private token ids"
+
+
+def _shows(tensor: Tensor, picture: Picture) -> bool:
+    values = picture.values()
+    if tensor.ndim < 3 or tensor.shape[-3:] != values.shape:
+        return False
+    return any(torch.allclose(one.cpu().float(), values, atol=1e-3) for one in tensor.detach().reshape(-1, *values.shape))
 
 
 def _holds(tensor: Tensor, ids: tuple[int, ...]) -> bool:
@@ -152,7 +168,7 @@ found: list[list[str]] = []  # what the spy saw; it has no other way to report
 class Spy(Attack):
     """Walks everything it is given."""
 
-    name = "spy"
+    name, medium = "spy", "any"
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -211,6 +227,17 @@ def test_nor_from_what_an_attack_learns_from(target: str, tmp_path: Path) -> Non
     found.clear()
     with pytest.raises(GradleakError, match="seen enough"):
         run_audit(replace(spec, attacks=(Learner(),)), out=tmp_path)
+    assert found == [[]]
+
+
+@pytest.mark.parametrize("defenses", [[], ["gaussian_noise:std=0.01"]])
+def test_nor_is_a_private_picture(defenses: list[str]) -> None:
+    spec = settings(target="tiny_image", data="shapes:side=8", defenses=defenses)
+    private = private_batches(spec, spec.target.open(torch.device("cpu")))
+    KNOWN[:] = [secrets_of(private)]
+    assert leaks(private[0].batch.pixels.clone(), KNOWN[0])  # the walk knows one when it sees one
+    found.clear()
+    run_audit(replace(spec, attacks=(Spy(),)))
     assert found == [[]]
 
 

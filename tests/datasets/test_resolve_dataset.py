@@ -46,7 +46,7 @@ def test_a_registered_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ("canarys", "Unknown dataset 'canarys' .did you mean 'canaries'.*Available: canaries, cola"),
+        ("canarys", "Unknown dataset 'canarys' .did you mean 'canaries'.*Available: canaries, .*cola"),
         ("notes.csv:txt=note", "has no field 'txt' .did you mean 'text'"),
         ("cola:split=test", "must be one of train|dev"),
         ("", "Unknown dataset ''"),

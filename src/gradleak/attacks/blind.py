@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
-from gradleak.core.registry import register
+from gradleak.core.picture import Picture
+from gradleak.core.registry import Medium, register
 
 
 @register("attack", "blind")
 @dataclass(frozen=True)
 class Blind(Attack):
-    """The prior's likeliest sentence at the known length: no look at the gradient. Every other attack is judged against it."""
+    """The prior's likeliest sentence at the known length, or picture: no look at the gradient. Others are judged against it."""
+
+    medium: ClassVar[Medium] = "any"
 
     def adapts_to(self, channel: Channel) -> bool:
         return True  # there is nothing it looks at
@@ -22,6 +26,8 @@ class Blind(Attack):
 
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
         size = observation.knows.batch_size or 1
+        if bench.pictures is not None:
+            return Reconstruction(sentences=(), pictures=(Picture.of(bench.pictures.likely()),) * size)
         lengths = observation.knows.lengths or (bench.prior.likely_length(),) * size
         streams = bench.streams_of(observation)
         return Reconstruction(

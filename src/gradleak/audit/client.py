@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Knowledge, Observation, Round, check_update
@@ -44,7 +44,7 @@ def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> 
     """All that one client sends, whatever is seen of it."""
     stream = Streams.root("client", spec.seed).child("batch", index)
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
-    update = spec.protocol.update(target, _alone(private.batch), per_example=per_example, rngs=[stream])
+    update = spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[stream])
     return protect_in_turn(spec.defenses, update, [stream])
 
 
@@ -64,9 +64,3 @@ def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, i
 def update_norm(observation: Observation) -> float:
     """The norm of all that is seen."""
     return float(torch.stack(list(observation.update.norms().values())).norm())
-
-
-def _alone(batch: Batch) -> Batch:
-    """One client's batch with a clients axis of size one."""
-    assert batch.ids is not None
-    return Batch(ids=batch.ids[None], mask=batch.mask[None], labels=batch.labels[None])

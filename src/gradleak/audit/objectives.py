@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
+from gradleak.metrics.alignment import nearest_pictures
 
 Values = Sequence[float | None]
 
@@ -26,12 +29,23 @@ def objectives(
 
 
 def _as_batch(target: Target, guess: Reconstruction, secret: Batch) -> Batch:
+    if secret.pixels is not None:
+        return _as_pictures(guess, secret)
     order = beside_the_secret(guess, secret)
     sentences = [guess.sentences[place] for place in order]
     if target.labels_are_tokens:
         return target.batch_of(sentences, None)
     labels = secret.labels.tolist() if guess.labels is None else [guess.labels[place] for place in order]
     return target.batch_of(sentences, labels)
+
+
+def _as_pictures(guess: Reconstruction, secret: Batch) -> Batch:
+    """The guessed pictures, each beside the secret it is nearest to, and so beside its label."""
+    assert secret.pixels is not None
+    guessed = torch.stack([picture.values() for picture in guess.pictures]).to(secret.pixels)
+    order = nearest_pictures(secret.pixels, guessed)
+    labels = secret.labels if guess.labels is None else torch.tensor(guess.labels, device=secret.labels.device)[order]
+    return Batch.of_pixels(guessed[order], labels)
 
 
 def beside_the_secret(guess: Reconstruction, secret: Batch) -> list[int]:

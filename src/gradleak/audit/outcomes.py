@@ -1,5 +1,6 @@
 """What attacking one group of observations gave, kept on disk as soon as it is known so that an interrupted audit goes on."""
 
+import base64
 import contextlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.core.attack import Cost, Reconstruction, Stage, Trace
+from gradleak.core.picture import Picture
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Parts:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".tmp", delete=False) as file:
-            json.dump([asdict(outcome) for outcome in outcomes], file)
+            json.dump([_plain(outcome) for outcome in outcomes], file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(file.name, self.folder / f"{name}.json")
@@ -55,6 +57,14 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # parts of other audits are in it
             self.folder.parent.rmdir()
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    plain = asdict(outcome)
+    plain["reconstruction"]["pictures"] = [
+        [*picture.shape, base64.b64encode(picture.pixels).decode()] for picture in outcome.reconstruction.pictures
+    ]
+    return plain
 
 
 def _read(plain: dict[str, Any]) -> Outcome:
@@ -69,7 +79,15 @@ def _read(plain: dict[str, Any]) -> Outcome:
     )
     cost = Cost(**found["cost"])
     reconstruction = Reconstruction(
-        _sentences(found["sentences"]), found["certified"], found["loss"], labels, trace, cost, stages, found["note"]
+        _sentences(found["sentences"]),
+        found["certified"],
+        found["loss"],
+        labels,
+        trace,
+        cost,
+        stages,
+        found["note"],
+        pictures=tuple(Picture((*shape,), base64.b64decode(pixels)) for *shape, pixels in found["pictures"]),
     )
     return Outcome(reconstruction, plain["objective_at_guess"], plain["objective_at_truth"], plain["update_norm"])
 

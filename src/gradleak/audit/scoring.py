@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradleak.audit.outcomes import Outcome
+from gradleak.audit.pictures import as_data_uri, picture_pairs
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import PrivateBatch
@@ -40,8 +41,8 @@ def score_attack(
         ExampleRecord(
             batch=index,
             position=position,
-            guess=pair.guess.text,
-            guess_legacy=pair.guess.legacy,
+            guess=pair.guess.text if pair.guess.picture is None else as_data_uri(pair.guess.picture),
+            guess_legacy=pair.guess.legacy if pair.guess.picture is None else None,
             certified=outcomes[index].reconstruction.certified,
             values={name: column[place] for name, column in values.items()},
             blind_values={name: column[place] for name, column in blind_values.items()},
@@ -111,6 +112,9 @@ def pair_up(target: Target, private: Sequence[PrivateBatch], guesses: Sequence[R
     """Secrets with the guesses aligned to them inside each batch."""
     pairs = []
     for batch, guess in zip(private, guesses, strict=True):
+        if batch.batch.pixels is not None:
+            pairs += picture_pairs(batch, guess)
+            continue
         assert batch.batch.ids is not None
         rows = [ids[:length] for ids, length in zip(batch.batch.ids.tolist(), batch.lengths, strict=True)]
         secrets = [sentence(target, row) for row in rows]
@@ -178,9 +182,11 @@ def _flags(
         flags.no_objective(any(value is not None for value in at_truth)),
         flags.unmodelled_dropout(spec.protocol.dropout),
     ]
-    if "rouge1" in values:
-        ours, theirs = ([value or 0.0 for value in column["rouge1"]] for column in (values, blind))
-        raised.append(flags.near_chance(paired_difference(ours, theirs, clusters).low))
+    leading = next((metric for metric in spec.metrics if metric.name in flags.LEADING), None)
+    if leading is not None:
+        ours, theirs = ([value or 0.0 for value in column[leading.name]] for column in (values, blind))
+        worse, better = (theirs, ours) if leading.direction == "higher" else (ours, theirs)
+        raised.append(flags.near_chance(paired_difference(better, worse, clusters).low, leading.name))
     return tuple(flag for flag in raised if flag is not None)
 
 

@@ -11,15 +11,15 @@ from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric
 from gradleak.core.observation import Fact
-from gradleak.core.prior import PriorSpec
+from gradleak.core.prior import PicturePriorSpec, PriorSpec
 from gradleak.core.protocol import Protocol
-from gradleak.core.registry import Component, did_you_mean
+from gradleak.core.registry import Component, did_you_mean, registered
 from gradleak.core.specs import resolve, to_dict, to_string
 from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
 from gradleak.core.view import View
 from gradleak.datasets import resolve_dataset
-from gradleak.metrics import DEFAULT_METRICS
+from gradleak.metrics import DEFAULT_METRICS, PICTURE_METRICS
 from gradleak.records.schema import spec_id
 from gradleak.targets import resolve_target
 
@@ -28,6 +28,10 @@ for _package in ("attacks", "defenses", "priors", "protocols", "views"):
 
 EVERY_FACT = tuple(Fact)
 DEFAULT_ATTACKS = ("portfolio",)  # the strongest there is: a weaker one would call a setting safer than it is
+DEFAULTS: dict[str, dict[str, Any]] = {  # of what depends on whether texts or pictures are attacked
+    "text": {"data": "canaries", "attacks": DEFAULT_ATTACKS, "metrics": DEFAULT_METRICS},
+    "image": {"data": "shapes", "attacks": ("ig",), "metrics": PICTURE_METRICS},
+}
 DTYPES = ("float32", "float64")
 Kind = TypeVar("Kind", bound=Component)
 
@@ -41,7 +45,7 @@ class AuditSpec:
     attacks: tuple[Attack, ...]
     protocol: Protocol
     view: View
-    prior: PriorSpec
+    prior: PriorSpec | PicturePriorSpec
     limit: int = 4  # client batches
     batch_size: int = 1
     defenses: tuple[Defense, ...] = ()
@@ -64,9 +68,20 @@ class AuditSpec:
             raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
             raise GradleakError("The same attack is listed twice.")
+        self._refuse_other_media()
         refuse_wrong_order(self.defenses)
         self._refuse_per_example()
         self._refuse_missing_knowledge()
+
+    def _refuse_other_media(self) -> None:
+        medium = self.target.medium
+        for part in (self.data, *self.attacks, self.prior, *self.metrics):
+            if part.medium not in (medium, "any"):
+                fitting = [name for name, other in registered(part.kind).items() if other.medium in (medium, "any")]
+                raise GradleakError(
+                    f"{self.target.name} reads {medium}s and the {part.kind} {part.name} is for {part.medium}s: "
+                    f"use one of {', '.join(fitting)}."
+                )
 
     def _refuse_per_example(self) -> None:
         if self.defenses and self.defenses[0].wants_per_example and not self.protocol.one_gradient:
@@ -139,18 +154,21 @@ class AuditSpec:
             raise GradleakError(
                 f"An audit has no field {unknown[0]!r}{did_you_mean(unknown[0], list(FIELDS))} Fields: {', '.join(FIELDS)}."
             )
+        target = _target(plain.get("target", "minilm"), allow_pickle)
+        defaults = DEFAULTS[target.medium]
+        data = _dataset(plain.get("data", defaults["data"]))
         return AuditSpec(
-            target=_target(plain.get("target", "minilm"), allow_pickle),
-            data=_dataset(plain.get("data", "canaries")),
-            attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", DEFAULT_ATTACKS))),
+            target=target,
+            data=data,
+            attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", defaults["attacks"]))),
             protocol=read("protocol", plain.get("protocol", "fedsgd"), Protocol),
             view=read("view", plain.get("view", "everything"), View),
-            prior=read("prior", plain.get("prior", "auto"), PriorSpec),
+            prior=_prior(plain.get("prior", "auto"), target, data),
             limit=_whole("limit", plain.get("limit", 4)),
             batch_size=_whole("batch_size", plain.get("batch_size", 1)),
             defenses=tuple(read("defense", one, Defense) for one in listed(plain.get("defenses", []))),
             know=_facts(plain.get("know", list(EVERY_FACT))),
-            metrics=tuple(read("metric", one, Metric) for one in listed(plain.get("metrics", list(DEFAULT_METRICS)))),
+            metrics=tuple(read("metric", one, Metric) for one in listed(plain.get("metrics", defaults["metrics"]))),
             draws=_whole("draws", plain.get("draws", 1)),
             seed=_whole("seed", plain.get("seed", 0)),
             dtype=str(plain.get("dtype", "float32")),
@@ -177,6 +195,16 @@ def listed(value: Any) -> list[Any]:
 
 def _target(described: Any, allow_pickle: bool) -> TargetSpec:
     return resolve_target(described, allow_pickle) if isinstance(described, str) else read("target", described, TargetSpec)
+
+
+def _prior(described: Any, target: TargetSpec, data: Dataset) -> PriorSpec | PicturePriorSpec:
+    """`auto`, of pictures, is the mean of what the data's owner publishes, and grey where that is nothing."""
+    if described == "auto" and target.medium == "image":
+        public = data.public()
+        described = "grey" if public is None else {"name": "mean_picture", "data": to_string(public)}
+    component = resolve("prior", described)
+    assert isinstance(component, (PriorSpec, PicturePriorSpec))
+    return component
 
 
 def _dataset(described: Any) -> Dataset:

@@ -19,6 +19,7 @@ from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
+from gradleak.core.prior import NoWords, PicturePriorSpec, Prior, PriorSpec
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -57,7 +58,9 @@ class Together:
     def __init__(self, members: Sequence[Member], target: Target, parts: Parts, display: Display) -> None:
         self.members, self.target, self.parts, self.display = members, target, parts, display
         self.shared = members[0].spec
-        self.prior = self.shared.prior.open(target)
+        prior = self.shared.prior
+        self.prior: Prior = prior.open(target) if isinstance(prior, PriorSpec) else NoWords()
+        self.pictures = prior.open(target) if isinstance(prior, PicturePriorSpec) else None
         self.stride = max(len(member.private) for member in members)
         self.peak_memory: int | None = None
         self.fits = Fits(
@@ -122,7 +125,8 @@ class Together:
         """The attack's outcomes, then the blind attack's with the same knowledge."""
         progress = Progress()
         deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
-        bench = SharedBench(Streams.root("attacker", self.shared.seed), self.prior, progress, deadline, stride=self.stride)
+        streams = Streams.root("attacker", self.shared.seed)
+        bench = SharedBench(streams, self.prior, progress, deadline, pictures=self.pictures, stride=self.stride)
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
         with self.display.watch(f"{key} on {len(observations)} batches", progress):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gradleak.audit.guarantees import guarantee_records
+from gradleak.audit.pictures import shown
 from gradleak.audit.scoring import worst_case
 from gradleak.audit.stages import score_with_stages
 from gradleak.audit.together import Member
@@ -57,12 +58,12 @@ def record_of(member: Member, target: Target, key: SecretKey, device: str, peak_
 
 def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
     """Tells whether two audits had the same data, to whoever holds the key."""
-    return keyed_hash(key, "\n".join(f"{example.label}\t{example.text}" for example in examples))
+    return keyed_hash(key, "\n".join(f"{example.label}\t{example.content}" for example in examples))
 
 
 def _secrets(private: Sequence[PrivateBatch], key: SecretKey, keep: bool) -> tuple[SecretRecord, ...]:
     return tuple(
-        SecretRecord(index, position, keyed_hash(key, example.text), tokens, example.text if keep else None)
+        SecretRecord(index, position, keyed_hash(key, example.content), tokens, shown(example) if keep else None)
         for index, batch in enumerate(private)
         for position, (example, tokens) in enumerate(zip(batch.examples, batch.lengths, strict=True))
     )

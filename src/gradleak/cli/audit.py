@@ -1,6 +1,7 @@
 """`gradleak audit`: one setting, attacked and scored."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from gradleak.cli.options import Device, Out, option
 
 if TYPE_CHECKING:
     from gradleak.audit.runner import Finished
+    from gradleak.records.schema import Record
 
 
 def audit(
@@ -31,8 +33,8 @@ def audit(
     modules: Annotated[
         str | None,
         option(
-            "See these modules only, with commas: query, key, value, attention_output, ffn_in, ffn_out, layernorm, bias, "
-            "word_embedding, position_embedding, pooler, head, other. With --layers: of these layers."
+            "See these modules only, with commas: query, key, value, attention_output, ffn_in, ffn_out, convolution, layernorm, "
+            "bias, word_embedding, position_embedding, pooler, head, other. With --layers: of these layers."
         ),
     ] = None,
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
@@ -49,8 +51,10 @@ def audit(
     ] = None,
     out: Out = Path("runs"),
     as_json: Annotated[bool, option("Print the record as JSON and nothing else.", "--json")] = False,
-    keep_secrets: Annotated[bool, option("Store the private texts in the record.", "--keep-secrets")] = False,
-    show: Annotated[bool, option("Show private texts and guesses here; made-up ones always are.", "--show")] = False,
+    keep_secrets: Annotated[bool, option("Store the private texts or pictures in the record.", "--keep-secrets")] = False,
+    show: Annotated[
+        bool, option("Show private data and guesses here, pictures as files; made-up ones always are.", "--show")
+    ] = False,
     allow_pickle: Annotated[bool, option("Load pickled weights, which can run code.", "--allow-pickle")] = False,
 ) -> None:
     """Attacks one setting and says how much was rebuilt.
@@ -114,14 +118,31 @@ def run_and_print(
 
 def print_finished(finished: "Finished", visible: bool) -> None:
     """The record, with secrets beside guesses where they may be seen."""
+    from gradleak.audit.pictures import shown
     from gradleak.report.layout import open_console
     from gradleak.report.terminal import print_record
 
     secrets = {
-        (batch, position): example.text
+        (batch, position): shown(example)
         for batch, private in enumerate(finished.private)
         for position, example in enumerate(private.examples)
     }
     console = open_console()
     print_record(console, finished.record, secrets if visible else {}, guesses=visible)
     console.print(f"Record: {finished.path}", soft_wrap=True)
+    if visible and finished.path is not None:
+        for path in write_pictures(finished.record, secrets, finished.path):
+            console.print(f"Pictures, secrets above guesses: {path}", soft_wrap=True)
+
+
+def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:
+    """A picture file for each attack that guessed pictures, beside the record."""
+    from gradleak.report.pictures import has_pictures, picture_grid
+
+    written = []
+    for place, attack in enumerate(record.attacks.values()):
+        if has_pictures(attack):
+            path = beside.with_name(f"{beside.stem}-{place + 1}-{attack.spec['name']}.png")
+            path.write_bytes(picture_grid(attack, secrets))
+            written.append(path)
+    return written

@@ -1,4 +1,4 @@
-"""`gradleak prior`: train, pack and judge a language model of your own for the attacker."""
+"""`gradleak prior`: train, pack and judge a language model, or a generator of pictures, of your own for the attacker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from gradleak.cli.options import Device, option
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-prior_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Trains, packs and evaluates language-model priors.")
+prior_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Trains, packs and evaluates priors.")
 Corpus = Annotated[
     list[Path], option("Text files, one sentence a line; .gz, .xz and .bz2 are read too. Repeat for several.", "--corpus")
 ]
@@ -100,6 +100,37 @@ def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> N
     english_model().save_pretrained(out)
     words.save_pretrained(out)
     typer.echo(f"{out}: 6 layers, BERT's uncased vocabulary. Audit it: gradleak audit --target causal_lm:path={out}")
+
+
+@prior_app.command()
+def pictures(
+    data: Annotated[str, option("Public pictures to learn from, such as cifar10:split=train or shapes:part=public.")],
+    out: Annotated[Path, option("The generator's file, .safetensors.")],
+    limit: Annotated[int | None, option("Pictures. [all]")] = None,
+    latents: Annotated[int, option("Numbers a picture is made of. [128]")] = 128,
+    width: Annotated[int, option("Channels. [64]")] = 64,
+    epochs: Annotated[int, option("Passes over the pictures. [30]")] = 30,
+    seed: Annotated[int, option("Of weights, order and noise. [0]")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Trains a generator of pictures, the prior of gi_gip."""
+    import torch
+
+    from gradleak.cli.device import resolve_device
+    from gradleak.core.errors import GradleakError
+    from gradleak.datasets import resolve_dataset
+    from gradleak.training.generator import GeneratorTraining, stacked, train_generator
+
+    if min(latents, width, epochs) < 1:
+        raise GradleakError("latents, width and epochs count from 1.")
+    if not out.parent.is_dir():
+        raise GradleakError(f"There is no folder {out.parent} to write the generator into.")
+    settings = GeneratorTraining(latents, width, epochs, seed=seed)
+    known = stacked(resolve_dataset(data).load(limit))
+    typer.echo(f"{len(known)} pictures", err=True)
+    for news in train_generator(settings, known, out, torch.device(resolve_device(device))):
+        typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err=True)
+    typer.echo(f"Generator: {out}. Use it with --prior generator:path={out}")
 
 
 def _tokenizer(name: str) -> "PreTrainedTokenizerBase":

@@ -1,9 +1,12 @@
 """`gradleak show`: records read back."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gradleak.records.schema import Record
 
 RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec; other files (tuning.json) may lie beside
 
@@ -11,6 +14,9 @@ RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec
 def show(
     record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
     trace: Annotated[bool, typer.Option("--trace", help="Show the guesses as the search went on.")] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Draw guessed pictures, below their secrets where kept, into PNG files beside it.")
+    ] = False,
 ) -> None:
     """Shows a record as its audit did, or lists the records of a folder.
 
@@ -26,6 +32,21 @@ def show(
         return
     read = read_record(record)
     print_record(open_console(), read, kept_secrets(read), with_trace=trace)
+    if pictures:
+        draw(read, record)
+
+
+def draw(read: "Record", record: Path) -> None:
+    """Picture files beside a record, or a sentence where it holds no pictures."""
+    from gradleak.cli.audit import write_pictures
+    from gradleak.records.errors import RecordError
+    from gradleak.report.reconstructions import kept_secrets
+
+    written = write_pictures(read, kept_secrets(read), record)
+    if not written:
+        raise RecordError(f"{record} holds no pictures: its guesses are texts. Leave --pictures out.")
+    for path in written:
+        typer.echo(f"Pictures: {path}")
 
 
 def list_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch import Tensor
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.prior import Prior
-from gradleak.core.registry import Component
+from gradleak.core.picture import Picture
+from gradleak.core.prior import PicturePrior, Prior
+from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
 Sentences = tuple[tuple[int, ...], ...]
@@ -47,7 +49,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The guess for one observation: token ids of each sentence, special ones included."""
+    """The guess for one observation: token ids of each sentence, special ones included; or its pictures."""
 
     sentences: Sentences
     certified: bool = False  # the update itself proves the guess
@@ -57,6 +59,7 @@ class Reconstruction:
     cost: Cost = Cost()
     stages: tuple[Stage, ...] = ()  # of an attack that is several in turn
     note: str = ""  # what stood in the attack's way, in a sentence
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass
@@ -83,6 +86,7 @@ class Bench:
     progress: Progress = field(default_factory=Progress)
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
     checkpoint: Path | None = None  # a file of one's own for what is learnt so far
+    pictures: PicturePrior | None = None  # where pictures are attacked
 
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""
@@ -95,6 +99,8 @@ class Bench:
 
 class Attack(Component, ABC):
     """Guesses what clients had. No argument can carry the answer."""
+
+    medium: ClassVar[Medium] = "text"
 
     @property
     def requires(self) -> frozenset[Fact]:

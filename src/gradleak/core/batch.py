@@ -1,18 +1,27 @@
 """Data shaped like a client's, and the secret itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from gradleak.core.picture import Picture
 
 
 @dataclass(frozen=True)
 class Example:
-    """One private text with its label and the spans of it (character offsets) that would hurt most."""
+    """One private text with its label and the spans of it (character offsets) that would hurt most; or one private picture."""
 
     text: str
     label: int | None = None
     secrets: tuple[tuple[int, int], ...] = ()
+    picture: Picture | None = None
+
+    @property
+    def content(self) -> str:
+        """All that is private of it, as text to be hashed."""
+        return self.text if self.picture is None else f"{self.picture.shape}{self.picture.pixels.hex()}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +29,9 @@ class Batch:
     """Anything shaped like client data; attackers make their own.
 
     Leading axes are free: [examples] for one client, [clients, examples] for many at once.
-    Exactly one of `ids` and `embeddings` is given. `labels` are class numbers or probabilities over the classes; of a language
-    model they are the tokens themselves, one a position, as ids or as probabilities over the vocabulary.
+    Exactly one of `ids`, `embeddings` and `pixels` (between 0 and 1) is given; a picture is a single position. `labels` are class
+    numbers or probabilities over the classes; of a language model they are the tokens themselves, one a position, as ids or as
+    probabilities over the vocabulary.
     """
 
     mask: Bool[Tensor, "*lead tokens"]  # positions the model attends to
@@ -30,22 +40,37 @@ class Batch:
     )
     ids: Int[Tensor, "*lead tokens"] | None = None
     embeddings: Float[Tensor, "*lead tokens hidden"] | None = None
+    pixels: Float[Tensor, "*lead channels height width"] | None = None
 
     def __post_init__(self) -> None:
-        if (self.ids is None) == (self.embeddings is None):
-            raise ValueError("a batch holds either ids or embeddings")
+        if sum(content is not None for content in (self.ids, self.embeddings, self.pixels)) != 1:
+            raise ValueError("a batch holds either ids or embeddings or pixels")
+
+    @staticmethod
+    def of_pixels(pixels: Float[Tensor, "*lead channels height width"], labels: Tensor) -> "Batch":
+        """A batch of pictures."""
+        lead = pixels.shape[:-3]
+        return Batch(mask=torch.ones(*lead, 1, dtype=torch.bool, device=pixels.device), labels=labels, pixels=pixels)
 
     @property
     def lead(self) -> tuple[int, ...]:
         """The axes before the tokens."""
         return tuple(self.mask.shape[:-1])
 
-    def __getitem__(self, index: "int | slice") -> "Batch":
-        return Batch(
+    @property
+    def asks_for_gradients(self) -> bool:
+        """Whether an attacker differentiates what follows from it."""
+        return any(part is not None and part.requires_grad for part in (self.embeddings, self.pixels, self.labels))
+
+    def __getitem__(self, index: "int | slice | Tensor | None") -> "Batch":
+        """Along the first axis; `None` puts one of size one before it."""
+        return replace(
+            self,
             mask=self.mask[index],
             labels=self.labels[index],
             ids=None if self.ids is None else self.ids[index],
             embeddings=None if self.embeddings is None else self.embeddings[index],
+            pixels=None if self.pixels is None else self.pixels[index],
         )
 
 

@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from gradleak.core.batch import Example
-from gradleak.core.registry import Component
+from gradleak.core.registry import Component, Medium
 
 
 class Dataset(Component, ABC):
     """A source of private examples."""
 
+    medium: ClassVar[Medium] = "text"
     made_up: ClassVar[bool] = False  # nobody's data: may be shown on a terminal without asking
 
     @abstractmethod

@@ -5,16 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradleak.core.registry import Component
+from gradleak.core.picture import Picture
+from gradleak.core.registry import Component, Medium
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text as metrics see it."""
+    """A text, or a picture, as metrics see it."""
 
     text: str  # special tokens removed
     legacy: str  # special tokens kept, as the LAMP code scores
     ids: tuple[int, ...]  # special tokens removed
+    picture: Picture | None = None
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Pair:
 class Metric(Component, ABC):
     """One number a pair. Higher leaks more unless `direction` is "lower"."""
 
+    medium: ClassVar[Medium] = "text"
     unit: ClassVar[str] = "fraction"  # between 0 and 1
     direction: ClassVar[str] = "higher"  # "higher" or "lower" leaks more
     chance: ClassVar[str] = "blind"  # what a guess without the update scores: measured by the blind attack

@@ -12,8 +12,9 @@ from gradleak.core.registry import did_you_mean
 WITHOUT_LAYER = ("word_embedding", "position_embedding", "pooler", "head")
 MODULES = (
     *("query", "key", "value", "attention_output", "ffn_in", "ffn_out"),  # weights alone; both halves of a gated FFN are ffn_in
-    "layernorm",  # weight and bias, RMSNorm too
-    "bias",  # of every linear layer but those of pooler and head
+    "convolution",  # weights alone
+    "layernorm",  # weight and bias, RMSNorm too; of image models, GroupNorm and fixed BatchNorm
+    "bias",  # of every linear layer or convolution but those of pooler and head
     *WITHOUT_LAYER,
     "other",  # what has no name of its own here: token-type embeddings, say
 )

@@ -1,11 +1,12 @@
-"""What an attacker believes of text before seeing any gradient."""
+"""What an attacker believes of text or pictures before seeing any gradient."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.core.registry import Component
+from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 
@@ -29,6 +30,56 @@ class Prior(ABC):
 class PriorSpec(Component, ABC):
     """Says which prior, without holding it."""
 
+    medium: ClassVar[Medium] = "text"
+
     @abstractmethod
     def open(self, target: Target) -> Prior:
         """Loads the prior for the target's vocabulary."""
+
+
+class NoWords(Prior):
+    """Stands where a prior over text would, in audits of pictures."""
+
+    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+        raise TypeError("this audit is of pictures")
+
+    def likely(self, length: int, streams: Streams) -> list[int]:
+        raise TypeError("this audit is of pictures")
+
+    def likely_length(self) -> int:
+        raise TypeError("this audit is of pictures")
+
+
+class PicturePrior(ABC):
+    """An opened prior over pictures of the target's shape."""
+
+    @abstractmethod
+    def likely(self) -> Float[Tensor, "channels height width"]:
+        """The picture that is least wrong in the mean of squares, if nothing else is known."""
+
+
+class Generator(PicturePrior):
+    """A prior that makes pictures of a few numbers, which are standard normal beforehand."""
+
+    latents: int  # how many numbers a picture is made of
+
+    @property
+    @abstractmethod
+    def weights(self) -> Float[Tensor, "weights"]:
+        """All its weights in one row, so that a search can move them."""
+
+    @abstractmethod
+    def pictures(
+        self, latents: Float[Tensor, "rows examples latents"], weights: Float[Tensor, "rows weights"] | None = None
+    ) -> Float[Tensor, "rows examples channels height width"]:
+        """Pictures between 0 and 1, with weights of its own or others for each row; differentiable in both."""
+
+
+class PicturePriorSpec(Component, ABC):
+    """Says which prior over pictures, without holding it."""
+
+    medium: ClassVar[Medium] = "image"
+
+    @abstractmethod
+    def open(self, target: Target) -> PicturePrior:
+        """Loads the prior for pictures of the target's shape."""

@@ -2,11 +2,12 @@
 
 import difflib
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from gradleak.core.errors import GradleakError
 
 KINDS = ("target", "dataset", "protocol", "defense", "view", "attack", "prior", "metric")
+Medium = Literal["text", "image", "any"]
 
 
 class Component:
@@ -15,6 +16,7 @@ class Component:
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     cites: ClassVar[str] = ""  # the paper it comes from, where there is one
+    medium: ClassVar[Medium] = "any"  # what private data it is about
 
 
 Registered = TypeVar("Registered", bound=type[Component])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part, by_name
-from gradleak.core.registry import Component, did_you_mean
+from gradleak.core.registry import Component, Medium, did_you_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,7 @@ class Vocabulary:
 class Target(ABC):
     """An opened model: weights on a device, its tokenizer and its per-example loss. Holds nothing of anyone's data."""
 
+    medium: ClassVar[Medium] = "text"
     labels_are_tokens: ClassVar[bool] = False  # a language model: what it learns to predict is the text itself
 
     module: nn.Module
@@ -138,6 +139,23 @@ class Target(ABC):
         shape = (examples, tokens) if self.labels_are_tokens else (examples,)
         return torch.linspace(0, self.classes - 1, math.prod(shape), device=self.device).long().view(shape)
 
+    def probe(self, examples: int, tokens: int, generator: torch.Generator | None = None) -> Batch:
+        """A batch of no meaning, to ask how the model computes: zeros, or random numbers of the size of word embeddings."""
+        shape = (examples, tokens, self.hidden_size)
+        size = self.vocabulary.mean_norm / self.hidden_size**0.5
+        drawn = torch.zeros(shape) if generator is None else torch.randn(shape, generator=generator) * size
+        mask = torch.ones(examples, tokens, dtype=torch.bool, device=self.device)
+        return Batch(embeddings=drawn.to(self.device, self.dtype), mask=mask, labels=self.any_labels(examples, tokens))
+
+    def ordinary(self) -> Batch:
+        """Eight examples such as the model may meet, with labels that mean nothing."""
+        words = self.vocabulary.allowed.nonzero()[:, 0]
+        ids = words[torch.linspace(0, len(words) - 1, 64, device=words.device).long()].view(8, 8)
+        ends = (torch.tensor(part, device=ids.device).expand(8, -1) for part in (self.vocabulary.prefix, self.vocabulary.suffix))
+        before, after = (part.long() for part in ends)
+        ids = torch.cat([before, ids, after], dim=1)
+        return Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=torch.zeros(8, dtype=torch.int64, device=ids.device))
+
     def batch_of(self, sentences: Sequence[Sequence[int]], labels: Sequence[int] | None) -> Batch:
         """Sentences as a client would batch them; without labels the sentences themselves are the labels."""
         lengths = [len(sentence) for sentence in sentences]
@@ -157,6 +175,7 @@ class Target(ABC):
 class TargetSpec(Component, ABC):
     """Says which model, without holding it; the runner opens it on a device and keeps it."""
 
+    medium: ClassVar[Medium] = "text"
     labels_are_tokens: ClassVar[bool] = False  # as the target it opens
 
     @abstractmethod

@@ -12,11 +12,27 @@ from gradleak.datasets.canaries import Canaries
 from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
 from gradleak.datasets.lamp_selection import Selection
+from gradleak.datasets.pictures import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
+from gradleak.datasets.shapes import Shapes
 from gradleak.datasets.tuning_part import TuningPart
 from gradleak.datasets.wikitext import Wikitext2
 
-__all__ = ["Canaries", "Cola", "File", "Hub", "RottenTomatoes", "Selection", "Sst2", "TuningPart", "Wikitext2", "resolve_dataset"]
+__all__ = [
+    "Canaries",
+    "Cifar10",
+    "Cola",
+    "File",
+    "Hub",
+    "PictureFiles",
+    "RottenTomatoes",
+    "Selection",
+    "Shapes",
+    "Sst2",
+    "TuningPart",
+    "Wikitext2",
+    "resolve_dataset",
+]
 
 
 def resolve_dataset(described: str) -> Dataset:

@@ -1,13 +1,14 @@
 """Which examples of a dataset are attacked: all in their order, or as LAMP's released code picks them."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 
+Chosen = TypeVar("Chosen")
 Selection = Literal["all", "lamp_test", "lamp_tune"]
 
 LAMP_SEED = 101
@@ -21,7 +22,7 @@ def select(examples: Sequence[Example], selection: Selection, count: int | None,
     return _SELECTIONS[selection](examples, count, source)
 
 
-def take(examples: Sequence[Example], count: int | None, source: str) -> list[Example]:
+def take(examples: Sequence[Chosen], count: int | None, source: str) -> list[Chosen]:
     """The first `count` examples in the order they have."""
     return list(examples[: _checked(count, len(examples), source)])
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 
@@ -22,6 +21,13 @@ class Kind(StrEnum):
     LAYER_NORM = "layer_norm"
     RMS_NORM = "rms_norm"  # Llama's
     EMBEDDING = "embedding"
+    CONV2D = "conv2d"  # a linear layer over patches
+    GROUP_NORM = "group_norm"
+    FIXED_BATCH_NORM = "fixed_batch_norm"  # with running statistics: each example by itself
+
+
+NORMS = (Kind.LAYER_NORM, Kind.RMS_NORM, Kind.GROUP_NORM, Kind.FIXED_BATCH_NORM)
+CHANNELS_FIRST = (Kind.CONV2D, Kind.GROUP_NORM, Kind.FIXED_BATCH_NORM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,12 @@ def kind_of(module: nn.Module) -> Kind | None:
         return Kind.RMS_NORM
     if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
         return Kind.EMBEDDING
+    if type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros" and module.padding != "same":
+        return Kind.CONV2D
+    if type(module) is nn.GroupNorm and module.affine:
+        return Kind.GROUP_NORM
+    if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats and not module.training:
+        return Kind.FIXED_BATCH_NORM
     return None
 
 
@@ -118,13 +130,8 @@ def call_shapes(target: Target) -> dict[str, tuple[int, ...]]:
 
 
 def _calls(target: Target, modules: Mapping[str, nn.Module], examples: int, tokens: int) -> dict[str, list[Use]]:
-    batch = Batch(
-        embeddings=torch.zeros(examples, tokens, target.hidden_size, device=target.device, dtype=target.dtype),
-        mask=torch.ones(examples, tokens, dtype=torch.bool, device=target.device),
-        labels=target.any_labels(examples, tokens),
-    )
     with captured(modules, examples) as uses:
-        target.losses(batch)
+        target.losses(target.probe(examples, tokens))
     return uses.calls
 
 

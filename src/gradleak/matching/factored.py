@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, Use, captured
+from gradleak.matching.capture import CHANNELS_FIRST, Kind, Use, captured
+from gradleak.matching.convolution import channel_terms, patches
 from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.plan import Group, Member, Plan
 from gradleak.matching.readings import WHOLE, Reading
@@ -62,7 +63,11 @@ class FactoredSums:
         return first, second
 
     def _differentiable(self, batch: Batch) -> tuple[Batch, bool]:
-        """A batch of embeddings that ask for gradients (the layers' gradients need a graph), and whether the caller asked too."""
+        """Embeddings or pixels that ask for gradients (the layers' gradients need a graph), and whether the caller asked too."""
+        if batch.pixels is not None:
+            wanted = batch.asks_for_gradients
+            pixels = batch.pixels if batch.pixels.requires_grad else batch.pixels.detach().requires_grad_()
+            return replace(batch, pixels=pixels), wanted
         embeddings = self.target.embed(batch.ids) if batch.ids is not None else batch.embeddings
         assert embeddings is not None
         labels = batch.ids if batch.ids is not None and self.target.labels_are_tokens else batch.labels
@@ -77,7 +82,7 @@ class FactoredSums:
             gradients = torch.stack([self._vector(member, calls[member.module], shape) for member in group.members])
             return vector_sums(gradients, kept, self.residuals, self.reading)  # type: ignore[arg-type]
         inputs, deltas = (
-            torch.stack(parts) for parts in zip(*(_joined(member, calls, shape) for member in group.members), strict=True)
+            torch.stack(parts) for parts in zip(*(self._joined(member, calls, shape) for member in group.members), strict=True)
         )
         if group.form == "lookup":
             return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
@@ -96,6 +101,24 @@ class FactoredSums:
         table = (ids[..., None] == rows).to(deltas.dtype).mT @ deltas
         return vector_sums(table.view(m, o, c, -1), observed.flatten(2), self.residuals, self.reading)
 
+    def _joined(self, member: Member, calls: Calls, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Inputs and output gradients of all uses of a module, [observations, candidates, uses, …]; of a slice, its outputs."""
+        uses = calls[member.module]
+        if member.kind is Kind.CONV2D:
+            uses = [
+                (replace(use, inputs=patches(self.modules[member.module], use.inputs)), delta.flatten(2).mT)
+                for use, delta in uses
+            ]
+        inputs = [
+            use.inputs.reshape(*shape, -1, use.inputs.shape[-1])
+            if use.inputs.is_floating_point()
+            else use.inputs.reshape(*shape, -1)
+            for use, _ in uses
+        ]
+        deltas = torch.cat([delta.reshape(*shape, -1, delta.shape[-1]) for _, delta in uses], dim=2)
+        cut = member.part.cut
+        return torch.cat(inputs, dim=2), deltas if cut is None else cut.of(deltas, axis=-1)
+
     def _vector(self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> Tensor:
         """The gradient of a bias (Σδ) or of a norm's weight (Σδ∘x̂), for every candidate."""
         module = self.modules[member.module]
@@ -105,6 +128,8 @@ class FactoredSums:
                 delta = delta * F.layer_norm(use.inputs, module.normalized_shape, eps=module.eps)
             elif member.kind is Kind.RMS_NORM:
                 delta = delta * use.output / module.get_parameter("weight")
+            elif member.kind in CHANNELS_FIRST:
+                delta = channel_terms(module, member.part.parameter, use.inputs, delta)
             total = total + delta.reshape(*shape, -1, delta.shape[-1]).sum(-2)
         assert isinstance(total, Tensor)
         return member.part.of(total)
@@ -131,6 +156,8 @@ def _arrange(group: Group, observed: Mapping[str, Tensor], thin: bool) -> Observ
     stacked = torch.stack([observed[member.part.name] for member in group.members])
     if group.form != "outer":
         return stacked
+    if group.members[0].kind is Kind.CONV2D:
+        stacked = stacked.flatten(3)  # every place of the kernel is an input of its own
     matrices = stacked.mT if group.members[0].kind is Kind.CONV1D else stacked
     factors = thin_factors(matrices) if thin else None
     return matrices.contiguous() if factors is None else factors
@@ -143,15 +170,3 @@ def _with_gradients(total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: b
         return {}  # all that is seen is left to autograd
     deltas = iter(torch.autograd.grad(total, outputs, create_graph=wanted, retain_graph=wanted or again, materialize_grads=True))
     return {name: [(use, next(deltas)) for use in uses] for name, uses in calls.items()}
-
-
-def _joined(member: Member, calls: Calls, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Inputs and output gradients of all uses of a module, [observations, candidates, uses, …]; of a slice, its outputs only."""
-    uses = calls[member.module]
-    inputs = [
-        use.inputs.reshape(*shape, -1, use.inputs.shape[-1]) if use.inputs.is_floating_point() else use.inputs.reshape(*shape, -1)
-        for use, _ in uses
-    ]
-    deltas = torch.cat([delta.reshape(*shape, -1, delta.shape[-1]) for _, delta in uses], dim=2)
-    cut = member.part.cut
-    return torch.cat(inputs, dim=2), deltas if cut is None else cut.of(deltas, axis=-1)

@@ -42,5 +42,5 @@ def thin_factors(gradients: Float[Tensor, "*lead outputs inputs"]) -> Thin | Non
         missed = torch.linalg.matrix_norm(gradients - basis @ core)
         if bool((missed <= tolerance * norms).all()):
             return Thin(basis, core.mT.contiguous())
-        width = width * 3 // 2
+        width += max(1, width // 2)
     return None

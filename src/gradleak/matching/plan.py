@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gradleak.core.batch import Batch
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, call_shapes, kind_of
+from gradleak.matching.capture import NORMS, Kind, call_shapes, kind_of
 
 SILENT = 1e-6  # a tensor whose root mean square is this far under the median carries rounding, not signal
 
@@ -65,16 +64,10 @@ def structurally_silent(target: Target) -> set[str]:
 
     Their rounding noise would count as much as any other tensor in the cosine distance.
     """
-    generator = Streams.root("silence", 0).generator()
-    shape = (2, 8, target.hidden_size)
-    embeddings = torch.randn(shape, generator=generator).to(target.device, target.dtype) * (
-        target.vocabulary.mean_norm / shape[-1] ** 0.5
-    )
+    probe = target.probe(2, 8, Streams.root("silence", 0).generator())
     copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
-    mask = torch.ones(shape[:2], dtype=torch.bool, device=target.device)
-    labels = target.any_labels(*shape[:2])
     with torch.enable_grad():
-        losses = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels), copies)
+        losses = target.losses(probe, copies)
         # Weighted, so that two examples of opposite labels do not cancel in the head.
         found = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True)
     gradients = dict(zip(copies, found, strict=True))
@@ -102,13 +95,14 @@ def make_plan(target: Target, names: Iterable[str]) -> Plan:
         form = _form(kind, attribute)
         turned = kind is Kind.CONV1D and form == "outer"
         shape = part.shape[::-1] if turned else part.shape
-        calls = shapes[module_name] if form != "vector" else ()
+        # Convolutions of one shape may move in other strides over other pictures: each is a group of its own.
+        calls = module_name if kind is Kind.CONV2D else shapes[module_name] if form != "vector" else ()
         groups[(form, turned, shape, calls)].append(Member(part, module_name, kind))
     return Plan(tuple(Group(str(key[0]), tuple(members)) for key, members in groups.items()), tuple(by_autograd))
 
 
 def _form(kind: Kind, attribute: str) -> str:
-    if attribute == "bias" or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
+    if attribute == "bias" or kind in NORMS:
         return "vector"
     return "lookup" if kind is Kind.EMBEDDING else "outer"
 

@@ -1,8 +1,8 @@
-"""Comparing secrets with guesses: text overlap, tokens, marked secrets, meaning; and which guess belongs to which secret."""
+"""Comparing secrets with guesses: overlap, tokens, marked secrets, meaning, pictures; and which guess belongs to which secret."""
 
-from gradleak.metrics import rouge, secrets, semantic, tokens
+from gradleak.metrics import lpips, pictures, rouge, secrets, semantic, tokens
 
-__all__ = ["DEFAULT_METRICS", "rouge", "secrets", "semantic", "tokens"]
+__all__ = ["DEFAULT_METRICS", "PICTURE_METRICS", "lpips", "pictures", "rouge", "secrets", "semantic", "tokens"]
 
 DEFAULT_METRICS = (
     "rouge1",
@@ -16,3 +16,4 @@ DEFAULT_METRICS = (
     "bag_f1",
     "secret_recall",
 )
+PICTURE_METRICS = ("mse", "psnr", "ssim")

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+from jaxtyping import Float
+from torch import Tensor
+
 from gradleak.core.metric import Sentence
 from gradleak.metrics.rouge import f_measure
 from gradleak.metrics.tokens import bag_overlap
@@ -23,6 +26,16 @@ def align(secrets: Sequence[Sentence], guesses: Sequence[Sentence]) -> list[int]
         return []
     _, columns = linear_sum_assignment(costs)
     return [int(column) if column < len(guesses) else NO_GUESS for column in columns]
+
+
+def nearest_pictures(
+    secrets: Float[Tensor, "secrets channels height width"], guesses: Float[Tensor, "guesses channels height width"]
+) -> list[int]:
+    """For each secret the index of its guess, by the least sum of squared errors; as many guesses as secrets."""
+    from scipy.optimize import linear_sum_assignment
+
+    errors = (secrets[:, None] - guesses[None]).square().flatten(2).mean(2)
+    return [int(column) for column in linear_sum_assignment(errors.cpu().numpy())[1]]
 
 
 def _cost(secret: Sentence, guess: Sentence) -> float:

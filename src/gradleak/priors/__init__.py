@@ -1,3 +1,3 @@
 """What is likely before any gradient is seen."""
 
-from gradleak.priors import causal_lm, english, frequent_words  # noqa: F401
+from gradleak.priors import causal_lm, english, frequent_words, generator, mean_picture  # noqa: F401

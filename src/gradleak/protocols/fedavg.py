@@ -69,12 +69,14 @@ class FedAvg(Protocol):
         return {name: torch.stack([one[name] for one in moved]).mean(0) for name in moved[0]}
 
     def _difference(self, target: Target, batch: Batch, rng: Streams | None) -> dict[str, Tensor]:
-        wanted = (batch.embeddings is not None and batch.embeddings.requires_grad) or batch.labels.requires_grad
+        wanted = batch.asks_for_gradients
         start = {name: value.detach() for name, value in target.parameters.items()}
         weights: Weights = start
         state, optimiser = State(), OPTIMISERS[self.optimiser](self.learning_rate)
         for places in self._batches(batch.lead[0], rng):
-            weights, state = optimiser.step(weights, _gradient(target, _taken(batch, places), weights, wanted), state)
+            weights, state = optimiser.step(
+                weights, _gradient(target, batch[torch.tensor(places, device=batch.mask.device)], weights, wanted), state
+            )
         return {name: value - weights[name] for name, value in start.items()}
 
     def _batches(self, examples: int, rng: Streams | None) -> list[list[int]]:
@@ -99,13 +101,3 @@ def _gradient(target: Target, batch: Batch, weights: Weights, wanted: bool) -> d
         loss = target.losses(batch, leaves).mean()
         found = torch.autograd.grad(loss, list(leaves.values()), create_graph=wanted, materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
-
-
-def _taken(batch: Batch, places: list[int]) -> Batch:
-    index = torch.tensor(places, device=batch.mask.device)
-    return Batch(
-        mask=batch.mask[index],
-        labels=batch.labels[index],
-        ids=None if batch.ids is None else batch.ids[index],
-        embeddings=None if batch.embeddings is None else batch.embeddings[index],
-    )

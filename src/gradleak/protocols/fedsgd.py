@@ -45,8 +45,7 @@ class FedSGD(Protocol):
         copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
         with nullcontext() if stream is None else dropout_from(stream, target.module):
             loss = target.losses(batch, copies).mean()
-        wanted = (batch.embeddings is not None and batch.embeddings.requires_grad) or batch.labels.requires_grad
-        gradients = torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, allow_unused=True)
+        gradients = torch.autograd.grad(loss, list(copies.values()), create_graph=batch.asks_for_gradients, allow_unused=True)
         return {
             name: torch.zeros_like(copy) if gradient is None else gradient
             for (name, copy), gradient in zip(copies.items(), gradients, strict=True)

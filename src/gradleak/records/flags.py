@@ -11,6 +11,7 @@ ABSOLUTE_EXCESS = 1e-6  # the objective at the truth may be zero up to rounding
 DEAD_NORM = 1e-8
 DEAD_SHARE = 0.10  # of the batches
 GENEROUS = ("labels", "lengths")
+LEADING = ("rouge1", "mse")  # what decides whether an attack did better than chance: of texts, of pictures
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ _ALL = (
     ),
     Flag(
         "near_chance",
-        "The lower end of the 95 % paired bootstrap interval of ROUGE-1, attack minus blind, is at or below 0.",
+        "The lower end of the 95 % paired bootstrap interval of ROUGE-1, attack minus blind (of pictures: of the squared error, "
+        "blind minus attack), is at or below 0.",
         "This attack did no better than guessing without the update, as far as this many examples can tell.",
         "Do not call the setting protected on this attack alone: run stronger attacks and more examples.",
     ),
@@ -111,11 +113,13 @@ def search_failed(at_guess: Sequence[float | None], at_truth: Sequence[float | N
     return RaisedFlag("search_failed", f"The guess is worse than the truth in {len(failed)} of {len(judged)} batches.")
 
 
-def near_chance(difference_low: float) -> RaisedFlag | None:
-    """From the lower end of `paired_difference(attack, blind)` on ROUGE-1."""
+def near_chance(difference_low: float, metric: str = "rouge1") -> RaisedFlag | None:
+    """From the lower end of `paired_difference(attack, blind)` on ROUGE-1, or of (blind, attack) on the squared error."""
     if difference_low > 0:
         return None
-    return RaisedFlag("near_chance", f"The gain over blind may be as low as {difference_low:.3f} ROUGE-1.")
+    return RaisedFlag(
+        "near_chance", f"The gain over blind may be as low as {difference_low:.3f} {'ROUGE-1' if metric == 'rouge1' else metric}."
+    )
 
 
 def few_examples(examples: int) -> RaisedFlag | None:

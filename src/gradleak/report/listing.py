@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from gradleak.records.flags import LEADING
 from gradleak.records.schema import Record
 from gradleak.report.layout import fitting, plain_table
 from gradleak.report.numbers import MISSING, mean_and_interval, number
 from gradleak.report.terminal import chain, line
 from gradleak.report.verdict import raised
 
-CELL_METRICS = ("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy")
+CELL_METRICS = (
+    *("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy"),
+    *("mse", "psnr", "ssim", "lpips"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,14 @@ def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
-    table.add_column("worst rouge1", justify="right", no_wrap=True)
+    leading = [next((name for name in LEADING if name in record.worst_case), LEADING[0]) for _, record in records]
+    table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
-    for name, record in records:
+    for (name, record), metric in zip(records, leading, strict=True):
         spec = record.spec
         described = (line(spec.get("data")), chain(spec.get("defenses")), ", ".join(record.attacks))
         flags = "\n".join(raised(record)) or "none"
-        score = _score(record, "rouge1")
+        score = _score(record, metric)
         table.add_row(name, record.target.name, *described, str(record.data.examples), score, flags, end_section=True)
     return table
 

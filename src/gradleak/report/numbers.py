@@ -28,7 +28,7 @@ def gain(score: Score) -> str:
         return MISSING
     more = score.mean - score.blind if score.direction == "higher" else score.blind - score.mean
     text = number(more, score.unit)
-    return text if text.startswith(("-", "0.0")) or text == MISSING else f"+{text}"
+    return text if text == MISSING or float(text) <= 0 else f"+{text}"
 
 
 def duration(seconds: float) -> str:

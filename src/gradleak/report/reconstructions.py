@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
+from gradleak.records.png import PREFIX
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record
 from gradleak.report.numbers import number
+from gradleak.report.pictures import picture_line
 from gradleak.report.words import coloured, printable
 
 Secrets = Mapping[tuple[int, int], str]  # text by batch and position, of those that may be shown
@@ -26,7 +28,7 @@ def reconstructions(record: Record, attack: AttackRecord, secrets: Secrets, show
         place = (example.batch, example.position)
         secret = secrets.get(place)
         hidden = Text(f"not kept (hash {hashes.get(place, '?')[:12]})", style="dim")
-        table.add_row(f"{number_shown} secret", hidden if secret is None else Text(printable(secret)))
+        table.add_row(f"{number_shown} secret", hidden if secret is None else _secret(secret))
         table.add_row("  guess", _guess(example, secret))
     return table
 
@@ -42,9 +44,15 @@ def trace(attack: AttackRecord, secrets: Secrets) -> Iterator[tuple[str, Table]]
         yield f"batch {batch.batch}{_losses(batch)}", table
 
 
+def _secret(secret: str) -> Text:
+    return Text("a picture", style="dim") if secret.startswith(PREFIX) else Text(printable(secret))
+
+
 def _guess(example: ExampleRecord, secret: str | None) -> Text:
     if example.guess is None:
         return Text("not kept", style="dim")
+    if example.guess.startswith(PREFIX):
+        return picture_line(example)
     text = Text(printable(example.guess)) if secret is None else coloured(secret, example.guess)
     if example.values.get("rouge1") is not None:
         text.append(f"  (rouge1 {number(example.values['rouge1'], 'fraction')})", style="dim")

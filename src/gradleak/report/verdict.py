@@ -1,11 +1,9 @@
 """What may be concluded. A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside it."""
 
-from gradleak.records.flags import FLAGS
+from gradleak.records.flags import FLAGS, LEADING
 from gradleak.records.schema import Record, Score
 from gradleak.report.findings import named_words
 from gradleak.report.numbers import gain, mean_and_interval, number
-
-LEADING = "rouge1"
 
 
 def raised(record: Record) -> dict[str, dict[str, str]]:
@@ -48,13 +46,14 @@ def worst_case_sentence(record: Record) -> str:
 def closing_sentence(record: Record) -> str:
     """Leaks, or not shown to leak; in the second case always with what stands against calling it safe."""
     beaten = beats_blind(record)
-    if LEADING in beaten or (beaten and LEADING not in record.worst_case):
+    leading = next((name for name in LEADING if name in record.worst_case), None)
+    if leading in beaten or (beaten and leading is None):
         return f"This setting leaks: more was rebuilt than by a blind guess ({', '.join(beaten)}). " + (
             "Nothing is left for a stronger attack." if _all_of_it(record) else "Stronger attacks can only raise these numbers."
         )
     doubts = ", ".join(name for name in raised(record) if name != "near_chance")
     elsewhere = f" By {', '.join(beaten)} it was more: something gets through." if beaten else ""
-    measure = f" by {LEADING}" if beaten else ""
+    measure = f" by {leading}" if beaten else ""
     return (
         f"These attacks rebuilt no more than a blind guess{measure}, as far as these examples can tell.{elsewhere} "
         "That bounds these attacks, not what a stronger one could do." + (f" In doubt: {doubts}." if doubts else "")
@@ -78,7 +77,7 @@ def _without_attack(record: Record) -> str:
 def beats_blind(record: Record) -> list[str]:
     """Metrics by which the worst case lies above the blind attack beyond chance. Legacy ones repeat the honest ones."""
     honest = {name: score for name, score in record.worst_case.items() if not name.endswith("_legacy")}
-    return [name for name, score in honest.items() if (_paired_above_blind(record) if name == LEADING else _above_blind(score))]
+    return [name for name, score in honest.items() if (_paired_above_blind(record) if name in LEADING else _above_blind(score))]
 
 
 def _paired_above_blind(record: Record) -> bool:
@@ -93,7 +92,7 @@ def _above_blind(score: Score) -> bool:
 
 
 def _leading(record: Record) -> tuple[str, Score | None]:
-    """ROUGE-1 where it was measured, else the first metric that was."""
+    """ROUGE-1 (of pictures, the squared error) where it was measured, else the first metric that was."""
     measured = {name: score for name, score in record.worst_case.items() if score.mean is not None}
-    name = LEADING if LEADING in measured else next(iter(measured), LEADING)
+    name = next((name for name in (*LEADING, *measured) if name in measured), LEADING[0])
     return name, measured.get(name)

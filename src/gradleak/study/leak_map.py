@@ -9,6 +9,7 @@ from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
 from gradleak.audit.runner import run_audits
 from gradleak.core.errors import GradleakError
+from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import to_string
 from gradleak.records.plain import to_plain
 from gradleak.records.store import check_writable
@@ -25,6 +26,8 @@ FILE, PICTURE = "map.json", "heat_map.svg"
 
 def run_map(plan: MapPlan, folder: Path, device: str, display: Display) -> HeatMap:
     """Attacks the cells that have no record in the folder yet, a layer at a time; then writes map.json and heat_map.svg."""
+    if not isinstance(plan.base.prior, PriorSpec):
+        raise GradleakError("A leak map is of text models: audit pictures with --layers and --modules instead.")
     check_writable(folder)
     private_examples(plan.base)  # refused now, not after the model is opened
     display.say(f"Opening {to_string(plan.base.target)} on {device}")

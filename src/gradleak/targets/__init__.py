@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from gradleak.targets import huggingface, lti_lm, minilm, tiny, tiny_causal  # noqa: F401
+from gradleak.targets import huggingface, lenet, lti_lm, minilm, module, resnet, tiny, tiny_causal  # noqa: F401
 
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:

@@ -5,7 +5,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.evidence.finding import Finding, certain, seen
-from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 
@@ -14,7 +13,7 @@ def labels(observation: Observation) -> Finding | None:
     """Labels from the head's bias gradient, which is the mean of (probabilities − one-hot label); none if it is not seen.
 
     One example: the label is the only negative entry (Zhao et al. 2020). More: class counts, given what the model predicts
-    on ordinary text, which a fresh head predicts for anything. A language model has no labels beside its text.
+    on ordinary examples, which a fresh head predicts for anything. A language model has no labels beside its text.
     """
     gradient = seen(observation, "head_bias")
     if gradient is None or observation.knows.batch_size is None or observation.target.labels_are_tokens:
@@ -30,12 +29,7 @@ def labels(observation: Observation) -> Finding | None:
 
 @torch.no_grad()
 def _typical_probabilities(target: Target) -> Float[Tensor, "classes"]:
-    words = target.vocabulary.allowed.nonzero()[:, 0]
-    ids = words[torch.linspace(0, len(words) - 1, 64, device=words.device).long()].view(8, 8)
-    frame = [torch.tensor(part, device=ids.device).expand(8, -1) for part in (target.vocabulary.prefix, target.vocabulary.suffix)]
-    ids = torch.cat([frame[0].long(), ids, frame[1].long()], dim=1)
-    batch = Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=torch.zeros(8, dtype=torch.int64, device=ids.device))
-    return target.probabilities(batch).mean(0)
+    return target.probabilities(target.ordinary()).mean(0)
 
 
 def _whole_counts(expected: Float[Tensor, "classes"], total: int) -> list[int]:

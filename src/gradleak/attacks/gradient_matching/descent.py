@@ -46,6 +46,16 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
+class Drops(Schedule):
+    """A tenth of it after 3/8, 5/8 and 7/8 of all steps (IG)."""
+
+    steps: int
+
+    def factor(self, step: int) -> float:
+        return float(0.1 ** sum(step >= self.steps * eighths / 8 for eighths in (3, 5, 7)))
+
+
+@dataclass(frozen=True)
 class Adam:
     """Adam (Kingma & Ba 2015) on every row by itself: all its operations are elementwise but the clipping, which is per row."""
 

@@ -37,30 +37,13 @@ class Assumptions:
 
     def hypotheses(self, observation: Observation) -> list[Hypothesis]:
         """Every combination to try; one where nothing is enumerated."""
-        combinations = list(itertools.product(self._labels(observation), self._lengths(observation)))
+        combinations = list(itertools.product(label_hypotheses(observation, self.labels), self._lengths(observation)))
         if len(combinations) > MOST:
             raise GradleakError(
                 f"Enumerating gives {len(combinations)} combinations of labels and lengths, more than {MOST}: "
                 "use derived for one of them."
             )
         return [Hypothesis(labels, lengths) for labels, lengths in combinations]
-
-    def _labels(self, observation: Observation) -> Sequence[tuple[int, ...] | None]:
-        if observation.target.labels_are_tokens:
-            return [None]
-        if self.labels == "unused":
-            return [(0,) * observation.batch_size]
-        if self.labels == "known":
-            assert observation.knows.labels is not None
-            return [tuple(observation.knows.labels.tolist())]
-        if self.labels == "derived":
-            found = evidence.labels(observation)
-            if found is None:
-                raise GradleakError(
-                    "labels=derived reads the bias of the classification head, which is not visible: use labels=enumerate."
-                )
-            return [found.values]
-        return list(itertools.combinations_with_replacement(range(observation.target.classes), observation.batch_size))
 
     def _lengths(self, observation: Observation) -> list[tuple[int, ...]]:
         if self.lengths == "known":
@@ -75,3 +58,22 @@ class Assumptions:
             return [found.values * observation.batch_size]
         # A batch is tried with all its sentences at one length: shorter ones then end in words that do not matter.
         return [(length,) * observation.batch_size for length in range(self.shortest, self.longest + 1)]
+
+
+def label_hypotheses(observation: Observation, source: Source | Literal["unused"]) -> Sequence[tuple[int, ...] | None]:
+    """The labels to try; none of a language model, whose labels are its text."""
+    if observation.target.labels_are_tokens:
+        return [None]
+    if source == "unused":
+        return [(0,) * observation.batch_size]
+    if source == "known":
+        assert observation.knows.labels is not None
+        return [tuple(observation.knows.labels.tolist())]
+    if source == "derived":
+        found = evidence.labels(observation)
+        if found is None:
+            raise GradleakError(
+                "labels=derived reads the bias of the classification head, which is not visible: use labels=enumerate."
+            )
+        return [found.values]
+    return list(itertools.combinations_with_replacement(range(observation.target.classes), observation.batch_size))

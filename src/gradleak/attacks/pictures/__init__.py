@@ -1,0 +1,1 @@
+"""Search for pictures whose gradient looks like the observed one."""

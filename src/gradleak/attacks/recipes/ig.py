@@ -1,0 +1,62 @@
+"""Inverting Gradients: cosine distance and total variation, on pixels."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gradleak.attacks.gradient_matching.descent import Adam, Drops
+from gradleak.attacks.gradient_matching.hypotheses import Source
+from gradleak.attacks.pictures.rows import lay_out, required
+from gradleak.attacks.pictures.search import Objective, PictureSearch, Pixels, reconstructions
+from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.registry import Medium, register
+
+
+@register("attack", "ig")
+@dataclass(frozen=True)
+class InvertingGradients(Attack):
+    """Moves pixels until their gradient points the way the observed one does, and smooths them (IG)."""
+
+    medium: ClassVar[Medium] = "image"
+    cites = "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
+
+    steps: int = 4800  # as released; its paper takes 24,000
+    learning_rate: float = 0.1  # a tenth of it after 3/8, 5/8 and 7/8 of the steps
+    variation_weight: float = 0.1  # of total variation; as released
+    restarts: int = 1
+    labels: Source = "known"
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.restarts < 1:
+            raise ValueError(f"steps and restarts count from 1; they are {self.steps} and {self.restarts}.")
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return required(self.labels)
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return self.adaptive
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        began = time.monotonic()
+        rows = lay_out(observations, self.labels, self.restarts)
+        search = PictureSearch(rows, self._objective, bench)
+        render = Pixels(rows)
+        start = rows.draw(bench.streams, rows.examples * rows.target.hidden_size)
+        found = search.run(render, start, Adam(self.learning_rate, Drops(self.steps)), self.steps, signed=True)
+        return reconstructions(rows, render, found, observations, began)
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+        return self._objective.at(observations, batches)
+
+    @property
+    def _objective(self) -> Objective:
+        return Objective(self.variation_weight, self.adaptive)

@@ -1,0 +1,70 @@
+"""Made-up pictures, drawn when they are asked for: nothing to download, nobody to harm."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gradleak.core.batch import Example
+from gradleak.core.dataset import Dataset
+from gradleak.core.picture import Picture
+from gradleak.core.registry import Medium, register
+from gradleak.datasets.lamp_selection import take
+
+PUBLIC, PRIVATE = 2000, 1000  # pictures of each part
+Part = Literal["private", "public"]
+
+
+@register("dataset", "shapes")
+@dataclass(frozen=True)
+class Shapes(Dataset):
+    """Coloured discs, squares, crosses and stripes on shaded grounds, drawn for gradleak; the label says which shape.
+
+    A private part to attack and a public part, drawn from other seeds, to learn from.
+    """
+
+    medium: ClassVar[Medium] = "image"
+    made_up: ClassVar[bool] = True
+
+    part: Part = "private"
+    side: int = 32  # pixels
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.side <= 256:
+            raise ValueError(f"side is between 4 and 256 pixels, not {self.side}.")
+
+    def load(self, count: int | None = None) -> list[Example]:
+        size = PRIVATE if self.part == "private" else PUBLIC
+        wanted = size if count is None else min(count, size)
+        drawn = [self._example(number) for number in range(wanted)]
+        return drawn if count is None or count == wanted else take(drawn, count, f"shapes, {self.part} part")
+
+    def public(self) -> Dataset:
+        return Shapes("public", self.side)
+
+    def _example(self, number: int) -> Example:
+        random = np.random.default_rng((ord(self.part[1]), self.side, number))
+        label = int(random.integers(4))
+        pixels = (drawn(label, self.side, random) * 255).round().astype(np.uint8)
+        return Example("", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()))
+
+
+def drawn(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """One picture [height, width, 3] between 0 and 1: a shaded ground, a shape with soft edges, a little grain."""
+    down, across = np.meshgrid(*[np.linspace(-1, 1, side)] * 2, indexing="ij")
+    slope = random.uniform(-0.3, 0.3, (2, 3))
+    ground = random.uniform(0.2, 0.8, 3) + down[..., None] * slope[0] + across[..., None] * slope[1]
+    centre, size, angle = random.uniform(-0.3, 0.3, 2), random.uniform(0.35, 0.65), random.uniform(0, np.pi)
+    y, x = down - centre[0], across - centre[1]
+    along, beside = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+    edges = (
+        size - np.hypot(x, y),  # disc
+        size - np.maximum(abs(along), abs(beside)),  # square
+        np.minimum(size - np.maximum(abs(along), abs(beside)), size / 3 - np.minimum(abs(along), abs(beside))),  # cross
+        size * np.sin(along * 6 / size) / 6,  # stripes
+    )
+    inside = 1 / (1 + np.exp(-edges[label] * side / 1.5))[..., None]
+    coloured = ground * (1 - inside) + random.uniform(0, 1, 3) * inside
+    grained: npt.NDArray[np.float64] = np.clip(coloured + random.normal(0, 0.01, coloured.shape), 0, 1)
+    return grained

@@ -1,0 +1,105 @@
+"""PNG files, written and read with the standard library and numpy: eight bits a channel, not interlaced."""
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gradleak.records.errors import RecordError
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PREFIX = "data:image/png;base64,"
+CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}  # by colour type: grey, RGB, grey with alpha, RGB with alpha
+COLOUR = {1: 0, 3: 2}
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Rows from the top, channels of a pixel side by side."""
+
+    shape: tuple[int, int, int]  # height, width, channels
+    data: bytes
+
+    def array(self) -> Bytes:
+        return np.frombuffer(self.data, dtype=np.uint8).reshape(self.shape)
+
+
+def write(pixels: Pixels) -> bytes:
+    """The bytes of a PNG file; every row as it is, without a filter."""
+    height, width, channels = pixels.shape
+    rows = np.zeros((height, 1 + width * channels), dtype=np.uint8)
+    rows[:, 1:] = pixels.array().reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOUR[channels], 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
+    return SIGNATURE + b"".join(_chunk(kind, content) for kind, content in parts)
+
+
+def read(content: bytes) -> Pixels:
+    """The pixels of a PNG file; an alpha channel is dropped."""
+    chunks = list(_chunks(content))
+    kinds = dict(chunks)
+    if b"IHDR" not in kinds or len(kinds[b"IHDR"]) != 13:
+        raise RecordError("This is not a PNG file.")
+    width, height, bits, colour, _, _, interlaced = struct.unpack(">IIBBBBB", kinds[b"IHDR"])
+    if bits != 8 or colour not in CHANNELS or interlaced:
+        raise RecordError("Only PNG files of 8 bits a channel, without palette and not interlaced, can be read.")
+    channels = CHANNELS[colour]
+    packed = zlib.decompress(b"".join(part for kind, part in chunks if kind == b"IDAT"))
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(height, 1 + width * channels)
+    pixels = _unfiltered(rows[:, 0], rows[:, 1:].reshape(height, width, channels))
+    kept = pixels[..., : channels - 1] if channels in (2, 4) else pixels
+    return Pixels((height, width, kept.shape[-1]), np.ascontiguousarray(kept).tobytes())
+
+
+def data_uri(pixels: Pixels) -> str:
+    """The picture as text that browsers draw and records hold."""
+    return PREFIX + base64.b64encode(write(pixels)).decode()
+
+
+def from_data_uri(text: str) -> Pixels:
+    """The picture such text holds."""
+    return read(base64.b64decode(text.removeprefix(PREFIX)))
+
+
+def _unfiltered(filters: Bytes, raw: Bytes) -> Bytes:
+    """Undoes the filters (PNG specification, section 9).
+
+    A pixel depends on those to its left, above, and above left, so all pixels of an antidiagonal are done together.
+    """
+    height, width, channels = raw.shape
+    done = np.zeros((height + 1, width + 1, channels), dtype=np.int16)
+    for diagonal in range(height + width - 1):
+        rows = np.arange(max(0, diagonal - width + 1), min(height, diagonal + 1))
+        columns = diagonal - rows
+        left, up, corner = done[rows + 1, columns], done[rows, columns + 1], done[rows, columns]
+        kind = filters[rows][:, None]
+        predicted = np.select(
+            [kind == 1, kind == 2, kind == 3, kind == 4], [left, up, (left + up) // 2, _paeth(left, up, corner)]
+        )
+        done[rows + 1, columns + 1] = (raw[rows, columns] + predicted) & 255
+    return done[1:, 1:].astype(np.uint8)
+
+
+def _paeth(left: npt.NDArray[np.int16], up: npt.NDArray[np.int16], corner: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """Whichever of the three is nearest to left + up − corner, in this order."""
+    by_left, by_up, by_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
+    return np.where((by_left <= by_up) & (by_left <= by_corner), left, np.where(by_up <= by_corner, up, corner))
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if not content.startswith(SIGNATURE):
+        raise RecordError("This is not a PNG file.")
+    place = len(SIGNATURE)
+    while place + 12 <= len(content):
+        (length,) = struct.unpack(">I", content[place : place + 4])
+        yield content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
+        place += 12 + length

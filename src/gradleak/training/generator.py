@@ -1,0 +1,106 @@
+"""Trains a generator of pictures as the decoder of a variational autoencoder (Kingma & Welling 2014)."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gradleak.core.batch import Example
+from gradleak.core.errors import GradleakError
+from gradleak.core.streams import Streams
+from gradleak.priors.generator import FIRST_SIDE, GeneratorNetwork, save_generator
+
+
+@dataclass(frozen=True)
+class GeneratorTraining:
+    """Every choice that can change the generator."""
+
+    latents: int = 128
+    width: int = 64
+    epochs: int = 30
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    pixel_spread: float = 0.1  # standard deviation that a pixel is believed to have around what is made
+    seed: int = 0
+
+
+class Encoder(nn.Module):
+    """The generator's mirror: mean and logarithm of the variance of the numbers a picture is made of."""
+
+    def __init__(self, shape: tuple[int, int, int], latents: int, width: int, doublings: int) -> None:
+        super().__init__()
+        inputs = [shape[0], *[width] * (doublings - 1)]
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, width, 4, 2, 1) for channels in inputs)
+        self.last = nn.Linear((width if doublings else shape[0]) * FIRST_SIDE**2, 2 * latents)
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = pictures
+        for convolution in self.convolutions:
+            hidden = F.leaky_relu(convolution(hidden), 0.2)
+        mean, log_variance = self.last(hidden.flatten(1)).chunk(2, dim=1)
+        return mean, log_variance.clamp(-10, 10)
+
+
+def stacked(examples: Sequence[Example]) -> Float[Tensor, "pictures channels height width"]:
+    """Pictures as numbers between 0 and 1."""
+    pictures = [example.picture for example in examples if example.picture is not None]
+    if len(pictures) < 2:
+        raise GradleakError(f"A generator learns from pictures, and this data holds {len(pictures)}: use cifar10 or shapes.")
+    return torch.stack([picture.values() for picture in pictures])
+
+
+def train_generator(
+    settings: GeneratorTraining, pictures: Float[Tensor, "pictures channels height width"], out: Path, device: torch.device
+) -> Iterator[dict[str, float]]:
+    """Trains and writes the generator; says after every epoch how far off its pictures are, and how long is left."""
+    streams = Streams.root("generator", settings.seed)
+    mean = pictures.mean(0)
+    channels, height, width = (int(size) for size in mean.shape)
+    with torch.random.fork_rng(devices=[]):  # what the library draws is redrawn below
+        network = GeneratorNetwork((channels, height, width), settings.latents, settings.width)
+        encoder = Encoder((channels, height, width), settings.latents, settings.width, len(network.convolutions))
+    for name, module in (("network", network), ("encoder", encoder)):
+        _draw(module, streams.child(name))
+        module.to(device)
+    optimiser = torch.optim.Adam([*network.parameters(), *encoder.parameters()], settings.learning_rate)
+    order, noise = streams.child("order").generator(), streams.child("noise").generator()
+    pictures, began = pictures.to(device), time.monotonic()
+    for epoch in range(1, settings.epochs + 1):
+        errors = []
+        for places in torch.split(torch.randperm(len(pictures), generator=order).to(device), settings.batch_size):
+            drawn = torch.randn(len(places), settings.latents, generator=noise).to(device)
+            loss, error = _loss(network, encoder, pictures[places], drawn, settings.pixel_spread)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            errors.append(error)
+        left = (time.monotonic() - began) / epoch * (settings.epochs - epoch)
+        yield {"epoch": epoch, "of": settings.epochs, "mse": float(torch.stack(errors).mean()), "seconds_left": left}
+    save_generator(out, network, settings.latents, mean)
+
+
+def _loss(
+    network: GeneratorNetwork, encoder: Encoder, pictures: Tensor, drawn: Tensor, pixel_spread: float
+) -> tuple[Tensor, Tensor]:
+    """The negative bound of the likelihood, and the mean squared error of the pictures that were made."""
+    mean, log_variance = encoder(pictures)
+    made = network(mean + (0.5 * log_variance).exp() * drawn)
+    squares = (made - pictures).square()
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+    return (squares.flatten(1).sum(1) / (2 * pixel_spread**2) + divergence).mean(), squares.mean().detach()
+
+
+@torch.no_grad()
+def _draw(module: nn.Module, streams: Streams) -> None:
+    """He et al. (2015), each parameter from a stream of its own."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 1:
+            parameter.zero_()
+        else:
+            drawn = torch.randn(parameter.shape, generator=streams.child(name).generator())
+            parameter.copy_(drawn * (2 / parameter[0].numel()) ** 0.5)

@@ -1,0 +1,74 @@
+"""A generator trained on made-up pictures, and gi_gip with it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradleak.audit import AuditSpec, run_audit
+from gradleak.cli.main import main
+from gradleak.core.errors import GradleakError
+from gradleak.datasets.shapes import Shapes
+from gradleak.priors.generator import load_generator
+from gradleak.training.generator import GeneratorTraining, stacked, train_generator
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("generator") / "shapes.safetensors"
+    settings = GeneratorTraining(latents=16, width=16, epochs=6)
+    news = list(train_generator(settings, stacked(Shapes("public", 8).load()), path, torch.device("cpu")))
+    assert news[-1]["mse"] < 0.8 * news[0]["mse"]
+    return path
+
+
+def test_the_same_weights_for_every_row_make_the_same_pictures(generator: Path) -> None:
+    opened = load_generator(generator)
+    latents = torch.randn(3, 2, opened.latents, generator=torch.Generator().manual_seed(0))
+    own, given = opened.pictures(latents), opened.pictures(latents, opened.weights.expand(3, -1))
+    torch.testing.assert_close(own, given)
+    assert own.shape == (3, 2, 3, 8, 8) and bool(((own >= 0) & (own <= 1)).all())
+
+
+def test_training_is_repeatable(tmp_path: Path) -> None:
+    settings, pictures = GeneratorTraining(latents=4, width=4, epochs=1), stacked(Shapes("public", 8).load(32))
+    weights = []
+    for name in ("a", "b"):
+        list(train_generator(settings, pictures, tmp_path / name, torch.device("cpu")))
+        weights.append(load_generator(tmp_path / name).weights)
+    assert torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize(("defenses", "share"), [([], 0.4), (["sign"], 0.9), (["pruning:fraction_kept=0.1"], 0.7)])
+def test_gi_gip_beats_the_mean_picture(generator: Path, defenses: list[str], share: float) -> None:
+    plain = {"target": "tiny_image", "data": "shapes:side=8", "limit": 3, "prior": f"generator:path={generator}"}
+    attack = "gi_gip:latent_steps=50,weight_steps=80,restarts=1"
+    score = run_audit(AuditSpec.from_plain({**plain, "defenses": defenses, "attacks": [attack]})).record.worst_case["mse"]
+    assert score.mean < share * score.blind
+
+
+def test_the_command_trains_one_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "g.safetensors")
+    words = [
+        "prior",
+        "pictures",
+        "--out",
+        out,
+        "--limit",
+        "32",
+        "--latents",
+        "4",
+        "--width",
+        "4",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    assert main([*words, "--data", "shapes:part=public,side=8"]) == 0
+    assert f"--prior generator:path={out}" in capsys.readouterr().out
+    assert main([*words, "--data", "canaries"]) == 2
+    assert "learns from pictures" in capsys.readouterr().err
+    (tmp_path / "broken").write_text("nothing")
+    with pytest.raises(GradleakError, match="is no generator"):
+        load_generator(tmp_path / "broken")
