@@ -8,8 +8,9 @@ import torch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Sentence
 from gradleak.core.picture import Picture
-from gradleak.metrics.lpips import convert, opened_weights, perceptual_distance
-from gradleak.metrics.pictures import HIGHEST_PSNR, MeanSquaredError, PeakSignalToNoise, structural_similarity
+from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
+from gradleak.metrics.picture_differences import structural_similarity
+from gradleak.metrics.pictures import HIGHEST_PSNR, MeanSquaredError, PeakSignalToNoise
 
 
 def even(shade: float) -> Sentence:

@@ -62,7 +62,7 @@ class Fits:
         return Setting(spec.target, self.target, spec.protocol, defenses, spec.view, spec.batch_size)
 
     def _id(self, attack: TrainableAttack, setting: Setting) -> str:
-        texts = "\n".join(f"{example.label}\t{example.text}" for example in self.public or ())
+        texts = "\n".join(f"{example.label}\t{example.content}" for example in self.public or ())
         described = {
             "attack": attack.learnt(),
             "setting": setting.described(),
@@ -76,8 +76,8 @@ class Fits:
 def public_examples(spec: AuditSpec, private: Sequence[Example] | None = None) -> list[Example]:
     """What an attacker may learn from: the data named for it, or what the audited data offers, never a text that is a secret."""
     source = spec.public or spec.data.public() or spec.data
-    secrets = {_bare(example.text) for example in (private_examples(spec) if private is None else private)}
-    found = [example for example in source.load() if _bare(example.text) not in secrets]
+    secrets = {_bare(example.content) for example in (private_examples(spec) if private is None else private)}
+    found = [example for example in source.load() if _bare(example.content) not in secrets]
     if not found:
         raise GradleakError(
             f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out: add --public with other data."

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from gradleak.attacks.blind import Blind
+from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.scoring import clusters_of, pair_up, score_of, sentence, values_of, worst_case
 from gradleak.audit.spec import AuditSpec
@@ -60,7 +61,8 @@ def _attack(
 
 
 def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack) -> list[Reconstruction]:
-    bench = Bench(Streams.root("attacker", spec.seed), spec.prior.open(target))
+    beliefs = open_beliefs(spec, target)
+    bench = Bench(Streams.root("attacker", spec.seed), beliefs.words, pictures=beliefs.pictures)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
     return Blind().reconstruct(observations, bench)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gradleak.attacks.blind import Blind
+from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import look, send, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
@@ -19,7 +20,6 @@ from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
-from gradleak.core.prior import NoWords, PicturePriorSpec, Prior, PriorSpec
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -58,14 +58,10 @@ class Together:
     def __init__(self, members: Sequence[Member], target: Target, parts: Parts, display: Display) -> None:
         self.members, self.target, self.parts, self.display = members, target, parts, display
         self.shared = members[0].spec
-        prior = self.shared.prior
-        self.prior: Prior = prior.open(target) if isinstance(prior, PriorSpec) else NoWords()
-        self.pictures = prior.open(target) if isinstance(prior, PicturePriorSpec) else None
+        self.beliefs = open_beliefs(self.shared, target)
         self.stride = max(len(member.private) for member in members)
         self.peak_memory: int | None = None
-        self.fits = Fits(
-            self.shared, target, self.prior, parts.out, display
-        )  # what learns belongs to one setting, and runs alone
+        self.fits = Fits(self.shared, target, self.beliefs.words, parts.out, display)  # of what learns: it runs alone
 
     def attack_all(self) -> None:
         """Gives every member that can be attacked its outcomes and findings, and every other its refusal."""
@@ -126,7 +122,7 @@ class Together:
         progress = Progress()
         deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
         streams = Streams.root("attacker", self.shared.seed)
-        bench = SharedBench(streams, self.prior, progress, deadline, pictures=self.pictures, stride=self.stride)
+        bench = SharedBench(streams, self.beliefs.words, progress, deadline, pictures=self.beliefs.pictures, stride=self.stride)
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
         with self.display.watch(f"{key} on {len(observations)} batches", progress):
@@ -156,7 +152,7 @@ class Together:
                 visible |= {part.name: part.size for part in member.visible(self.target)}
             except GradleakError as error:
                 member.refusal = error
-        element = self.target.vocabulary.embeddings.element_size()
+        element = self.target.dtype.itemsize
         room = UPDATES_IN_MEMORY
         if self.target.device.type == "cuda":
             room = torch.cuda.mem_get_info(self.target.device)[0] // 4

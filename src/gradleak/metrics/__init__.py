@@ -1,8 +1,8 @@
 """Comparing secrets with guesses: overlap, tokens, marked secrets, meaning, pictures; and which guess belongs to which secret."""
 
-from gradleak.metrics import lpips, pictures, rouge, secrets, semantic, tokens
+from gradleak.metrics import pictures, rouge, secrets, semantic, tokens
 
-__all__ = ["DEFAULT_METRICS", "PICTURE_METRICS", "lpips", "pictures", "rouge", "secrets", "semantic", "tokens"]
+__all__ = ["DEFAULT_METRICS", "PICTURE_METRICS", "pictures", "rouge", "secrets", "semantic", "tokens"]
 
 DEFAULT_METRICS = (
     "rouge1",

@@ -1,21 +1,15 @@
-"""Comparing pictures pixel by pixel and window by window; pixels lie between 0 and 1."""
+"""Metrics of pictures. What computes them is imported when it is asked for: naming a metric loads no model library."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
-
 from gradleak.core.metric import Metric, Pair
 from gradleak.core.registry import Medium, register
 
 HIGHEST_PSNR = 100.0  # decibels of a guess that is right to the last bit, which would be infinite
-WINDOW, WINDOW_SPREAD = 11, 1.5  # of SSIM, in pixels
-STABILISERS = (0.01**2, 0.03**2)
+PAIRS_AT_ONCE = 50  # of LPIPS
 
 
 @register("metric", "mse")
@@ -28,6 +22,8 @@ class MeanSquaredError(Metric):
     direction: ClassVar[str] = "lower"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        from gradleak.metrics.picture_differences import squared_error, values_of
+
         return [squared_error(*values_of(pair)) for pair in pairs]
 
 
@@ -40,6 +36,8 @@ class PeakSignalToNoise(Metric):
     unit: ClassVar[str] = "decibel"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        from gradleak.metrics.picture_differences import squared_error, values_of
+
         errors = [squared_error(*values_of(pair)) for pair in pairs]
         return [HIGHEST_PSNR if error == 0 else min(HIGHEST_PSNR, -10 * math.log10(error)) for error in errors]
 
@@ -54,35 +52,30 @@ class StructuralSimilarity(Metric):
     cites: ClassVar[str] = "Wang et al., IEEE Transactions on Image Processing 2004"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        from gradleak.metrics.picture_differences import structural_similarity, values_of
+
         return [structural_similarity(*values_of(pair)) for pair in pairs]
 
 
-def values_of(pair: Pair) -> tuple[Float[Tensor, "channels height width"], Float[Tensor, "channels height width"]]:
-    """Secret and guess as numbers between 0 and 1."""
-    assert pair.secret.picture is not None
-    assert pair.guess.picture is not None
-    return pair.secret.picture.values(), pair.guess.picture.values()
+@register("metric", "lpips")
+@dataclass(frozen=True)
+class Lpips(Metric):
+    """Weighted difference of VGG-16's features: 0 is the same picture, about 0.7 nothing in common. Needs weights, see docs."""
 
+    medium: ClassVar[Medium] = "image"
+    unit: ClassVar[str] = "perceptual distance"
+    direction: ClassVar[str] = "lower"
+    cites: ClassVar[str] = "Zhang et al., CVPR 2018, version 0.1, VGG"
 
-def squared_error(secret: Tensor, guess: Tensor) -> float:
-    """The mean over all pixels and channels."""
-    return float((secret.double() - guess.double()).square().mean())
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        import torch
 
+        from gradleak.metrics.perceptual import opened_weights, perceptual_distance
+        from gradleak.metrics.picture_differences import values_of
 
-def structural_similarity(secret: Float[Tensor, "channels height width"], guess: Float[Tensor, "channels height width"]) -> float:
-    """Mean over windows that lie within the picture; a window is a Gaussian of 11 × 11, or smaller in a smaller picture."""
-    size = min(WINDOW, (min(secret.shape[1:]) - 1) // 2 * 2 + 1)
-    places = torch.arange(size, dtype=torch.float64) - size // 2
-    row = torch.exp(-places.square() / (2 * WINDOW_SPREAD**2))
-    window = torch.outer(row, row) / row.sum() ** 2
-
-    def averaged(values: Tensor) -> Tensor:
-        return F.conv2d(values[:, None], window[None, None])
-
-    x, y = secret.double(), guess.double()
-    mean_x, mean_y = averaged(x), averaged(y)
-    spread_x, spread_y = averaged(x * x) - mean_x**2, averaged(y * y) - mean_y**2
-    together = averaged(x * y) - mean_x * mean_y
-    first, second = STABILISERS
-    top = (2 * mean_x * mean_y + first) * (2 * together + second)
-    return float((top / ((mean_x**2 + mean_y**2 + first) * (spread_x + spread_y + second))).mean())
+        found: list[float | None] = []
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            both = zip(*(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True)
+            secrets, guesses = (2 * torch.stack(side) - 1 for side in both)
+            found += [float(value) for value in perceptual_distance(secrets, guesses, opened_weights())]
+        return found

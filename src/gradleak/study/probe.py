@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
-from gradleak.core.prior import Prior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -46,7 +46,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
             key = (to_string(cell.spec.target), to_string(attack), cell.spec.batch_size)
             groups.setdefault(key, []).append((cell.spec, attack))
     opened: dict[str, Target] = {}
-    priors: dict[tuple[str, str], Prior] = {}
+    priors: dict[tuple[str, str], Beliefs] = {}
     for (target, name, size), uses in groups.items():
         spec, attack = uses[0]
         batches = sum(one.limit * one.draws for one, _ in uses)
@@ -55,20 +55,21 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
                 opened[target] = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
             prior = (target, to_string(spec.prior))
             if prior not in priors:
-                priors[prior] = spec.prior.open(opened[target])
+                priors[prior] = open_beliefs(spec, opened[target])
             took, share = _try(spec, attack, opened[target], priors[prior], seconds)
             yield Probe(target, name, size, batches, took / share, took, share == 1)
         except (GradleakError, RuntimeError) as error:
             yield Probe(target, name, size, batches, 0.0, 0.0, False, " ".join(str(error).split()))
 
 
-def _try(spec: AuditSpec, attack: Attack, target: Target, prior: Prior, seconds: float) -> tuple[float, float]:
+def _try(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> tuple[float, float]:
     """Seconds spent, and the share of the whole that was done in them."""
     first = replace(spec, limit=1)
     observation = observe(first, target, private_batches(first, target)[0], 0)
     limited = observation.limited_to(spec.told(attack) | {Fact.DEFENSE})
     progress, began = Progress(), time.monotonic()
-    bench = Bench(Streams.root("attacker", spec.seed), prior, progress, began + seconds)
+    streams = Streams.root("attacker", spec.seed)
+    bench = Bench(streams, beliefs.words, progress, began + seconds, pictures=beliefs.pictures)
     attack.reconstruct([limited], bench)
     took = time.monotonic() - began
     if not bench.out_of_time or progress.total <= 0:

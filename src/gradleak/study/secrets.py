@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from gradleak.audit.pictures import shown
 from gradleak.audit.spec import read
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset
@@ -25,7 +26,7 @@ class SecretFinder:
 
     def texts(self, record: Record) -> Mapping[tuple[int, int], str]:
         """Text by batch and position; nothing where the data is not at hand or is other data by now."""
-        return {place: example.text for place, example in self.examples(record).items()}
+        return {place: shown(example) for place, example in self.examples(record).items()}
 
     def examples(self, record: Record) -> Mapping[tuple[int, int], Example]:
         """Examples by batch and position."""
@@ -33,7 +34,7 @@ class SecretFinder:
         found = {}
         for secret in record.secrets:
             place = secret.batch % record.data.batches * int(record.spec.get("batch_size", 1)) + secret.position
-            if place < len(loaded) and any(keyed_hash(key, loaded[place].text) == secret.hash for key in self.keys):
+            if place < len(loaded) and any(keyed_hash(key, loaded[place].content) == secret.hash for key in self.keys):
                 found[secret.batch, secret.position] = loaded[place]
         return found
 

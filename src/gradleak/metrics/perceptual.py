@@ -4,11 +4,9 @@ import io
 import os
 import pickle
 import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,35 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Metric, Pair
-from gradleak.core.registry import Medium, register
-from gradleak.metrics.pictures import values_of
 
 FOLDER_VARIABLE, CACHE_VARIABLE = "GRADLEAK_DATA", "GRADLEAK_CACHE"
 CONVERTED = "lpips_vgg16.safetensors"
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of pixels between −1 and 1 (Zhang et al., released code)
 STAGES = (2, 2, 3, 3, 3)  # convolutions of VGG-16 between its poolings; features are taken before each
-PAIRS_AT_ONCE = 50
-
-
-@register("metric", "lpips")
-@dataclass(frozen=True)
-class Lpips(Metric):
-    """Weighted difference of VGG-16's features: 0 is the same picture, about 0.7 nothing in common. Needs weights, see docs."""
-
-    medium: ClassVar[Medium] = "image"
-    unit: ClassVar[str] = "perceptual distance"
-    direction: ClassVar[str] = "lower"
-    cites: ClassVar[str] = "Zhang et al., CVPR 2018, version 0.1, VGG"
-
-    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        found: list[float | None] = []
-        for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            both = zip(*(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True)
-            secrets, guesses = (2 * torch.stack(side) - 1 for side in both)
-            found += [float(value) for value in perceptual_distance(secrets, guesses, opened_weights())]
-        return found
-
 
 Weights = dict[str, Tensor]
 
