@@ -23,6 +23,7 @@ from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.picture import Picture
+from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack
@@ -108,7 +109,7 @@ def tensor_problems(tensor: Tensor, secrets: Secrets) -> Iterator[str]:
 
 
 def _shows(tensor: Tensor, picture: Picture) -> bool:
-    values = picture.values()
+    values = pixels_of(picture)
     if tensor.ndim < 3 or tensor.shape[-3:] != values.shape:
         return False
     return any(torch.allclose(one.cpu().float(), values, atol=1e-3) for one in tensor.detach().reshape(-1, *values.shape))

@@ -16,7 +16,7 @@ from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of
 from gradleak.core.prior import NoWords, PicturePrior
 from gradleak.core.registry import registered
 from gradleak.core.streams import Streams
@@ -103,9 +103,9 @@ def test_more_labels_than_can_be_tried_are_refused(attack: Attack, prior: Pictur
 
 @each("metric")
 def test_the_right_picture_scores_best_and_a_worse_one_worse(metric: Metric) -> None:
-    values = Shapes(side=32).load(1)[0].picture.values()  # type: ignore[union-attr]
+    values = pixels_of(Shapes(side=32).load(1)[0].picture)  # type: ignore[union-attr]
     noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
-    seen = [Sentence("", "", (), Picture.of(values + spread * noise)) for spread in (0.0, 0.05, 0.3)]
+    seen = [Sentence("", "", (), picture_of(values + spread * noise)) for spread in (0.0, 0.05, 0.3)]
     try:
         right, near, far = metric.values([Pair(seen[0], guess) for guess in seen])
     except GradleakError as error:

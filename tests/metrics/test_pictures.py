@@ -7,14 +7,14 @@ import torch
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Sentence
-from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of
 from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
 from gradleak.metrics.picture_differences import structural_similarity
 from gradleak.metrics.pictures import HIGHEST_PSNR, MeanSquaredError, PeakSignalToNoise
 
 
 def even(shade: float) -> Sentence:
-    return Sentence("", "", (), Picture.of(torch.full((3, 16, 16), shade)))
+    return Sentence("", "", (), picture_of(torch.full((3, 16, 16), shade)))
 
 
 def test_errors_of_even_pictures_are_those_of_one_pixel() -> None:

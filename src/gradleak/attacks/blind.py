@@ -7,7 +7,7 @@ from typing import ClassVar
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
-from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of
 from gradleak.core.registry import Medium, register
 
 
@@ -27,7 +27,7 @@ class Blind(Attack):
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
         size = observation.knows.batch_size or 1
         if bench.pictures is not None:
-            return Reconstruction(sentences=(), pictures=(Picture.of(bench.pictures.likely()),) * size)
+            return Reconstruction(sentences=(), pictures=(picture_of(bench.pictures.likely()),) * size)
         lengths = observation.knows.lengths or (bench.prior.likely_length(),) * size
         streams = bench.streams_of(observation)
         return Reconstruction(

@@ -7,6 +7,7 @@ import torch
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
+from gradleak.core.pixels import pixels_of
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import nearest_pictures
 
@@ -42,7 +43,7 @@ def _as_batch(target: Target, guess: Reconstruction, secret: Batch) -> Batch:
 def _as_pictures(guess: Reconstruction, secret: Batch) -> Batch:
     """The guessed pictures, each beside the secret it is nearest to, and so beside its label."""
     assert secret.pixels is not None
-    guessed = torch.stack([picture.values() for picture in guess.pictures]).to(secret.pixels)
+    guessed = torch.stack([pixels_of(picture) for picture in guess.pictures]).to(secret.pixels)
     order = nearest_pictures(secret.pixels, guessed)
     labels = secret.labels if guess.labels is None else torch.tensor(guess.labels, device=secret.labels.device)[order]
     return Batch.of_pixels(guessed[order], labels)

@@ -6,6 +6,7 @@ from gradleak.core.attack import Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.metric import Pair, Sentence
 from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.metrics.alignment import nearest_pictures
 from gradleak.records.png import Pixels, data_uri
 
@@ -13,9 +14,9 @@ from gradleak.records.png import Pixels, data_uri
 def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
     """Secrets of one batch with the guesses nearest to them; what was not guessed counts as grey."""
     secrets = [example.picture for example in private.examples if example.picture is not None]
-    grey = [Picture.of(torch.full_like(secret.values(), 0.5)) for secret in secrets]
+    grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
     guesses = [*guess.pictures, *grey][: len(secrets)]
-    values = [torch.stack([picture.values() for picture in pictures]) for pictures in (secrets, guesses)]
+    values = [torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)]
     order = nearest_pictures(values[0], values[1])
     return [Pair(_seen(secret), _seen(guesses[chosen])) for secret, chosen in zip(secrets, order, strict=True)]
 

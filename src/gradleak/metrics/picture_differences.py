@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.metric import Pair
+from gradleak.core.pixels import pixels_of
 
 WINDOW, WINDOW_SPREAD = 11, 1.5  # of SSIM, in pixels
 STABILISERS = (0.01**2, 0.03**2)
@@ -15,7 +16,7 @@ def values_of(pair: Pair) -> tuple[Float[Tensor, "channels height width"], Float
     """Secret and guess as numbers between 0 and 1."""
     assert pair.secret.picture is not None
     assert pair.guess.picture is not None
-    return pair.secret.picture.values(), pair.guess.picture.values()
+    return pixels_of(pair.secret.picture), pixels_of(pair.guess.picture)
 
 
 def squared_error(secret: Tensor, guess: Tensor) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.pixels import pixels_of
 from gradleak.core.prior import PicturePrior, PicturePriorSpec
 from gradleak.core.registry import register
 from gradleak.core.specs import resolve
@@ -64,4 +65,4 @@ def _mean(line: str, limit: int) -> Tensor:
     pictures = [example.picture for example in data.load()[:limit] if example.picture is not None]
     if not pictures:
         raise GradleakError(f"{line} holds no pictures.")
-    return torch.stack([picture.values() for picture in pictures]).mean(0)
+    return torch.stack([pixels_of(picture) for picture in pictures]).mean(0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
+from gradleak.core.pixels import pixels_of
 from gradleak.core.registry import Medium
 from gradleak.core.target import Target
 
@@ -106,7 +107,7 @@ class ImageClassifier(Target):
             raise GradleakError(
                 f"Example {place} of the batch is text, and {self.name} reads pictures: use --data cifar10 or shapes."
             )
-        values = example.picture.values()
+        values = pixels_of(example.picture)
         if tuple(values.shape) != self.shape:
             raise GradleakError(
                 f"Picture {place} of the batch has shape {tuple(values.shape)} (channels first); {self.name} reads {self.shape}."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
+from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.priors.generator import FIRST_SIDE, GeneratorNetwork, save_generator
 
@@ -51,7 +52,7 @@ def stacked(examples: Sequence[Example]) -> Float[Tensor, "pictures channels hei
     pictures = [example.picture for example in examples if example.picture is not None]
     if len(pictures) < 2:
         raise GradleakError(f"A generator learns from pictures, and this data holds {len(pictures)}: use cifar10 or shapes.")
-    return torch.stack([picture.values() for picture in pictures])
+    return torch.stack([pixels_of(picture) for picture in pictures])
 
 
 def train_generator(

@@ -14,7 +14,7 @@ from gradleak.attacks.pictures.rows import Rows
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
-from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of
 from gradleak.matching import Matcher, for_observations
 from gradleak.matching.chunking import Chunks
 from gradleak.matching.distances import WholeCosine
@@ -164,7 +164,7 @@ def reconstructions(
         pixels = render.pixels(found.state[place : place + 1], slice(place, place + 1))[0]
         guess = Reconstruction(
             sentences=(),
-            pictures=tuple(Picture.of(one) for one in pixels),
+            pictures=tuple(picture_of(one) for one in pixels),
             loss=loss,
             labels=row.labels,
             trace=Trace(losses=tuple((step, float(losses[place])) for step, losses in found.trace)),
