@@ -30,17 +30,20 @@ def main() -> None:
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0, 3.0])
     parser.add_argument("--limit", type=int, default=4)
     parser.add_argument("--restarts", type=int, default=4)
+    parser.add_argument("--whole", action="store_true", help="all that LAMP sees, instead of layers and modules")
+    parser.add_argument("--no-judge", action="store_true", help="without the last search by the likelihood of the whole update")
     parser.add_argument("--device", default="cpu")
     measure(parser.parse_args())
 
 
 def measure(chosen: argparse.Namespace) -> None:
-    view = {"name": "parts", "layers": chosen.layers, "modules": chosen.modules}
+    view = "lamp" if chosen.whole else {"name": "parts", "layers": chosen.layers, "modules": chosen.modules}
+    shown = "all that LAMP sees" if chosen.whole else f"layers {chosen.layers} {','.join(chosen.modules) or 'whole'}"
     settings = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "prior": "auto", "attacks": ["energy"]}
     spec = AuditSpec.from_plain(settings | {"view": view})
     target = spec.target.open(torch.device(chosen.device))
     private, prior = private_batches(spec, target), spec.prior.open(target)
-    attack = EnergyAttack(restarts=chosen.restarts)
+    attack = EnergyAttack(restarts=chosen.restarts, judge=not chosen.no_judge)
     for ratio in chosen.ratio:
         seen = [through_noise(observe(spec, target, batch, index), ratio) for index, batch in enumerate(private)]
         began = time.monotonic()
@@ -53,7 +56,7 @@ def measure(chosen: argparse.Namespace) -> None:
         at_guess, at_truth = objectives(attack, seen, [batch.batch for batch in private], found)
         failed = sum(truth < guess - 1e-3 for guess, truth in zip(at_guess, at_truth, strict=True))
         print(
-            f"{chosen.target} {chosen.data} layers {chosen.layers} {','.join(chosen.modules) or 'whole'} noise/signal {ratio:g}: "
+            f"{chosen.target} {chosen.data} {shown} noise/signal {ratio:g}: "
             f"n {len(seen)}, tokens right {100 * sum(right) / len(right):.1f} %, truth likelier {failed}, {seconds:.1f} s each",
             flush=True,
         )
