@@ -18,7 +18,7 @@ def test_what_is_written_is_read_back(record: Record) -> None:
 
 def test_the_json_has_the_published_keys(record: Record) -> None:
     plain = record.to_json()
-    keys = "schema id created spec versions machine data target secrets attacks worst_case flags findings guarantees"
+    keys = "schema id created spec versions machine data target secrets attacks worst_case flags findings guarantees noise"
     assert list(plain) == keys.split() and plain["schema"] == SCHEMA
     attack = plain["attacks"]["lamp_cos"]
     assert list(attack) == ["spec", "scores", "examples", "batches", "knowledge", "flags", "cost", "stages", "label_accuracy"]

@@ -42,10 +42,18 @@ def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) 
 
 def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """All that one client sends, whatever is seen of it."""
-    stream = Streams.root("client", spec.seed).child("batch", index)
+    return protect(spec, compute(spec, target, private, index), index)
+
+
+def compute(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
+    """What the client computes, before any defense."""
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
-    update = spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[stream])
-    return protect_in_turn(spec.defenses, update, [stream])
+    return spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[_stream(spec, index)])
+
+
+def protect(spec: AuditSpec, computed: Update, index: int) -> Update:
+    """The same after the defenses."""
+    return protect_in_turn(spec.defenses, computed, [_stream(spec, index)])
 
 
 def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, index: int) -> Observation:
@@ -64,3 +72,7 @@ def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, i
 def update_norm(observation: Observation) -> float:
     """The norm of all that is seen."""
     return float(torch.stack(list(observation.update.norms().values())).norm())
+
+
+def _stream(spec: AuditSpec, index: int) -> Streams:
+    return Streams.root("client", spec.seed).child("batch", index)

@@ -8,10 +8,11 @@ import torch
 
 from gradleak.attacks.blind import Blind
 from gradleak.audit.beliefs import open_beliefs
-from gradleak.audit.client import look, send, update_norm
+from gradleak.audit.client import compute, look, protect, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
 from gradleak.audit.fits import Fits
+from gradleak.audit.noise import Ratios, noise_ratios
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.spec import AuditSpec
@@ -36,6 +37,7 @@ class Member:
     private: Sequence[PrivateBatch]
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)  # by attack, and by `blind of ATTACK`
     findings: list[FindingRecord] = field(default_factory=list)
+    noise: list[Ratios] = field(default_factory=list)  # of every batch
     refusal: GradleakError | None = None  # why it cannot be attacked
 
     def visible(self, target: Target) -> tuple[Part, ...]:
@@ -78,21 +80,26 @@ class Together:
         """What is seen in all audits; an index says member and batch, so that none is there twice."""
         observations = []
         for batch in batches:
-            sent: dict[tuple[object, ...], Update] = {}  # views of one update have it computed once
+            computed: dict[tuple[object, ...], Update] = {}  # once for all defenses and views of one secret
+            sent: dict[tuple[object, ...], Update] = {}
             for place, member in enumerate(self.members):
                 if batch >= len(member.private) or member.refusal is not None:
                     continue
                 spec, private = member.spec, member.private[batch]
-                key = (id(private), spec.protocol, spec.defenses)
+                per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
+                alike, key = (id(private), spec.protocol, per_example), (id(private), spec.protocol, spec.defenses)
                 try:
+                    if alike not in computed:
+                        computed[alike] = compute(spec, self.target, private, batch)
                     if key not in sent:
-                        sent[key] = send(spec, self.target, private, batch)
+                        sent[key] = protect(spec, computed[alike], batch)
                     seen = look(spec, self.target, private, sent[key], batch)
                     self._try_out(seen, private)
                 except GradleakError as error:
                     member.refusal = error
                     continue
                 member.findings += finding_records([seen], member.private)
+                member.noise.append(noise_ratios(spec, self.target, private, computed[alike], batch))
                 observations.append(replace(seen, index=place * self.stride + batch))
         return [one for one in observations if self._member(one).refusal is None]
 

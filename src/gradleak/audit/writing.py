@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gradleak.audit.guarantees import guarantee_records
+from gradleak.audit.noise import noise_record
 from gradleak.audit.pictures import shown
 from gradleak.audit.scoring import worst_case
 from gradleak.audit.stages import score_with_stages
@@ -53,6 +54,7 @@ def record_of(member: Member, target: Target, key: SecretKey, device: str, peak_
         flags=tuple({flag.name: flag for flag in raised}.values()),
         findings=tuple(member.findings),
         guarantees=guarantee_records(spec.defenses),
+        noise=noise_record(member.noise),
     )
 
 

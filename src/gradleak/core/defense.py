@@ -130,6 +130,10 @@ class Defense(Component, ABC):
     def channel(self) -> Channel:
         """What the server may know of what was done."""
 
+    def without_noise(self) -> "Defense":
+        """The same defense with its Gaussian noise left out: what the noise hides."""
+        return self
+
     def guarantees(self) -> tuple[Guarantee, ...]:
         """What it proves; nothing, unless it is differential privacy."""
         return ()

@@ -1,7 +1,7 @@
 """Client-level differential privacy: a client clips its whole update and noises it before it leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradleak.core.defense import Channel, Defense, Guarantee
 from gradleak.core.registry import register
@@ -33,6 +33,9 @@ class ClientDp(Defense):
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
         return with_noise(clipped(update, self.clip), self.noise_multiplier * self.clip, rngs)
+
+    def without_noise(self) -> Defense:
+        return replace(self, noise_multiplier=0.0)
 
     def channel(self) -> Channel:
         noise = self.noise_multiplier * self.clip

@@ -1,7 +1,7 @@
 """DP-SGD: each example's gradient is clipped, the mean is noised, and only that leaves the client."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradleak.core.defense import Channel, Defense, Guarantee
 from gradleak.core.errors import GradleakError
@@ -48,6 +48,9 @@ class DpSgd(Defense):
     @property
     def _noise_on_sum(self) -> float:
         return self.noise_multiplier * self.clip if self.noise_multiplier else 0.0  # no noise on an unclipped sum: 0, not 0·inf
+
+    def without_noise(self) -> Defense:
+        return replace(self, noise_multiplier=0.0)
 
     def channel(self) -> Channel:
         return Channel(noise_std_of_sum=self._noise_on_sum, clip=finite(self.clip), randomised=self.noise_multiplier > 0)

@@ -1,7 +1,7 @@
 """Gaussian noise on every coordinate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,9 @@ class GaussianNoise(Defense):
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
         return with_noise(update, self.std, rngs)
+
+    def without_noise(self) -> Defense:
+        return replace(self, std=0.0)
 
     def channel(self) -> Channel:
         return Channel(noise_std=self.std, randomised=self.std > 0)

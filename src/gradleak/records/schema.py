@@ -95,6 +95,16 @@ class GuaranteeRecord:
 
 
 @dataclass(frozen=True)
+class NoiseRecord:
+    """The expected norm of a defense's noise over the norm of what would have been seen without it."""
+
+    ratio: float  # the median over the batches
+    least: float
+    most: float
+    by_tensor: dict[str, float | None]  # medians; none where a tensor has no gradient at all
+
+
+@dataclass(frozen=True)
 class CostRecord:
     """What an attack took over all batches."""
 
@@ -164,6 +174,7 @@ class Record:
     flags: tuple[RaisedFlag, ...] = ()
     findings: tuple[FindingRecord, ...] = ()  # of every batch; none in records of before there were any
     guarantees: tuple[GuaranteeRecord, ...] = ()  # of the defenses that are differential privacy
+    noise: NoiseRecord | None = None  # how large the defenses' noise was; none where they add none
 
     @property
     def id(self) -> str:

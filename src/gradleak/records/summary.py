@@ -17,6 +17,7 @@ from gradleak.records.schema import (
     DataRecord,
     FindingRecord,
     GuaranteeRecord,
+    NoiseRecord,
     Record,
     Score,
     TargetRecord,
@@ -133,6 +134,7 @@ def _record(plain: Mapping[str, Any]) -> Record:
         flags=_flags(plain["flags"]),
         findings=tuple(FindingRecord(**one) for one in plain.get("findings", ())),
         guarantees=tuple(GuaranteeRecord(**one) for one in plain.get("guarantees", ())),
+        noise=NoiseRecord(**plain["noise"]) if plain.get("noise") else None,
     )
 
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gradleak.records.schema import Record, StageRecord
 from gradleak.report.findings import outright
-from gradleak.report.guarantees import guarantee_lines
+from gradleak.report.guarantees import guarantee_lines, noise_line
 from gradleak.report.numbers import duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
 from gradleak.report.scores import score_tables
@@ -21,6 +21,8 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
     console.print(heading(record), style="dim")
     for line_of_privacy in guarantee_lines(record):
         console.print(line_of_privacy)
+    if (of_noise := noise_line(record)) is not None:
+        console.print(of_noise)
     said = outright(record)
     if said is not None:
         console.print(Text("\nWhat the update says outright", style="bold"))
