@@ -217,6 +217,8 @@ SHORT = {
     "sweeps": 1,
     "proposals": 8,
     "polish_rounds": 1,
+    "word_sweeps": 1,
+    "word_restarts": 0,
     "orders": 8,
     "repeats": 4,
     "beams": 2,

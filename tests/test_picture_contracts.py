@@ -16,7 +16,7 @@ from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.pixels import picture_of
+from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.core.prior import NoWords, PicturePrior
 from gradleak.core.registry import registered
 from gradleak.core.streams import Streams

@@ -54,14 +54,15 @@ class WordPolish:
     """Random moves and exchanges, then word by word what matches best: for a continuous search to end with."""
 
     moves: Polish
-    restarts: int = 4
+    sweeps: int
+    restarts: int
 
     def improve(self, search: "Search", ids: Ids) -> Ids:
         """The guesses after polishing: never a worse match than before."""
         rows = search.rows
         moved = self.moves.improve(search, ids)
         matched = Matched([problem.observation for problem in rows.problems], search.loop.adapts, search.loop.unroll)
-        settings = SearchSettings(restarts=self.restarts)
+        settings = SearchSettings(sweeps=self.sweeps, restarts=self.restarts)
         near = nearest_words(rows, search.best)
         return rematched(rows, matched, moved, near, search.bench, settings, filler_of(rows.target))[0]
 

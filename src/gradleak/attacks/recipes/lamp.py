@@ -133,6 +133,8 @@ class LampPlus(MatchingAttack):
     starts: int = 500
     polish_rounds: int = 60
     polish_prior_weight: float = 0.02
+    word_sweeps: int = 4  # of the last search, word by word; 0 leaves it out
+    word_restarts: int = 4
     restarts: int = 1  # for sentences whose guess does not explain the update
     labels: Source = "known"
     lengths: Source = "known"
@@ -143,5 +145,6 @@ class LampPlus(MatchingAttack):
     @property
     def loop(self) -> MatchingLoop:
         base = LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, longest=self.longest).loop
-        polish = WordPolish(Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight))
+        moves = Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight)
+        polish = WordPolish(moves, self.word_sweeps, self.word_restarts) if self.word_sweeps else moves
         return replace(base, polish=polish, restarts=self.restarts)
