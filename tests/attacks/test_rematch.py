@@ -1,0 +1,141 @@
+"""Words searched by what they match of the whole update, through every kind of defense."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradleak.attacks.energy.attack import EnergyAttack, labels_of
+from gradleak.attacks.energy.matched import Matched
+from gradleak.attacks.energy.objective import layers_needed
+from gradleak.attacks.energy.rematch import nearest_words, rematched
+from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.words import filler_of
+from gradleak.attacks.gradient_matching.hypotheses import Assumptions
+from gradleak.attacks.gradient_matching.problems import Rows, lay_out, problems_of
+from gradleak.core.attack import Bench
+from gradleak.core.defense import Defense
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.defenses.clipping import Clipping
+from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.masking import Masking
+from gradleak.defenses.pruning import Pruning
+from gradleak.defenses.quantisation import Quantisation
+from gradleak.defenses.sign import Sign
+from gradleak.priors.frequent_words import FrequentWords
+from gradleak.views import Lamp
+
+TEXTS = ("my phone number is five", "the cat is red .", "she paid the bank")
+Observe = Callable[..., Observation]
+KINDS: list[tuple[Defense, ...]] = [
+    (),
+    (GaussianNoise(0.003),),
+    (Masking(0.9),),
+    (Pruning(0.1),),
+    (Sign(),),
+    (Quantisation(4),),
+    (Clipping(0.1), GaussianNoise(0.0003)),
+]
+
+
+def seen_of(target: Target, observe: Observe, defenses: tuple[Defense, ...]) -> list[Observation]:
+    return [observe(target, [text], [1], index=index, view=Lamp(), defenses=defenses) for index, text in enumerate(TEXTS)]
+
+
+def rows_of(seen: list[Observation]) -> Rows:
+    return lay_out(problems_of(seen, Assumptions("known", "known"))[0])
+
+
+def observations_of(rows: Rows) -> list[Observation]:
+    return [problem.observation for problem in rows.problems]
+
+
+def truth(rows: Rows) -> Tensor:
+    ids = rows.frame.clone()
+    for row, problem in enumerate(rows.problems):
+        words = rows.target.encode([TEXTS[problem.observation.index]])[0]
+        ids[row, 0, : len(words)] = torch.tensor(words)
+    return ids
+
+
+@pytest.mark.parametrize("defenses", KINDS, ids=lambda chain: "+".join(one.name for one in chain) or "none")
+def test_a_wrong_word_or_two_exchanged_ones_are_put_right_through_every_defense(
+    defenses: tuple[Defense, ...], tiny64: Target, observe: Observe
+) -> None:
+    rows = rows_of(seen_of(tiny64, observe, defenses))
+    right = truth(rows)
+    start = right.clone()
+    exchanged = torch.tensor([problem.observation.index == 0 for problem in rows.problems])
+    start[exchanged, 0, 2:4] = start[exchanged, 0, 2:4].flip(-1)
+    start[~exchanged, 0, 3] = rows.words[7]
+    assert bool((start != right).any(-1).all())
+    bench = Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
+    near = nearest_words(rows, tiny64.embed(start))
+    found, _ = rematched(rows, Matched(observations_of(rows)), start, near, bench, SearchSettings(restarts=0), filler_of(tiny64))
+    assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("defenses", KINDS, ids=lambda chain: "+".join(one.name for one in chain) or "none")
+def test_some_of_the_observations_score_as_among_all(defenses: tuple[Defense, ...], tiny64: Target, observe: Observe) -> None:
+    rows = rows_of(seen_of(tiny64, observe, defenses))
+    matched, places = Matched(observations_of(rows)), torch.tensor([2, 0, 2])
+    guesses = rows.frame[:, None].clone()
+    guesses[:, :, 0, 1] = rows.words[3]
+    whole = matched.scores(rows.token_batch(guesses), slice(None))
+    part = rows.take(places)
+    assert torch.allclose(matched.take(places).scores(part.token_batch(guesses[places]), slice(None)), whole[places])
+
+
+def test_under_noise_scores_are_nats_and_the_truth_has_fewest(tiny64: Target, observe: Observe) -> None:
+    std = 0.01
+    rows = rows_of(seen_of(tiny64, observe, (GaussianNoise(std),)))
+    matched = Matched(observations_of(rows))
+    right, wrong = truth(rows), truth(rows)
+    wrong[:, 0, 2] = rows.words[7]
+    scores = [matched.scores(rows.token_batch(ids[:, None]), slice(None))[:, 0] for ids in (right, wrong)]
+    clear = rows_of(seen_of(tiny64, observe, ()))
+    squares = torch.stack(
+        [
+            sum(
+                (noisy.update.tensors[name] - plain.update.tensors[name]).square().sum()
+                - std**2 * plain.update.tensors[name].numel()
+                for name in matched.matcher.names
+            )
+            for noisy, plain in zip(observations_of(rows), observations_of(clear), strict=True)
+        ]
+    )
+    assert torch.allclose(
+        scores[0], squares / (2 * std**2), rtol=1e-6, atol=1e-3
+    )  # the noise itself, less what is expected of it
+    assert bool((scores[1] > scores[0] + 10).all())
+
+
+def test_labels_are_known_or_read_and_left_alone_where_sentences_could_have_either(tiny64: Target, observe: Observe) -> None:
+    one = observe(tiny64, [TEXTS[0]], [1])
+    assert labels_of(one) == labels_of(one.limited_to({Fact.LENGTHS, Fact.BATCH_SIZE})) == (1,)
+    assert labels_of(observe(tiny64, TEXTS[:2], [1, 1])) == (1, 1)
+    assert labels_of(observe(tiny64, TEXTS[:2], [0, 1])) is None
+
+
+def test_more_noise_asks_for_more_layers_and_none_for_none(tiny64: Target, observe: Observe) -> None:
+    needed = [
+        layers_needed(observe(tiny64, TEXTS[:1], [1], view=Lamp(), defenses=(GaussianNoise(std),) if std else ()))
+        for std in (0.0, 1e-4, 1.0)
+    ]
+    assert needed == [(), (1,), (1, 2)]
+
+
+def test_the_judge_finds_what_energy_alone_cannot(tiny64: Target, observe: Observe) -> None:
+    seen = seen_of(tiny64, observe, (GaussianNoise(0.05),))
+    prior = FrequentWords().open(tiny64)
+
+    def right(judge: bool) -> int:
+        found = EnergyAttack(restarts=0, judge=judge).reconstruct(seen, Bench(Streams.root("attacker", 0), prior))
+        secrets = [tiny64.encode([text])[0] for text in TEXTS]
+        pairs = zip(found, secrets, strict=True)
+        return sum(a == b for guess, secret in pairs for a, b in zip(guess.sentences[0], secret, strict=True))
+
+    assert right(judge=True) > right(judge=False)
