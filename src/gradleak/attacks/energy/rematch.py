@@ -28,7 +28,9 @@ def rematched(
     """The guesses after the search, no worse by what they match (and, under noise, by the prior), and their scores."""
     narrow = replace(settings, many=MANY)
     search = WordSearch(rows, matched, bench, narrow, filler, likely, start)
-    found, scores = search.attempt(start)
+    # Moves come first: where words are right and their order is not, exchanging them one by one for others leads away.
+    moved, _ = search.move(start, search.best_scores)
+    found, scores = search.attempt(moved)
     better = scores < search.best_scores
     search.best = torch.where(better[:, None, None], found, start)
     search.best_scores = torch.where(better, scores, search.best_scores)
