@@ -28,11 +28,14 @@ def rematched(
     """The guesses after the search, no worse by what they match (and, under noise, by the prior), and their scores."""
     narrow = replace(settings, many=MANY)
     search = WordSearch(rows, matched, bench, narrow, filler, likely, start)
-    # Moves come first: where words are right and their order is not, exchanging them one by one for others leads away.
+    # Twice: where words are right and their order is not, exchanging words first leads away, and elsewhere moving them does.
     moved, _ = search.move(start, search.best_scores)
-    found, scores = search.attempt(moved)
+    places = torch.arange(len(start), device=start.device)
+    both = search.of(places.repeat(2))
+    found, scores = both.attempt(torch.cat([start, moved]))
+    scores, chosen = scores.view(2, -1).min(0)
     better = scores < search.best_scores
-    search.best = torch.where(better[:, None, None], found, start)
+    search.best = torch.where(better[:, None, None], found.view(2, *start.shape)[chosen, places], start)
     search.best_scores = torch.where(better, scores, search.best_scores)
     search.begun = True
     search.run()
