@@ -69,6 +69,26 @@ def test_one_sentence_comes_back_from_every_architecture(
     assert guess.labels == (1,)
 
 
+FULL_SIZE = {
+    "Bert": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "Roberta": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "GPT2": {"n_embd": 768, "n_layer": 12, "n_head": 12},
+    "Llama": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", FULL_SIZE)
+def test_models_of_full_size_give_their_sentence_back_too(
+    random_model: Callable[..., Any], observe: Observe, architecture: str
+) -> None:
+    target = TextClassifier(architecture, random_model(architecture, **FULL_SIZE[architecture]), tiny_tokenizer())
+    for text in TEXTS:
+        guess = attacked(observe(target, [text], [1]))
+        assert set(guess.sentences) == ids_of(target, (text,))
+        assert guess.certified
+
+
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS[1:2], TEXTS])
 def test_texts_of_a_language_model_come_back_with_their_last_word(observe: Observe, shape: str, texts: tuple[str, ...]) -> None:
