@@ -18,8 +18,8 @@ CLEAR_GAP = 30.0  # a smaller largest ratio of neighbours is no edge between sig
 CLEAR_OF_FLOOR = 3.0  # times what a declared channel adds; a weakest direction nearer to it may not be the weakest there is
 INSIDE = 1.5  # expected rounding errors away from the span; true inputs were seen up to 0.4, others from 0.8
 # Expected errors away from the span that a deeper input may have: a client's pass over another batch rounds otherwise than ours
-# (up to 5 seen in models 384 wide, 35 in one of 768), a wrong word makes 1000. A declared channel's errors are far above that, and
-# known in size.
+# (up to 5 seen in models 384 wide, 35 in one of 768), a wrong word makes 1000. A declared channel's errors are far above that,
+# and known in size.
 HOLDS, HOLDS_IN_CHANNEL = 100.0, 1.5
 
 
