@@ -12,12 +12,11 @@ from typing import ClassVar, Literal
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.local_data import FOLDER_VARIABLE
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
 from gradleak.datasets.lamp_selection import Selection, select
 from gradleak.datasets.rows import Row, decoded, read_rows, text_lines
-
-FOLDER_VARIABLE = "GRADLEAK_DATA"
 
 
 @register("dataset", "cola")

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.local_data import FOLDER_VARIABLE
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
-from gradleak.datasets.benchmarks import FOLDER_VARIABLE
 from gradleak.datasets.lamp_selection import take
 from gradleak.datasets.picture_files import Pictures, read_cifar, read_folder, read_npz
 

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.local_data import FOLDER_VARIABLE
 
-FOLDER_VARIABLE, CACHE_VARIABLE = "GRADLEAK_DATA", "GRADLEAK_CACHE"
+CACHE_VARIABLE = "GRADLEAK_CACHE"
 CONVERTED = "lpips_vgg16.safetensors"
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of pixels between −1 and 1 (Zhang et al., released code)
 STAGES = (2, 2, 3, 3, 3)  # convolutions of VGG-16 between its poolings; features are taken before each
