@@ -38,7 +38,7 @@ def test_where_the_first_layer_is_not_seen_energy_begins(tiny64: Target, observe
 
 
 def test_under_noise_every_attack_gets_a_try_and_the_nearest_guess_counts(tiny64: Target, observe: Observe) -> None:
-    seen = [observe(tiny64, [TEXTS[1]], [1], defenses=(GaussianNoise(std=0.05),))]
+    seen = [observe(tiny64, [TEXTS[1]], [1], defenses=(GaussianNoise(std=0.3),))]
     guess = ATTACK.reconstruct(seen, bench_for(tiny64))[0]
     assert [stage.attack for stage in guess.stages] == ["span", "energy", "lamp_plus"]
     assert not guess.certified
@@ -50,6 +50,14 @@ def test_under_noise_every_attack_gets_a_try_and_the_nearest_guess_counts(tiny64
 
     assert distance(guess.sentences) == min(distance(stage.sentences) for stage in guess.stages)
     assert guess.cost.seconds == pytest.approx(sum(stage.cost.seconds for stage in guess.stages))
+
+
+def test_what_matches_all_but_the_noise_is_not_attacked_again(tiny64: Target, observe: Observe) -> None:
+    seen = [observe(tiny64, [TEXTS[1]], [1], defenses=(GaussianNoise(std=1e-4),))]
+    guess = ATTACK.reconstruct(seen, bench_for(tiny64))[0]
+    assert "lamp_plus" not in [stage.attack for stage in guess.stages]
+    assert tiny64.decode(guess.sentences[0]) == "the cat is red."
+    assert not guess.certified
 
 
 def test_a_view_nothing_applies_to_is_refused(tiny64: Target, observe: Observe) -> None:

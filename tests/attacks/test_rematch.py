@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.energy.attack import EnergyAttack, labels_of
+from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.judge import labels_of
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.objective import layers_needed
-from gradleak.attacks.energy.rematch import nearest_words, rematched
+from gradleak.attacks.energy.rematch import Rematch, nearest_words
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.energy.words import filler_of
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
@@ -74,7 +75,8 @@ def test_a_wrong_word_or_two_exchanged_ones_are_put_right_through_every_defense(
     assert bool((start != right).any(-1).all())
     bench = Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
     near = nearest_words(rows, tiny64.embed(start))
-    found, _ = rematched(rows, Matched(observations_of(rows)), start, near, bench, SearchSettings(restarts=0), filler_of(tiny64))
+    rematch = Rematch(bench, SearchSettings(restarts=0), filler_of(tiny64))
+    found, _ = rematch.run(rows, Matched(observations_of(rows)), start, near)
     assert torch.equal(found, right)
 
 

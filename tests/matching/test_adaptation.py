@@ -130,13 +130,28 @@ def test_with_the_noise_taken_off_the_truth_is_at_zero_in_the_mean(
     assert abs(float(adaptive.mean())) < 0.1 * float(naive.mean())
 
 
-def test_under_noise_all_tensors_make_one_cosine(tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes) -> None:
-    other, seen = make_private(tiny64, OTHER).batch, observe(tiny64, TEXTS, defenses=(GaussianNoise(0.02),))
+def test_little_noise_leaves_the_mean_of_cosines(tiny64: Target, observe: Observe, make_private: Private, add_axes: Axes) -> None:
+    other = add_axes(make_private(tiny64, OTHER).batch, 2)
+    clear, noisy = (for_observations([observe(tiny64, TEXTS, defenses=how)], Cosine()) for how in ((), (GaussianNoise(1e-9),)))
+    torch.testing.assert_close(noisy.distances(other), clear.distances(other), rtol=1e-4, atol=0)
+
+
+def test_under_noise_tensors_weigh_by_what_is_sure_of_them(tiny64: Target, observe: Observe) -> None:
+    seen = observe(tiny64, TEXTS, defenses=(GaussianNoise(0.3),))
     matcher = for_observations([seen], Cosine())
-    pairs = by_hand(seen, add_axes(other, 1), matcher.names)
-    mine, noisy = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    signal = noisy.square().sum() - 0.02**2 * len(noisy)
-    torch.testing.assert_close(matcher.distances(add_axes(other, 2))[0, 0], 1 - (mine @ noisy) / (mine.norm() * signal.sqrt()))
+    signal = {name: tensor.square().sum() for name, tensor in observe(tiny64, TEXTS).update.tensors.items()}
+    loudest, faintest = max(matcher.names, key=signal.__getitem__), min(matcher.names, key=signal.__getitem__)
+    weights = dict(zip(matcher.names, matcher.weights[0].tolist(), strict=True))
+    assert weights[loudest] > 10 * weights[faintest]
+
+
+def test_of_drowned_tensors_the_signal_is_taken_to_be_as_usual(tiny64: Target, observe: Observe) -> None:
+    seen = observe(tiny64, TEXTS, defenses=(GaussianNoise(0.05),))
+    matcher = for_observations([seen], Cosine())
+    signal = torch.stack([observe(tiny64, TEXTS).update.tensors[name].square().sum() for name in matcher.names])
+    guessed, naive = matcher.signal_squared[0], (matcher.observed_squared - matcher.noise_squared)[0]
+    errors = [((one.clamp_min(1e-12) / signal).log()[signal > 0].square().mean()) for one in (guessed, naive)]
+    assert float(errors[0]) < 0.5 * float(errors[1])
 
 
 def test_noise_of_a_batch_is_shared_by_its_examples(tiny64: Target, observe: Observe) -> None:

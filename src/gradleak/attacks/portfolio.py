@@ -9,7 +9,10 @@ from torch import Tensor
 
 from gradleak.attacks import evidence
 from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.judge import can_judge, labels_of
+from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.gradient_matching.hypotheses import Source
+from gradleak.attacks.gradient_matching.problems import side_by_side
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span.attack import Span
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Stage
@@ -23,7 +26,8 @@ from gradleak.core.registry import register
 @register("attack", "portfolio")
 @dataclass(frozen=True)
 class Portfolio(Attack):
-    """Span, then energy, then LAMP with a last search: each where none before it proved its guess. The default of an audit."""
+    """Span, then energy, then LAMP with a last search: each where no guess before it is proven or, under noise, matches all but
+    the noise. The default of an audit."""
 
     restarts: int = 8  # of energy
     steps: int = 2000  # of LAMP; 0 leaves it out
@@ -49,7 +53,7 @@ class Portfolio(Attack):
         """The proven guess of each observation, or of those that were made the one that matches best."""
         made: dict[int, list[tuple[str, Reconstruction]]] = {observation.index: [] for observation in observations}
         for member in self.members:
-            left = [one for one in observations if not any(guess.certified for _, guess in made[one.index])]
+            left = [one for one in observations if not any(_settled(one, guess) for _, guess in made[one.index])]
             if not left or bench.out_of_time:
                 break
             for observation, guess in zip(left, _attempted(member, left, bench), strict=True):
@@ -85,6 +89,17 @@ class Portfolio(Attack):
         with torch.no_grad():
             found = self.objective([observation], [batch])
         return torch.inf if found is None else float(found[0])
+
+
+def _settled(observation: Observation, guess: Reconstruction) -> bool:
+    """Whether a guess is proven, or nothing but noise is left of what was seen without it."""
+    if guess.certified or not can_judge(observation):
+        return guess.certified
+    if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
+        return False
+    batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
+    with torch.no_grad():
+        return bool(Matched([observation]).fits(side_by_side([batch])))
 
 
 def in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:

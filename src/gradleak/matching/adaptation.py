@@ -25,8 +25,10 @@ def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
     if channel.signs_only:
         return distance.for_signs(), Signs()
     fitting = distance if channel.clip is None else distance.for_any_size()
-    if channel.noisy or channel.quantisation_levels is not None:  # rounding at random is noise
+    if channel.noisy:
         fitting = fitting.for_noise()
+    elif channel.quantisation_levels is not None:
+        fitting = fitting.for_random_rounding()
     return fitting, Surviving() if channel.survivors is Survivors.SEEN else WHOLE
 
 

@@ -1,7 +1,7 @@
 """Work in pieces that fit: an out-of-memory error halves the piece and goes on."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -32,6 +32,16 @@ class Chunks:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         warnings.warn(f"Out of memory: going on with pieces of {self.size}.", stacklevel=3)
+
+
+def fitting(most: Mapping[str, int], device: torch.device, bytes_each: int) -> int:
+    """How many at once on that device: as many as are fastest, or as half the memory holds that nobody else uses now."""
+    limit = most.get(device.type, most["cpu"])
+    if device.type != "cuda":
+        return limit
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(1, min(limit, (free + kept) // 2 // bytes_each))
 
 
 def _out_of_memory(error: Exception) -> bool:

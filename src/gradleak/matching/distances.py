@@ -21,12 +21,14 @@ class Statistics:
     observed_squared: Float[Tensor, "observations tensors"]
     weights: Float[Tensor, "observations tensors"]  # zero where a tensor is not seen or carries no signal
     noise_squared: Float[Tensor, "observations tensors"]  # how much of G² is known noise, as expected
+    signal_squared: Float[Tensor, "observations tensors"]  # and how much is the gradient's
 
 
 class Distance(ABC):
     """How far a candidate's gradient is from the observed one."""
 
     residuals: ClassVar[bool] = False  # needs the entries of the difference, hence the gradient itself
+    by_certainty: ClassVar[bool] = False  # weighs tensors by how much of them is signal
 
     @abstractmethod
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
@@ -38,6 +40,10 @@ class Distance(ABC):
 
     def for_noise(self) -> "Distance":
         """What to minimise under Gaussian noise of one size on every entry."""
+        return self
+
+    def for_random_rounding(self) -> "Distance":
+        """What to minimise where entries were rounded up or down at random."""
         return self
 
     @abstractmethod
@@ -59,7 +65,31 @@ class Cosine(Distance):
         return WrongSigns()
 
     def for_noise(self) -> Distance:
+        return SureCosine()
+
+    def for_random_rounding(self) -> Distance:
         return WholeCosine()
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class SureCosine(Distance):
+    """Mean over tensors of 1 − cos, each weighed by how surely its cosine can be told through the noise.
+
+    The observed norm is mostly noise, so that of a typical gradient stands in its place.
+    """
+
+    by_certainty = True
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        norms = sums.second.clamp_min(TINY).sqrt() * sums.signal_squared.clamp_min(TINY).sqrt()[:, None]
+        weights = sums.weights[:, None]
+        return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+
+    def for_signs(self) -> Distance:
+        return WrongSigns()
 
     def for_any_size(self) -> Distance:
         return self

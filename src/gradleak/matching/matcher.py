@@ -16,6 +16,7 @@ from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.adaptation import adapted, common_channel, noise_squares
+from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
 from gradleak.matching.distances import Distance, Statistics
 from gradleak.matching.factored import FactoredSums
 from gradleak.matching.plan import SILENT, make_plan, matchable
@@ -34,15 +35,29 @@ class Matcher(ABC):
         self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
         self.weights = _weights(observations, observed)
         self.noise_squared = torch.zeros_like(self.weights)
+        self.signal_squared = self.observed_squared
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
         """Lets the distance know how much of every tensor is noise."""
-        stds = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
+        stds = self._stds(observations)
         if not bool(stds.any()):
             return
         observed = _stacked(observations, self.names)
         squares = [noise_squares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
         self.noise_squared = torch.stack(squares, dim=1)
+        if self.distance.by_certainty:
+            self.signal_squared = self.expected_signal(observations)
+            self.weights = self.weights * certainties(self.signal_squared, stds)
+
+    def expected_signal(self, observations: Sequence[Observation]) -> Float[Tensor, "observations tensors"]:
+        """How much of every tensor's square is the gradient's."""
+        stds = self._stds(observations)
+        _, squares = self.sums(ordinary_candidates(self.target, len(observations)), slice(None))
+        shown = self.weights > 0
+        return likely_signal(squares.detach().mean(1) * shown, self.observed_squared * shown, self.noise_squared * shown, stds)
+
+    def _stds(self, observations: Sequence[Observation]) -> Float[Tensor, "observations"]:
+        return self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
@@ -52,14 +67,21 @@ class Matcher(ABC):
         """The same for some of the observations."""
         part = copy.copy(self)
         part.observed_squared, part.weights = self.observed_squared[places], self.weights[places]
-        part.noise_squared = self.noise_squared[places]
+        part.noise_squared, part.signal_squared = self.noise_squared[places], self.signal_squared[places]
         return part
 
     def distances(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
         """The distance of every candidate, differentiable in embeddings and soft labels that ask for gradients."""
         first, second = self.sums(batch, rows)
         return self.distance.combine(
-            Statistics(first, second, self.observed_squared[rows], self.weights[rows], self.noise_squared[rows])
+            Statistics(
+                first,
+                second,
+                self.observed_squared[rows],
+                self.weights[rows],
+                self.noise_squared[rows],
+                self.signal_squared[rows],
+            )
         )
 
 

@@ -1,6 +1,5 @@
 """The explained-energy search as an attack."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradleak.attacks import evidence
+from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
 from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.objective import Energy, layers_needed, looked_at
-from gradleak.attacks.energy.rematch import rematched
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.energy.words import Likely, filler_of, likely_words
+from gradleak.attacks.energy.sizes import by_size
+from gradleak.attacks.energy.words import filler_of, likely_words
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
@@ -24,8 +22,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
+from gradleak.matching.rough import rough_products
 
-ALIKE = 1.35  # numbers of tokens within this ratio are searched together
 NEEDED = 2.0  # nats by which the objective must rise without a word for the word to be proven
 
 
@@ -35,8 +33,12 @@ class Found:
 
     score: float
     whole: bool  # all is explained
-    tokens: int
+    draft: Draft
     guess: Reconstruction
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.draft.problem.hypothesis.lengths)
 
 
 @register("attack", "energy")
@@ -79,10 +81,13 @@ class EnergyAttack(Attack):
         for alike in by_tensors(observations):
             misfits = self._misfits(alike)
             for group in by_size(problems_of(alike, self.assumptions)):
-                for problem, one in zip(group, self._search(group, bench, misfits), strict=True):
+                with rough_products(alike):
+                    searched = self._search(group, bench, misfits)
+                for problem, one in zip(group, searched, strict=True):
                     found[problem.observation.index].append(one)
+        best = self._judged([self._best(found[observation.index]) for observation in observations], bench)
         seconds = (time.monotonic() - began) / len(observations)
-        return [self._best(found[observation.index], seconds) for observation in observations]
+        return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in best]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         found = torch.zeros(len(observations), device=observations[0].target.device, dtype=torch.float64)
@@ -108,18 +113,18 @@ class EnergyAttack(Attack):
         rows = lay_out(group)
         seen = [problem.observation for problem in rows.problems]
         likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        search = WordSearch(rows, Energy(seen, self.matrices), bench, self.settings, filler_of(rows.target), likely)
+        later = self.judge and all(map(can_judge, seen))  # which goes much further through noise than restarts here
+        settings = replace(self.settings, restarts=0) if later else self.settings
+        search = WordSearch(rows, Energy(seen, self.matrices), bench, settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
         search.settle()
-        if self.judge:
-            judged(search, likely, filler_of(rows.target))
         whole, proven = search.solved(search.best, search.best_scores), certified(search)
         return [
             Found(
                 float(search.best_scores[row]),
                 bool(whole[row]),
-                sum(problem.hypothesis.lengths),
+                Draft(problem, rows.sentences(search.best[row], row), likely[0][row], likely[1][row]),
                 Reconstruction(
                     sentences=rows.sentences(search.best[row], row),
                     certified=bool(proven[row]),
@@ -130,13 +135,30 @@ class EnergyAttack(Attack):
             for row, problem in enumerate(rows.problems)
         ]
 
-    def _best(self, found: Sequence[Found], seconds: float) -> Reconstruction:
+    def _best(self, found: Sequence[Found]) -> Found:
         """The shortest that explains everything (a longer one explains no less), or else the one that explains most."""
         whole = [one for one in found if one.whole]
         best = min(whole, key=lambda one: one.tokens) if whole else min(found, key=lambda one: one.score)
-        guess = best.guess
-        cost = Cost(seconds, sum(one.guess.cost.steps for one in found))
-        return Reconstruction(guess.sentences, guess.certified, guess.loss, cost=cost)
+        cost = Cost(steps=sum(one.guess.cost.steps for one in found))
+        return replace(best, guess=replace(best.guess, cost=cost))
+
+    def _judged(self, found: Sequence[Found], bench: Bench) -> list[Reconstruction]:
+        """The guesses, those under noise after a search by the likelihood of all that is visible."""
+        guesses = [one.guess for one in found]
+        places = [place for place, one in enumerate(found) if self.judge and can_judge(one.draft.problem.observation)]
+        if not places:
+            return guesses
+        drafts = [found[place].draft for place in places]
+        after = judged(drafts, bench, self.settings)
+        target = drafts[0].problem.observation.target
+        batches = [
+            target.batch_of(sentences, labels_of(draft.problem.observation) or None)
+            for draft, sentences in zip(drafts, after, strict=True)
+        ]
+        losses = self.objective([draft.problem.observation for draft in drafts], batches)
+        for place, sentences, loss in zip(places, after, losses.tolist(), strict=True):
+            guesses[place] = replace(guesses[place], sentences=sentences, loss=loss)
+        return guesses
 
 
 def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
@@ -146,43 +168,6 @@ def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
         key = (*observation.update.tensors, observation.channel.kind, layers_needed(observation))
         groups.setdefault(key, []).append(observation)
     return list(groups.values())
-
-
-def by_size(groups: Sequence[Sequence[Problem]]) -> list[list[Problem]]:
-    """Problems of about the same number of tokens together: more places mean more candidates, which short ones need not share."""
-    sized: dict[tuple[int, int], list[Problem]] = {}
-    for number, group in enumerate(groups):
-        for problem in group:
-            size = math.ceil(math.log(sum(problem.hypothesis.lengths), ALIKE))
-            sized.setdefault((number, size), []).append(problem)
-    return list(sized.values())
-
-
-def judged(search: WordSearch, likely: Likely, filler: int) -> None:
-    """Goes on from the best guesses by the likelihood of the whole update, in rows under noise whose labels are known."""
-    told = [labels_of(problem.observation) for problem in search.rows.problems]
-    noisy = search.energy.noisy.tolist()
-    places = [row for row, labels in enumerate(told) if noisy[row] and labels is not None]
-    if not places:
-        return
-    where = torch.tensor(places, device=search.best.device)
-    rows = search.rows.take(where)
-    if not rows.target.labels_are_tokens:
-        rows = replace(rows, labels=torch.tensor([told[row] for row in places], device=search.best.device))
-    matched = Matched([problem.observation for problem in rows.problems])
-    some = (likely[0][where], likely[1][where])
-    search.best[where], _ = rematched(rows, matched, search.best[where], some, search.bench, search.settings, filler)
-    search.best_scores = search.scores(search.best[:, None])[:, 0]
-
-
-def labels_of(observation: Observation) -> tuple[int, ...] | None:
-    """The labels as known, or as the update shows them; none where it is open which sentence has which."""
-    if observation.target.labels_are_tokens:
-        return ()
-    known = observation.knows.labels
-    shown = evidence.labels(observation) if known is None else None
-    labels = tuple(known.tolist()) if known is not None else shown.values if shown is not None else ()
-    return labels if len(set(labels)) == 1 else None
 
 
 def certified(search: WordSearch) -> Bool[Tensor, "rows"]:

@@ -17,7 +17,7 @@ def slipped(search: "WordSearch", ids: Ids, choice: int) -> Ids:
     displaced = (search.orders - torch.arange(search.orders.shape[2], device=ids.device)).abs()
     furthest = displaced == displaced.amax(-1, keepdim=True)  # the moved word; of two exchanged, the first
     gap = furthest & (furthest.cumsum(-1) == 1) & (displaced > 0)
-    candidates = torch.where(gap.view(len(ids), -1, *ids.shape[1:]), search.filler, search.moved(ids))
+    candidates = torch.where(gap.view(len(ids), -1, *ids.shape[1:]), search.filler, moved(ids, search.orders))
     order = search.scores(candidates).masked_fill(~gap.any(-1), torch.inf).argsort(1)  # orders that move nothing open no gap
     chosen = order[:, min(choice, order.shape[1] - 1)]
     return candidates[torch.arange(len(ids), device=ids.device), chosen]
@@ -47,3 +47,17 @@ def widened(search: "WordSearch", ids: Ids) -> Ids:
         free = missed.gather(1, places[:, None]).isfinite()  # very short sentences have fewer such places
         ids = torch.where(free[..., None], found, ids)
     return ids
+
+
+def replaced(
+    ids: Ids, places: Int[Tensor, "rows changes"], words: Int[Tensor, "rows changes"]
+) -> Int[Tensor, "rows changes examples tokens"]:
+    """The guesses with one word each put at one place."""
+    candidates = ids.flatten(1)[:, None].repeat(1, words.shape[1], 1)
+    return candidates.scatter_(2, places[..., None], words[..., None]).view(len(ids), -1, *ids.shape[1:])
+
+
+def moved(ids: Ids, orders: Int[Tensor, "rows moves places"]) -> Int[Tensor, "rows moves examples tokens"]:
+    """The guesses in other orders."""
+    flat = ids.flatten(1)[:, None].expand(-1, orders.shape[1], -1).gather(2, orders)
+    return flat.view(len(ids), -1, *ids.shape[1:])

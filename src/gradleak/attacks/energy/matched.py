@@ -16,6 +16,8 @@ from gradleak.core.observation import Observation
 from gradleak.matching import Cosine, SquaredL2, for_observations
 
 LEAST = 1e-9  # of a distance: less is rounding
+SPREADS = 2.0  # standard deviations of the noise's own norm that a guess may be off and yet fit
+TELLING = 500.0  # times that spread the gradient must be: one wrong word is a hundredth to a thousandth of it
 MATCHED = 1e-5  # a distance at which nothing is left to match; one wrong word makes a hundred times that
 
 
@@ -31,6 +33,18 @@ class Matched:
         self.matcher = for_observations(observations, distance, adaptive=adaptive, unroll=unroll)
         stds = [one.noise_std / one.gradient_scale if by_noise else 0.0 for one in observations]
         self.stds = torch.tensor(stds, device=observations[0].target.device, dtype=torch.float64)
+        if by_noise:
+            self.matcher.signal_squared = self.matcher.expected_signal(observations)
+
+    def tempered(self, most: float) -> "Matched":
+        """The same with no tensor's evidence worth more than so many nats; without noise it is itself."""
+        if not bool(self.noisy.any()):
+            return self
+        evidence = self.matcher.signal_squared / (2 * self.stds.square()[:, None])
+        part = copy.copy(self)
+        part.matcher = copy.copy(self.matcher)
+        part.matcher.weights = self.matcher.weights * (most / evidence).clamp(max=1).to(self.matcher.weights.dtype)
+        return part
 
     @property
     def noisy(self) -> Bool[Tensor, "observations"]:
@@ -53,6 +67,14 @@ class Matched:
         stds = self.stds[rows, None]
         nats = distances / (2 * stds.clamp_min(1e-30).square())
         return torch.where(stds > 0, nats, distances.clamp_min(LEAST).log())
+
+    def fits(self, batch: Batch) -> Bool[Tensor, "observations"]:
+        """Whether the first candidate leaves no more unmatched than the noise itself would, where a wrong word would show."""
+        variances = self.stds.square()
+        entries = (self.matcher.noise_squared * self.matcher.weights).sum(1).double() / variances.clamp_min(1e-60)
+        spread = variances * (2 * entries).sqrt()  # of the squared norm of the noise
+        telling = self.matcher.signal_squared.sum(1) >= TELLING * spread
+        return self.noisy & telling & (self.matcher.distances(batch)[:, 0].double() <= SPREADS * spread)
 
     def explained(self, batch: Batch, rows: slice, level: float) -> bool:
         """Whether one row's words leave nothing to match: its score says so."""

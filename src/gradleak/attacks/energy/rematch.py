@@ -10,6 +10,7 @@ from torch import Tensor
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.search import Ids, WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.sizes import places_by_size
 from gradleak.attacks.energy.words import Likely, filler_of
 from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.problems import Rows
@@ -19,27 +20,55 @@ if TYPE_CHECKING:
     from gradleak.attacks.gradient_matching.loop import Search
 
 NEAREST = 6  # words nearest to the embedding at each place
+MOST = 300.0  # nats that a tensor may be worth at first: the last ones are worth thousands and know of words least
 MANY = 256  # and at any place, where a guess is weakest
 
 
-def rematched(
-    rows: Rows, matched: Matched, start: Ids, likely: Likely, bench: Bench, settings: SearchSettings, filler: int
-) -> tuple[Ids, Float[Tensor, "rows"]]:
-    """The guesses after the search, no worse by what they match (and, under noise, by the prior), and their scores."""
-    narrow = replace(settings, many=MANY)
-    search = WordSearch(rows, matched, bench, narrow, filler, likely, start)
-    # Twice: where words are right and their order is not, exchanging words first leads away, and elsewhere moving them does.
-    moved, _ = search.move(start, search.best_scores)
-    places = torch.arange(len(start), device=start.device)
-    both = search.of(places.repeat(2))
-    found, scores = both.attempt(torch.cat([start, moved]))
-    scores, chosen = scores.view(2, -1).min(0)
-    better = scores < search.best_scores
-    search.best = torch.where(better[:, None, None], found.view(2, *start.shape)[chosen, places], start)
-    search.best_scores = torch.where(better, scores, search.best_scores)
-    search.begun = True
-    search.run()
-    return search.best, search.best_scores
+@dataclass(frozen=True)
+class Rematch:
+    """A search over whole words by what they match; under noise at first with the loudest tensors held down."""
+
+    bench: Bench
+    settings: SearchSettings
+    filler: int
+
+    def run(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """The guesses after the search, no worse by what they match (and, under noise, by the prior), and their scores."""
+        ids, scores = start.clone(), torch.zeros(len(start), device=start.device, dtype=torch.float64)
+        for group in places_by_size(rows.problems):
+            where = torch.tensor(group, device=start.device)
+            part, few, many = rows.take(where), likely[0][where], likely[1][where]
+            ids[where], found = self._searched(part, matched.take(where), start[where], (few, many))
+            scores[where] = found.double()
+        return ids, scores
+
+    def _searched(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> tuple[Ids, Float[Tensor, "rows"]]:
+        tempered = matched.tempered(MOST)
+        search = self._from(rows, tempered, start, likely)
+        self._begin_twice(search)
+        search.run()
+        if tempered is matched:
+            return search.best, search.best_scores
+        last = self._from(rows, matched, start, likely)
+        found, scores = last.attempt(search.best)
+        better = scores < last.best_scores
+        return torch.where(better[:, None, None], found, start), torch.where(better, scores, last.best_scores)
+
+    def _from(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> WordSearch:
+        return WordSearch(rows, matched, self.bench, replace(self.settings, many=MANY, at_once=True), self.filler, likely, start)
+
+    def _begin_twice(self, search: WordSearch) -> None:
+        """Where words are right and their order is not, exchanging words first leads away, and elsewhere moving them does."""
+        start, count = search.start, len(search.start)
+        moved, _ = search.move(start, search.best_scores)
+        places = torch.arange(count, device=start.device)
+        both = search.of(places.repeat(2))
+        found, scores = both.attempt(torch.cat([start, moved]))
+        scores, chosen = scores.view(2, -1).min(0)
+        better = scores < search.best_scores
+        search.best = torch.where(better[:, None, None], found.view(2, *start.shape)[chosen, places], start)
+        search.best_scores = torch.where(better, scores, search.best_scores)
+        search.begun = True
 
 
 def nearest_words(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Likely:
@@ -51,7 +80,7 @@ def nearest_words(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hi
         few.append(rows.words[alike.topk(NEAREST, dim=-1).indices].flatten())
         many.append(rows.words[alike.amax(0).topk(min(MANY, len(rows.words))).indices])
     width = max(map(len, few))
-    return torch.stack([_filled(words, width) for words in few]), torch.stack(many)
+    return torch.stack([filled(words, width) for words in few]), torch.stack(many)
 
 
 @dataclass(frozen=True)
@@ -69,8 +98,9 @@ class WordPolish:
         matched = Matched([problem.observation for problem in rows.problems], search.loop.adapts, search.loop.unroll)
         settings = SearchSettings(sweeps=self.sweeps, restarts=self.restarts)
         near = nearest_words(rows, search.best)
-        return rematched(rows, matched, moved, near, search.bench, settings, filler_of(rows.target))[0]
+        return Rematch(search.bench, settings, filler_of(rows.target)).run(rows, matched, moved, near)[0]
 
 
-def _filled(words: Int[Tensor, "words"], width: int) -> Int[Tensor, "width"]:
+def filled(words: Int[Tensor, "words"], width: int) -> Int[Tensor, "width"]:
+    """The words, the first of them repeated up to a number."""
     return torch.cat([words, words[:1].expand(width - len(words))])

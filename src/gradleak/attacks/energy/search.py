@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.changes import slipped, widened, wiped
+from gradleak.attacks.energy.changes import moved, replaced, slipped, widened, wiped
 from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.neighbours import neighbours
@@ -18,12 +19,15 @@ from gradleak.attacks.gradient_matching.discrete import batch_nll
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
-from gradleak.matching.chunking import Chunks
+from gradleak.matching.chunking import Chunks, fitting
 
 TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a third of what gradients of gradients take
+BYTES_A_TOKEN = 100_000
 
 CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
+BEST = 3  # words a place that are tried again after the best of all was taken
+AHEAD = 24  # moves that are tried again after the best was taken
 ASKED = 16  # candidates whose likelihood the prior is asked for
 ENOUGH = 1e-4  # nats: less is no improvement
 
@@ -141,9 +145,11 @@ class WordSearch:
         return ids, scores
 
     def sweep(self, ids: Ids) -> tuple[Ids, Float[Tensor, "rows"]]:
-        """Every place in turn: the words towards which the objective falls fastest are tried, the best is taken."""
+        """At every place the words towards which the objective falls fastest are tried, the best is taken."""
         ids, scores = ids.clone(), self.scores(ids[:, None])[:, 0]
         downhill = self.downhill(ids)
+        if self.settings.at_once:
+            return self._sweep_at_once(ids, scores, downhill)
         for places, has_one in self._places():
             words = self.proposals(ids, places, downhill)
             found, reached = self.best_words(ids, places, words)
@@ -151,24 +157,83 @@ class WordSearch:
             scores = torch.where(has_one, reached, scores)
         return ids, scores
 
+    def _sweep_at_once(
+        self, ids: Ids, scores: Float[Tensor, "rows"], downhill: Int[Tensor, "rows places downhill"]
+    ) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """All places in one pass, by what the update says alone; then the best few of each in turn, by the prior too."""
+        places = torch.stack([place for place, _ in self._places()], dim=1)
+        words = torch.stack([self.proposals(ids, place, downhill) for place in places.T], dim=1)
+        flat_places = places[..., None].expand_as(words).flatten(1)
+        found = self.unweighed(replaced(ids, flat_places, words.flatten(1))).view(words.shape)
+        reached, best = found.topk(min(BEST, words.shape[2]), largest=False)
+        chosen = words.gather(2, best)
+        ids, scores = self._several(ids, scores, places, chosen[..., 0], reached[..., 0])
+        some_places, some_words = places[..., None].expand_as(best).flatten(1), chosen.flatten(1)
+        return self._follow(ids, scores, lambda now, rows: replaced(now, some_places[rows], some_words[rows]))
+
+    def _several(
+        self,
+        ids: Ids,
+        scores: Float[Tensor, "rows"],
+        places: Int[Tensor, "rows places"],
+        words: Int[Tensor, "rows places"],
+        reached: Float[Tensor, "rows places"],
+    ) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """The best word of every place, at the places that gain most: at one, at two and so on, whichever is best."""
+        order = reached.argsort(1)
+        candidates = ids.flatten(1)[:, None].repeat(1, places.shape[1], 1)
+        for number, (place, word) in enumerate(zip(places.gather(1, order).T, words.gather(1, order).T, strict=True)):
+            later = candidates[:, number:]
+            later.scatter_(
+                2, place[:, None, None].expand(-1, later.shape[1], 1), word[:, None, None].expand(-1, later.shape[1], 1)
+            )
+        found, chosen = self.scores(candidates.view(len(ids), -1, *ids.shape[1:])).min(1)
+        better = found < scores - ENOUGH
+        taken = candidates[torch.arange(len(ids), device=ids.device), chosen].view_as(ids)
+        return torch.where(better[:, None, None], taken, ids), torch.where(better, found, scores)
+
     def best_words(
         self, ids: Ids, places: Int[Tensor, "rows"], words: Int[Tensor, "rows words"]
     ) -> tuple[Ids, Float[Tensor, "rows"]]:
         """The guesses with the best of some words (the first of which gives way to the word that is there) at one place each."""
         flat = ids.flatten(1)
         words[:, 0] = flat.gather(1, places[:, None])[:, 0]
-        candidates = flat[:, None].repeat(1, words.shape[1], 1)
-        candidates.scatter_(2, places[:, None, None].expand(-1, words.shape[1], 1), words[..., None])
-        scores, chosen = self.scores(candidates.view(len(ids), -1, *ids.shape[1:])).min(1)
+        scores, chosen = self.scores(replaced(ids, places[:, None].expand_as(words), words)).min(1)
         return flat.scatter(1, places[:, None], words.gather(1, chosen[:, None])).view_as(ids), scores
 
     def move(self, ids: Ids, scores: Float[Tensor, "rows"]) -> tuple[Ids, Float[Tensor, "rows"]]:
-        """All exchanges of two words and all moves of one, the best taken, until none helps."""
+        """Exchanges of two words and moves of one, the best taken, until none helps.
+
+        All are tried, then those that did best again after each that was taken, until all have to be tried once more.
+        """
         ids, scores = ids.clone(), scores.clone()
         going = torch.arange(len(ids), device=ids.device)
         for _ in range(2 * ids.shape[-1]):
             part = self.of(going)
-            candidates = part.moved(ids[going])
+            found = part.scores(moved(ids[going], part.orders))
+            ahead = found.topk(min(AHEAD, found.shape[1]), largest=False).indices
+            best = part.orders[torch.arange(len(going), device=ids.device)[:, None], ahead]
+            taken, reached = part._follow(ids[going], scores[going], partial(_moved_by, best))
+            self.passes += part.passes
+            better = reached < scores[going] - ENOUGH
+            going = going[better]
+            if not len(going) or self.bench.out_of_time:
+                break
+            ids[going], scores[going] = taken[better], reached[better]
+        return ids, scores
+
+    def _follow(
+        self,
+        ids: Ids,
+        scores: Float[Tensor, "rows"],
+        changed: Callable[[Ids, Int[Tensor, "some"]], Int[Tensor, "some changes examples tokens"]],
+    ) -> tuple[Ids, Float[Tensor, "rows"]]:
+        """The best of a few changes taken, and again, until none of these helps."""
+        ids, scores = ids.clone(), scores.clone()
+        going = torch.arange(len(ids), device=ids.device)
+        for _ in range(2 * ids[0].numel()):
+            part = self.of(going)
+            candidates = changed(ids[going], going)
             found, chosen = part.scores(candidates).min(1)
             self.passes += part.passes
             better = found < scores[going] - ENOUGH
@@ -177,11 +242,6 @@ class WordSearch:
                 break
             ids[going], scores[going] = candidates[better, chosen[better]], found[better]
         return ids, scores
-
-    def moved(self, ids: Ids) -> Int[Tensor, "rows moves examples tokens"]:
-        """The guesses in every order that is one move away."""
-        flat = ids.flatten(1)[:, None].expand(-1, self.orders.shape[1], -1).gather(2, self.orders)
-        return flat.view(len(ids), -1, *ids.shape[1:])
 
     def proposals(
         self, ids: Ids, places: Int[Tensor, "rows"], downhill: Int[Tensor, "rows places downhill"]
@@ -223,16 +283,21 @@ class WordSearch:
     @torch.no_grad()
     def scores(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
         """The objective of candidates; in rows that weigh the prior, with it, and no lower where all is explained."""
-
-        def piece(rows: slice) -> Tensor:
-            return self.energy.scores(self._batch(ids[rows], rows), rows)
-
-        found = self._chunks(ids.shape[1]).run(piece, len(ids))
+        found = self.unweighed(ids)
         weighed = self.prior_weight.nonzero()[:, 0]
         if len(weighed):
             found = found.double()
             found[weighed] = self.of(weighed).with_prior(ids[weighed], found[weighed])
         return found
+
+    @torch.no_grad()
+    def unweighed(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
+        """The objective of candidates by itself."""
+
+        def piece(rows: slice) -> Tensor:
+            return self.energy.scores(self._batch(ids[rows], rows), rows)
+
+        return self._chunks(ids.shape[1]).run(piece, len(ids))
 
     def with_prior(
         self, ids: Int[Tensor, "rows candidates examples tokens"], scores: Float[Tensor, "rows candidates"]
@@ -278,4 +343,11 @@ class WordSearch:
     def _chunks(self, candidates: int) -> Chunks:
         self.passes += 1
         tokens = self.rows.mask[0].numel() * candidates
-        return Chunks(max(1, TOKENS_AT_ONCE.get(self.rows.target.device.type, 12_000) // (tokens * self.energy.cost)))
+        most = fitting(TOKENS_AT_ONCE, self.rows.target.device, BYTES_A_TOKEN)
+        return Chunks(max(1, most // (tokens * self.energy.cost)))
+
+
+def _moved_by(
+    orders: Int[Tensor, "rows moves places"], ids: Int[Tensor, "some examples tokens"], rows: Int[Tensor, "some"]
+) -> Int[Tensor, "some moves examples tokens"]:
+    return moved(ids, orders[rows])

@@ -12,6 +12,7 @@ class SearchSettings:
     words_a_place: int = 3  # this many more for every place
     many: int = 1024  # likely words tried where the guess is weakest
     weak: int = 3  # places where they are
+    at_once: bool = False  # whether a sweep tries all places in one pass: as good where passes are dear, and fewer of them
     sweeps: int = 4  # over all places, at most, before a restart
     restarts: int = 8  # from the best guess with a part of it changed, four at a time
     wiped: float = 0.34  # that part

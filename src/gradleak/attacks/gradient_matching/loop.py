@@ -28,6 +28,7 @@ from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Fact, Observation
 from gradleak.matching import Distance, Matcher, for_observations
+from gradleak.matching.rough import rough_products
 
 LOSS_EVERY = 50  # steps between entries of the loss trace
 GUESS_EVERY = 500  # steps between kept guesses
@@ -80,8 +81,9 @@ class MatchingLoop:
         return [_best(tried[observation.index], seconds) for observation in observations]
 
     def _try(self, group: Sequence[Problem], bench: Bench, tried: "dict[int, list[Tried]]") -> None:
-        search = Search(self, lay_out(group, self.slips.specials_inside), bench)
-        search.run()
+        with rough_products([problem.observation for problem in group]):
+            search = Search(self, lay_out(group, self.slips.specials_inside), bench)
+            search.run()
         for row, problem in enumerate(search.rows.problems):
             tried[problem.observation.index].append(Tried(float(search.judged[row]), search.reconstruction(row)))
 
