@@ -44,6 +44,5 @@ def tables(
         write_whole(folder / f"tables.{suffix}", text)
     console = open_console()
     for one in shown:
-        places = sum(bool(line.theirs) for line in one.lines)
-        console.print(f"{one.table.name}: {one.run} of {places} places run.")
+        console.print(f"{one.table.name}: {one.run} of {one.places} places run.")
     console.print(f"Tables: {folder / 'tables.md'}, tables.csv, tables.tex", soft_wrap=True)
