@@ -30,7 +30,7 @@ COLA = {"name": "cola", "selection": "lamp_test"}
 
 def planned(attack: str, data: dict[str, Any] = COLA, **spec: Any) -> PlannedCell:
     whole = {**SETTING, "data": data, "attacks": [{"name": attack, "steps": 3, "newer_field": 1}], **spec}
-    return PlannedCell({"attacks": attack, "batch_size": str(whole["batch_size"])}, whole)
+    return PlannedCell({"attacks": attack, "batch_size": str(whole["batch_size"])}, whole, {attack: {"newer_field": 1}})
 
 
 @pytest.fixture
@@ -62,8 +62,16 @@ def test_a_record_with_fewer_examples_of_another_model_answers_a_cell_and_says_s
 def test_records_that_differ_in_what_changes_the_question_do_not_answer(ran: Callable[..., Summary]) -> None:
     sign = [{"name": "sign"}]
     others = [ran("tag", batch_size=2), ran("tag", seed=1), ran("tag", defenses=sign), ran("dlg"), ran("tag", {"name": "sst2"})]
-    (one,) = answer([planned("tag")], others)
+    others += [ran("tag", target={**SETTING["target"], "attend_padding": True}), ran("tag", target={"name": "huggingface"})]
+    cell = planned("tag", target={**SETTING["target"], "attend_padding": False})
+    (one,) = answer([cell], others)
     assert not one.answers
+
+
+def test_a_field_that_an_older_record_lacks_was_at_its_default(ran: Callable[..., Summary]) -> None:
+    usual = planned("tag")
+    changed = replace(usual, spec={**usual.spec, "attacks": [{"name": "tag", "steps": 3, "newer_field": 2}]})
+    assert [len(one.answers) for one in answer([usual, changed], [ran("tag")])] == [1, 0]
 
 
 def test_cells_that_were_not_run_say_so_with_the_command(ran: Callable[..., Summary]) -> None:
@@ -78,7 +86,9 @@ def test_cells_that_were_not_run_say_so_with_the_command(ran: Callable[..., Summ
 
 def test_no_page_holds_a_guess_a_secret_or_a_machines_path(ran: Callable[..., Summary]) -> None:
     folder = {"name": "huggingface", "path": "/home/somebody/models/ft"}
-    answered = answer([planned("tag")], [ran("tag"), ran("tag", model="ft", target=folder)])
+    cell = planned("tag", target={"name": "huggingface", "path": "bert-base-uncased"})
+    answered = answer([planned("tag"), cell], [ran("tag"), ran("tag", model="ft", target=folder)])
+    assert "'target=…/ft'" in page(answered)
     guesses = "\n".join(guesses_markdown(answered, lambda record: {(0, 0): "My PIN is 4471"}))
     texts = [page(answered), results_csv(STUDY, answered), examples_csv(answered), guesses]
     assert guesses == ""
@@ -91,6 +101,6 @@ def test_canaries_alone_show_guesses_as_the_search_went_on(ran: Callable[..., Su
     cells = [planned("tag", canaries), planned("dlg", canaries)]
     drawn = "\n".join(guesses_markdown(answer(cells, [ran("tag", canaries)]), lambda record: {(0, 0): "My PIN is 4471"}))
     assert "Secret 1: My PIN is 4471" in drawn
-    assert "| 1 tag | 0 | the dog |" in drawn and "| 1 tag | answer | is 4471 my dog |" in drawn
+    assert "| 1, tag | 0 | the dog |" in drawn and "| 1, tag | answer | is 4471 my dog |" in drawn
     mixed = answer([planned("tag", canaries), planned("tag")], [ran("tag", canaries), ran("tag")])
     assert not list(guesses_markdown(mixed, lambda record: {}))

@@ -18,14 +18,18 @@ def tables(
     run: Annotated[list[Path], typer.Argument(help="Folders of records, or of studies; one or more.")],
     out: Annotated[Path | None, option("Folder for what is written. [the first run's]")] = None,
     table: Annotated[list[str] | None, option("Only this table, run or not: --table lamp_table1. Repeat for several.")] = None,
-    spec: Annotated[Path | None, option("YAML of a study: lists its cells, run or not, as results.md and two CSV files.")] = None,
+    spec: Annotated[Path | None, option("YAML of a study: lists its cells, run or not, in results.md and results.csv.")] = None,
     change: Annotated[list[str] | None, option("Replace a field of the study: --set limit=10.", "--set")] = None,
+    examples: Annotated[
+        bool, typer.Option("--examples", help="With --spec: examples.csv too, each secret by its keyed hash and its scores.")
+    ] = False,
 ) -> None:
     """Writes the tables of LAMP, of partial gradients and of Learning to Invert, ours beside theirs with intervals.
 
     A table appears once one of its places was run; places that were not say so. Attacks that a table does not have stand
     below its rows. The papers attack BERT-base; each line names our target. With --spec, every cell of a study is listed
-    too. Nothing written holds a guess or a secret, but of the canaries, so that it can be published.
+    and of the tables only those that it is for. Nothing written holds a guess or a secret, but of the canaries, so that it
+    can be published.
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.summary import read_summaries
@@ -34,14 +38,14 @@ def tables(
     from gradleak.report.table_files import comma_separated, latex, markdown
     from gradleak.study.files import write_whole
 
-    if change and spec is None:
-        raise GradleakError("--set changes a study: name its YAML with --spec.")
-    chosen = _chosen(table)
+    if (change or examples) and spec is None:
+        raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
+    chosen = [one for one in _chosen(table) if table or spec is None or spec.stem in one.studies]
     summaries = [summary for one in run for summary in read_summaries(one)]
     shown = [one for one in (fill(paper, summaries) for paper in chosen) if table or one.run]
     texts: dict[str, str] = {}
     if spec is not None:
-        texts = _study_texts(spec, change or (), run, summaries, shown)
+        texts = _study_texts(spec, change or (), run, summaries, shown, examples=examples)
     elif not shown:
         known = ", ".join(one.name for one in chosen)
         raise GradleakError(f"{run[0]} holds no cell of a table we know ({known}). Name one with --table to see it empty.")
@@ -71,9 +75,16 @@ def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
 
 
 def _study_texts(
-    spec: Path, changes: Sequence[str], runs: Sequence[Path], summaries: "Sequence[Summary]", shown: "Sequence[Filled]"
+    spec: Path,
+    changes: Sequence[str],
+    runs: Sequence[Path],
+    summaries: "Sequence[Summary]",
+    shown: "Sequence[Filled]",
+    *,
+    examples: bool,
 ) -> dict[str, str]:
     """The cells of a study with what the records say of them."""
+    from gradleak.core.specs import defaults
     from gradleak.report.canary_guesses import guesses_markdown
     from gradleak.report.result_csv import examples_csv, results_csv
     from gradleak.report.result_files import results_markdown
@@ -83,7 +94,8 @@ def _study_texts(
     from gradleak.study.secrets import SecretFinder
 
     study = read_study(spec, changes)
-    answered = answer([PlannedCell(cell.axes, cell.spec.to_dict()) for cell in study.cells], summaries)
+    usual = {one.name: defaults(one) for cell in study.cells for one in (cell.spec.target, *cell.spec.attacks)}
+    answered = answer([PlannedCell(cell.axes, cell.spec.to_dict(), usual) for cell in study.cells], summaries)
     finders = [SecretFinder(one, network=False) for one in runs]
     named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
     page = [
@@ -91,8 +103,5 @@ def _study_texts(
         *guesses_markdown(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
         *markdown_sections(shown),
     ]
-    return {
-        "results.md": "\n".join(page).rstrip() + "\n",
-        "results.csv": results_csv(named, answered),
-        "examples.csv": examples_csv(answered),
-    }
+    texts = {"results.md": "\n".join(page).rstrip() + "\n", "results.csv": results_csv(named, answered)}
+    return texts | ({"examples.csv": examples_csv(answered)} if examples else {})

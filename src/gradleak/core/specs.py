@@ -26,6 +26,12 @@ def to_dict(component: Component) -> dict[str, Any]:
     return {"name": component.name, **fields}
 
 
+def defaults(component: Component) -> dict[str, Any]:
+    """The fields that can be left out, as plain JSON values."""
+    fields = dataclasses.fields(component)  # type: ignore[arg-type]
+    return {field.name: _plain(field.default) for field in fields if field.default is not dataclasses.MISSING}
+
+
 def from_dict(kind: str, described: dict[str, Any]) -> Component:
     """The component a dict describes; unknown or ill-typed fields are refused by name."""
     rest = dict(described)

@@ -39,7 +39,7 @@ def is_canaries(record: Record) -> bool:
 
 
 def _title(one: Answered, found: Answer) -> str:
-    return ", ".join(value for axis, value in one.cell.axes.items() if axis != "attacks") + f" {found.key}".rstrip()
+    return ", ".join([*(value for axis, value in one.cell.axes.items() if axis != "attacks"), one.attack(found)])
 
 
 def _guesses(whole: Record, found: Answer, place: tuple[int, int], steps: int) -> Iterator[tuple[str, str]]:

@@ -24,9 +24,8 @@ def results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
     for one in answered:
         place = [one.cell.axes.get(axis, "") for axis in axes]
         if not one.answers:
-            names = " + ".join(str(attack["name"]) for attack in one.cell.spec["attacks"])
-            writer.writerow([*place, names, "", NOT_RUN, *[""] * 10, run_command(study, one.cell)])
-        writer.writerows([*place, *line] for found in one.answers for line in _numbers(found))
+            writer.writerow([*place, one.attack(), "", NOT_RUN, *[""] * 10, run_command(study, one.cell)])
+        writer.writerows([*place, one.attack(found), *line] for found in one.answers for line in _numbers(found))
     return file.getvalue()
 
 
@@ -39,7 +38,7 @@ def _numbers(found: Answer) -> Iterator[list[object]]:
         if score.n:
             numbers = (score.mean, score.low, score.high, score.blind)
             values = ["" if value is None else f"{value:.4g}" for value in numbers]
-            yield [found.key, metric, *values, score.n, *ran]
+            yield [metric, *values, score.n, *ran]
 
 
 def examples_csv(answered: Sequence[Answered]) -> str:

@@ -47,8 +47,7 @@ def _provenance(study: Sequence[str], answered: Sequence[Answered], records: Seq
 def _rows(one: Answered, axes: Sequence[str], metrics: Sequence[str], models: dict[str, str]) -> Iterator[list[str]]:
     place = [one.cell.axes.get(axis, "") for axis in axes]
     if not one.answers:
-        names = " + ".join(str(attack["name"]) for attack in one.cell.spec["attacks"])
-        yield [*place, names, "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
+        yield [*place, one.attack(), "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
     for found in one.answers:
         scores = [found.attack.scores.get(metric) for metric in metrics]
         texts = [NOT_SCORED if score is None or not score.n else mean_and_interval(score) for score in scores]
@@ -56,7 +55,7 @@ def _rows(one: Answered, axes: Sequence[str], metrics: Sequence[str], models: di
         flags = ", ".join(flag.name for flag in found.attack.flags)
         cost = duration(found.attack.cost.seconds)
         model = models[_model(found.record)]
-        yield [*place, found.key, model, str(found.record.data.examples), *texts, blind, cost, flags, found.record.id]
+        yield [*place, one.attack(found), model, str(found.record.data.examples), *texts, blind, cost, flags, found.record.id]
 
 
 def axes_of(answered: Sequence[Answered]) -> list[str]:

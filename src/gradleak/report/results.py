@@ -3,13 +3,14 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradleak.records.schema import AttackRecord, Record
 from gradleak.records.summary import Summary
 
-# A record may differ from the cell it answers in the number of examples and in the model: these stand beside every number.
+# A record may differ from the cell it answers in the number of examples and in the weights: these stand beside every number.
+WEIGHTS = ("path", "revision", "weights")
 MUST_AGREE = ("data", "batch_size", "protocol", "defenses", "view", "know", "prior", "draws", "seed", "dtype", "time_limit")
 
 
@@ -19,6 +20,7 @@ class PlannedCell:
 
     axes: Mapping[str, str]
     spec: Mapping[str, Any]
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the target and the attacks, by name
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ class Answered:
 
     cell: PlannedCell
     answers: Sequence[Answer]
+
+    def attack(self, found: Answer | None = None) -> str:
+        """The attack as the study writes it; as the record does where a cell has several."""
+        names = [str(attack["name"]) for attack in self.cell.spec["attacks"]]
+        if len(names) == 1:
+            return self.cell.axes.get("attacks", names[0])
+        return found.key if found is not None else " + ".join(names)
 
 
 def answer(cells: Sequence[PlannedCell], summaries: Sequence[Summary]) -> list[Answered]:
@@ -84,12 +93,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _best(cell: PlannedCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
-    fit = [summary for summary in summaries if _fits(cell.spec, summary.record.spec)]
+    fit = [summary for summary in summaries if _fits(cell, summary.record.spec)]
     for wanted in cell.spec["attacks"]:
         by_model: dict[str, list[Answer]] = {}
         for summary in fit:
             for key, attack in summary.record.attacks.items():
-                if same(wanted, attack.spec):
+                if _same_component(cell, wanted, attack.spec):
                     by_model.setdefault(summary.record.target.fingerprint, []).append(Answer(summary, key))
         for answers in by_model.values():
             yield max(answers, key=lambda one: (one.record.data.examples, one.record.created))
@@ -99,8 +108,17 @@ def _key(spec: Mapping[str, Any]) -> str:
     return json.dumps([spec.get(field) for field in (*MUST_AGREE, "attacks")], sort_keys=True)
 
 
-def _fits(cell: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    return all(same(cell[field], spec[field]) for field in MUST_AGREE if field in cell and field in spec)
+def _fits(cell: PlannedCell, spec: Mapping[str, Any]) -> bool:
+    target = {key: value for key, value in cell.spec["target"].items() if key not in WEIGHTS}
+    return _same_component(cell, target, spec["target"]) and all(
+        same(cell.spec[name], spec[name]) for name in MUST_AGREE if name in cell.spec and name in spec
+    )
+
+
+def _same_component(cell: PlannedCell, planned: Mapping[str, Any], ran: Mapping[str, Any]) -> bool:
+    """Whether they agree, and what the older one has not is at its default in the newer."""
+    usual = cell.defaults.get(str(planned["name"]), {})
+    return same(planned, ran) and all(planned[key] == usual.get(key) for key in planned.keys() - ran.keys())
 
 
 def _changed(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
