@@ -2,8 +2,8 @@
 
     python benchmarks/kill_and_resume.py studies/laptop.yaml [KILLS] [LONGEST] [FOLDER]
 
-`gradleak run` and its workers are killed KILLS times (20), each after a random time of up to LONGEST seconds (60), then left to come
-to the end. Every record must be there, whole, and equal to that of an undisturbed run but for time and cost; no other may be there.
+`gradleak run` and its workers are killed KILLS times (20), each after a random time of up to LONGEST seconds (60), then left to
+come to the end. Every record must be there, whole, and equal to that of an undisturbed run but for time and cost, and no other.
 In FOLDER the undisturbed run is kept, so that it is made once. tests/study/test_resume.py does the same with a small model.
 """
 

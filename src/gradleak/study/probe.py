@@ -61,8 +61,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
             prior = (target, to_string(spec.prior))
             if prior not in priors:
                 priors[prior] = open_beliefs(spec, opened[target])
-            # Of attacks in turn every one is tried: how many batches get to the last is not known before.
-            tries = [_try(spec, member, opened[target], priors[prior], seconds) for member in attack.members]
+            tries = _tries(spec, attack, opened[target], priors[prior], seconds)
             each, took = sum(one.seconds_each for one in tries), sum(one.took for one in tries)
             yield Probe(*named, each, took, all(one.whole for one in tries))
         except (GradleakError, RuntimeError) as error:
@@ -89,6 +88,20 @@ def _kind(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
         str(spec.batch_size),
         to_string(attack),
     )
+
+
+def _tries(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> list[Try]:
+    """Of attacks in turn every one that applies: how many batches get to the last is not known before."""
+    tries: list[Try] = []
+    refusal: GradleakError | None = None
+    for member in attack.members:
+        try:
+            tries.append(_try(spec, member, target, beliefs, seconds))
+        except GradleakError as error:
+            refusal = error
+    if refusal is not None and not tries:
+        raise refusal
+    return tries
 
 
 def _try(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> Try:
