@@ -55,10 +55,9 @@ def test_a_phase_of_one_report_goes_on_as_it_began(clock: Clock) -> None:
 
 def test_kinds_of_defense_are_tried_apart_and_batches_are_counted_over_all_cells(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(
-        "target: tiny\nattacks: ['tag:steps=4', 'lamp_quick:steps=4000,starts=1,polish_rounds=1']\nlimit: 3\ndefenses: [[], [sign], ['gaussian_noise:std=0.1'], "
-        "['gaussian_noise:std=0.2']]\n"
-    )
+    attacks = "attacks: ['tag:steps=4', 'lamp_quick:steps=4000,starts=1,polish_rounds=1']"
+    defenses = "defenses: [[], [sign], ['gaussian_noise:std=0.1'], ['gaussian_noise:std=0.2']]"
+    path.write_text(f"target: tiny\nlimit: 3\n{attacks}\n{defenses}\n")
     found = {(one.attack, one.defense): one for one in probe(read_study(path).cells, "cpu", 0.3)}
     assert {(name, defense) for name, defense in found if name.startswith("tag")} == {
         ("tag:steps=4", "none"), ("tag:steps=4", "sign"), ("tag:steps=4", "gaussian_noise"),
