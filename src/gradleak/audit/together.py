@@ -26,7 +26,7 @@ from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.records.schema import FindingRecord
 
-# Bytes of visible updates held at once on a CPU; attacks take some times as much. Four times this was no faster (tag on MiniLM, 32
+# Bytes of visible updates held at once on a CPU; attacks take some times as much. Four times this was no faster (tag, MiniLM, 32
 # updates: 98 s of CPU time against 93), and what is held at once is lost at once where a run is killed.
 UPDATES_IN_MEMORY = 2**30
 
