@@ -1,6 +1,7 @@
 """Component ↔ dict ↔ one-line string such as `tag:steps=500,learning_rate=0.1`, without loss."""
 
 import dataclasses
+import functools
 import json
 import re
 import types
@@ -15,9 +16,15 @@ from gradleak.core.registry import Component, did_you_mean, find
 _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of its fields: slow to find, and asked for by every cell of a study."""
+    return typing.get_type_hints(cls)
+
+
 def to_dict(component: Component) -> dict[str, Any]:
     """`{"name": …}` and every field, as plain JSON values."""
-    hints = typing.get_type_hints(type(component))
+    hints = _hints(type(component))
     fields = {}
     for field in dataclasses.fields(component):  # type: ignore[arg-type]
         # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have one id.
@@ -38,7 +45,7 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
     if not isinstance(name := rest.pop("name", None), str):
         raise GradleakError(f"Every {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
     cls = find(kind, name)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in rest:
         if key not in fields:
