@@ -17,7 +17,7 @@ _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     """The types of its fields: slow to find, and asked for by every cell of a study."""
     return typing.get_type_hints(cls)
 
