@@ -1,7 +1,6 @@
 """Component ↔ dict ↔ one-line string such as `tag:steps=500,learning_rate=0.1`, without loss."""
 
 import dataclasses
-import functools
 import json
 import re
 import types
@@ -13,13 +12,15 @@ import yaml
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component, did_you_mean, find
 
+_FOUND_HINTS: dict[type[Component], dict[str, Any]] = {}
 _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
 
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: type[Component]) -> dict[str, Any]:
     """The types of its fields: slow to find, and asked for by every cell of a study."""
-    return typing.get_type_hints(cls)
+    if cls not in _FOUND_HINTS:
+        _FOUND_HINTS[cls] = typing.get_type_hints(cls)
+    return _FOUND_HINTS[cls]
 
 
 def to_dict(component: Component) -> dict[str, Any]:
