@@ -27,9 +27,11 @@ def test_progress_never_references_the_display() -> None:
     run_audit(AuditSpec.from_plain({"target": "tiny", "attacks": ["tag:steps=2"], "limit": 1}), display=watcher)
     (board,) = watcher.boards
     assert type(board) is Progress
-    assert set(vars(board)) == {"done", "total", "loss", "guesses"}
+    assert set(vars(board)) == {"done", "total", "loss", "guesses", "phases", "tries"}
     assert board.done == board.total == 2
-    for value in (board.done, board.total, board.loss, *board.guesses):
+    counted = [value for phase in board.phases for value in vars(phase).values()]
+    assert counted
+    for value in (board.done, board.total, board.loss, board.tries, *board.guesses, *counted):
         assert value is None or type(value) in (int, float, str)
 
 

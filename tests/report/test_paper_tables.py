@@ -48,13 +48,16 @@ def test_every_printed_place_has_a_number_for_every_metric() -> None:
     sizes = {one.name: sum(len(row.values) for row in one.rows) for one in papers()}
     assert sizes == {
         "lamp_table1": 48, "lamp_table2": 36, "lamp_table4": 21, "lamp_table5": 16, "lamp_table7": 4, "lamp_table8": 5,
-        "lamp_table9": 6, "partial_table2": 28, "partial_table3": 108, "partial_table4": 63, "lti_table1": 12, "lti_table2": 12,
+        "lamp_table9": 6, "lamp_fedavg": 1, "partial_table2": 28, "partial_table3": 108, "partial_table4": 63,
+        "lti_table1": 12, "lti_table2": 12,
+        "partial_figure2": 12, "partial_figure3": 48, "partial_figure4": 24,
     }  # fmt: skip
     for one in papers():
         columns = {column.name for column in one.columns}
         for row in one.rows:
             assert set(row.values) <= columns
-            assert all(len(values) == len(one.metrics) for values in row.values.values())
+            drawn = "figure" in one.name  # the paper prints no values
+            assert all(len(values) == (0 if drawn else len(one.metrics)) for values in row.values.values())
 
 
 def test_numbers_that_two_papers_tables_share_agree() -> None:
@@ -105,3 +108,39 @@ def test_csv_and_latex_hold_the_same_numbers(ran: Callable[..., Summary]) -> Non
     drawn = latex([filled])
     assert drawn.count(r"\begin{tabular}") == 1
     assert r"75 \% zeroed" in drawn and "90.0 [80.0, 95.0]" in drawn
+
+
+def test_the_studies_that_run_a_table_are_there() -> None:
+    folder = Path(__file__).parents[2] / "studies"
+    named = {study for one in papers() for study in one.studies}
+    assert {"lamp_table1", "fedavg", "partial_table3", "partial_figures"} <= named
+    assert not [study for study in named if not (folder / f"{study}.yaml").is_file()]
+
+
+def test_a_figure_without_printed_values_shows_ours_alone(ran: Callable[..., Summary]) -> None:
+    view = {"name": "parts", "layers": "3", "modules": ["query"]}
+    filled = fill(table("partial_figure3"), [ran({"name": "partial_gradients"}, view=view), ran({"name": "energy"}, view=view)])
+    assert filled.run == 1 and filled.places == 48
+    drawn = markdown([filled], "x")
+    assert "| ΔW q | layer 3 | 90.0 [80.0, 95.0] | – |" in drawn
+    assert "| ΔW q, energy (not in this table) | layer 3 | 90.0 [80.0, 95.0] | – |" in drawn
+    assert "studies/partial_figures.yaml" in drawn  # how to run the rest
+
+
+def test_local_steps_find_their_places(ran: Callable[..., Summary]) -> None:
+    lamp = {"name": "lamp_l2l1", "discrete": "alternate", "starts": 500, "faithful": False}
+    protocol = {"name": "fedavg", "steps": 4, "local_batch_size": 1, "learning_rate": 5e-5, "optimiser": "sgd", "clients": 1}
+    adamw = ran({"name": "energy"}, batch_size=1, protocol={**protocol, "optimiser": "adamw"})
+    filled = fill(table("lamp_fedavg"), [ran(lamp, batch_size=4, protocol=protocol), adamw])
+    assert places(filled) == {
+        ("4 sentences, SGD, LAMP L2+L1", "4 steps"): 0.9,
+        ("1 sentence, AdamW, energy (not in this table)", "4 steps"): 0.9,
+    }
+    assert (filled.run, filled.places) == (1, 1)
+
+
+def test_the_blind_guess_the_seed_and_the_machine_stand_beside_ours(ran: Callable[..., Summary]) -> None:
+    filled = fill(table("lamp_table1"), [ran(COS, seed=7)])
+    assert "| 20.0 / – / 20.0 | 100 | tiny, 7, 2026-01-02 |" in markdown([filled], "x")
+    row = next(row for row in csv.DictReader(io.StringIO(comma_separated([filled]))) if row["ours"] == "90.0")
+    assert (row["blind"], row["seed"], row["machine"]) == ("20.0", "7", "cpu")

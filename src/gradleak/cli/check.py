@@ -15,7 +15,7 @@ def check(
     spec: Annotated[Path, typer.Argument(help="YAML of a study.")],
     change: Annotated[list[str] | None, option("Replace a field of the file: --set limit=10.", "--set")] = None,
     device: Device = "auto",
-    seconds: Annotated[float, option("Tries each attack so long on one batch, to estimate time; 0 tries none. [3]")] = 3.0,
+    seconds: Annotated[float, option("Tries each attack so long on a few batches, to estimate time; 0 tries none. [3]")] = 3.0,
 ) -> None:
     """Resolves every name and field of a study, counts its cells, estimates time and memory. Runs nothing.
 
@@ -55,16 +55,16 @@ def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
 
     found = list(probe(cells, device, seconds))
     table = plain_table()
-    for name in ("target", "attack", "batch size", "batches", "a batch", "all"):
-        table.add_column(name, overflow="fold", justify="left" if name in ("target", "attack") else "right")
+    for name in ("target", "attack", "defense", "batch size", "batches", "a batch", "all"):
+        table.add_column(name, overflow="fold", justify="left" if name in ("target", "attack", "defense") else "right")
     for one in found:
         about = "" if one.whole else "~"
         times = [one.problem, ""] if one.problem else [about + duration(one.seconds_each), about + duration(one.seconds)]
-        table.add_row(one.target, one.attack, str(one.batch_size), str(one.batches), *times)
+        table.add_row(one.target, one.attack, one.defense, str(one.batch_size), str(one.batches), *times)
     console = open_console()
     console.print(table)
     console.print(
-        f"\nAbout {duration(sum(one.seconds for one in found))} on {device}, one batch after the other (batches attacked "
-        f"together take less); peak memory here {peak_memory(device) / 2**30:.1f} GiB. "
-        f"~ stretched from {seconds:g} s of progress."
+        f"\nAbout {duration(sum(one.seconds for one in found))} on {device} in one process; peak memory here "
+        f"{peak_memory(device) / 2**30:.1f} GiB. ~ stretched from {seconds:g} s of progress as if no search ended early and "
+        "every further try was needed."
     )

@@ -1,49 +1,107 @@
-"""`gradleak tables`: the papers' tables, ours beside theirs."""
+"""`gradleak tables`: the papers' tables, ours beside theirs; a study's results as pages that can be published."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradleak.cli.options import option
 
+if TYPE_CHECKING:
+    from gradleak.records.summary import Summary
+    from gradleak.report.paper_tables import Filled, PaperTable
+
 
 def tables(
-    run: Annotated[Path, typer.Argument(help="A folder of records, or a folder of studies.")],
-    out: Annotated[Path | None, option("Folder for tables.md, tables.csv and tables.tex. [the run's]")] = None,
+    run: Annotated[list[Path], typer.Argument(help="Folders of records, or of studies; one or more.")],
+    out: Annotated[Path | None, option("Folder for what is written. [the first run's]")] = None,
     table: Annotated[list[str] | None, option("Only this table, run or not: --table lamp_table1. Repeat for several.")] = None,
+    spec: Annotated[Path | None, option("YAML of a study: lists its cells, run or not, in results.md and results.csv.")] = None,
+    change: Annotated[list[str] | None, option("Replace a field of the study: --set limit=10.", "--set")] = None,
+    examples: Annotated[
+        bool, typer.Option("--examples", help="With --spec: examples.csv too, each secret by its keyed hash and its scores.")
+    ] = False,
 ) -> None:
     """Writes the tables of LAMP, of partial gradients and of Learning to Invert, ours beside theirs with intervals.
 
     A table appears once one of its places was run; places that were not say so. Attacks that a table does not have stand
-    below its rows. The papers attack BERT-base; each line names our target.
+    below its rows. The papers attack BERT-base; each line names our target. With --spec, every cell of a study is listed
+    and of the tables only those that it is for. Nothing written holds a guess or a secret, but of the canaries, so that it
+    can be published.
     """
     from gradleak.core.errors import GradleakError
-    from gradleak.core.registry import did_you_mean
     from gradleak.records.summary import read_summaries
     from gradleak.report.layout import open_console
-    from gradleak.report.paper_tables import fill, papers
+    from gradleak.report.paper_tables import fill
     from gradleak.report.table_files import comma_separated, latex, markdown
     from gradleak.study.files import write_whole
 
-    known = [one.name for one in papers()]
-    for name in table or ():
-        if name not in known:
-            raise GradleakError(f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}.")
-    summaries = read_summaries(run)
-    filled = [fill(one, summaries) for one in papers() if not table or one.name in table]
-    shown = [one for one in filled if table or one.run]
-    if not shown:
-        raise GradleakError(
-            f"{run} holds no cell of a table we know ({', '.join(known)}). Name one with --table to see it empty."
-        )
-    folder = out or (run if run.is_dir() else run.parent)
-    command = f"gradleak tables {run}"
-    texts = {"md": markdown(shown, command), "csv": comma_separated(shown), "tex": latex(shown)}
-    for suffix, text in texts.items():
-        write_whole(folder / f"tables.{suffix}", text)
+    if (change or examples) and spec is None:
+        raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
+    chosen = [one for one in _chosen(table) if table or spec is None or spec.stem in one.studies]
+    summaries = [summary for one in run for summary in read_summaries(one)]
+    shown = [one for one in (fill(paper, summaries) for paper in chosen) if table or one.run]
+    texts: dict[str, str] = {}
+    if spec is not None:
+        texts = _study_texts(spec, change or (), run, summaries, shown, examples=examples)
+    elif not shown:
+        known = ", ".join(one.name for one in chosen)
+        raise GradleakError(f"{run[0]} holds no cell of a table we know ({known}). Name one with --table to see it empty.")
+    else:
+        texts["tables.md"] = markdown(shown, f"gradleak tables {' '.join(map(str, run))}")
+    if shown:
+        texts |= {"tables.csv": comma_separated(shown), "tables.tex": latex(shown)}
+    folder = out or (run[0] if run[0].is_dir() else run[0].parent)
+    for name, text in texts.items():
+        write_whole(folder / name, text)
     console = open_console()
     for one in shown:
-        places = sum(bool(line.theirs) for line in one.lines)
-        console.print(f"{one.table.name}: {one.run} of {places} places run.")
-    console.print(f"Tables: {folder / 'tables.md'}, tables.csv, tables.tex", soft_wrap=True)
+        console.print(f"{one.table.name}: {one.run} of {one.places} places run.")
+    console.print(f"Tables: {folder}: {', '.join(sorted(texts))}", soft_wrap=True)
+
+
+def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
+    from gradleak.core.errors import GradleakError
+    from gradleak.core.registry import did_you_mean
+    from gradleak.report.paper_tables import papers
+
+    known = [one.name for one in papers()]
+    for name in names or ():
+        if name not in known:
+            raise GradleakError(f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}.")
+    return [one for one in papers() if not names or one.name in names]
+
+
+def _study_texts(
+    spec: Path,
+    changes: Sequence[str],
+    runs: Sequence[Path],
+    summaries: "Sequence[Summary]",
+    shown: "Sequence[Filled]",
+    *,
+    examples: bool,
+) -> dict[str, str]:
+    """The cells of a study with what the records say of them."""
+    from gradleak.core.specs import defaults
+    from gradleak.report.canary_guesses import guesses_markdown
+    from gradleak.report.result_csv import examples_csv, results_csv
+    from gradleak.report.result_files import results_markdown
+    from gradleak.report.results import PlannedCell, answer
+    from gradleak.report.table_files import markdown_sections
+    from gradleak.study.cells import read_study
+    from gradleak.study.secrets import SecretFinder
+
+    study = read_study(spec, changes)
+    usual = {one.name: defaults(one) for cell in study.cells for one in (cell.spec.target, *cell.spec.attacks)}
+    answered = answer([PlannedCell(cell.axes, cell.spec.to_dict(), usual) for cell in study.cells], summaries)
+    finders = [SecretFinder(one, network=False) for one in runs]
+    named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
+    page = [
+        *results_markdown(named, answered, f"gradleak tables RUN --spec {shlex.join(named)}"),
+        *guesses_markdown(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
+        *markdown_sections(shown),
+    ]
+    texts = {"results.md": "\n".join(page).rstrip() + "\n", "results.csv": results_csv(named, answered)}
+    return texts | ({"examples.csv": examples_csv(answered)} if examples else {})

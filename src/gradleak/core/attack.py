@@ -63,6 +63,23 @@ class Reconstruction:
 
 
 @dataclass
+class Phase:
+    """A stretch of work that is counted to one total: what was done of it, and when (time.monotonic)."""
+
+    total: int
+    first_done: int
+    first_at: float
+    done: int
+    at: float
+
+    def seconds(self, began: float) -> float:
+        """What all of it takes, from `began` on, at the pace it has had so far."""
+        done = self.done - self.first_done
+        pace = (self.at - self.first_at) / done if done else (self.at - began) / max(1, self.done)
+        return self.first_at - began + pace * max(0, self.total - self.first_done)
+
+
+@dataclass
 class Progress:
     """A blackboard the attack writes on and the display reads from. It calls nobody, so it can lead nowhere."""
 
@@ -70,11 +87,18 @@ class Progress:
     total: int = 0
     loss: float | None = None
     guesses: tuple[str, ...] = ()
+    phases: list[Phase] = field(default_factory=list)
+    tries: int = 1  # how often all phases may be gone through
 
     def report(self, done: int, total: int, loss: float | None = None, guesses: Sequence[str] | None = None) -> None:
         self.done, self.total, self.loss = done, total, loss
         if guesses is not None:
             self.guesses = tuple(guesses)
+        now = time.monotonic()
+        if self.phases and self.phases[-1].total == total and self.phases[-1].done <= done:
+            self.phases[-1].done, self.phases[-1].at = done, now
+        else:
+            self.phases.append(Phase(total, done, now, done, now))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +125,11 @@ class Attack(Component, ABC):
     """Guesses what clients had. No argument can carry the answer."""
 
     medium: ClassVar[Medium] = "text"
+
+    @property
+    def members(self) -> "tuple[Attack, ...]":
+        """The attacks it runs in turn; itself where it is one."""
+        return (self,)
 
     @property
     def requires(self) -> frozenset[Fact]:

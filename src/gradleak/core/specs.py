@@ -12,12 +12,20 @@ import yaml
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component, did_you_mean, find
 
+_FOUND_HINTS: dict[type[Component], dict[str, Any]] = {}
 _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
+
+
+def _hints(cls: type[Component]) -> dict[str, Any]:
+    """The types of its fields: slow to find, and asked for by every cell of a study."""
+    if cls not in _FOUND_HINTS:
+        _FOUND_HINTS[cls] = typing.get_type_hints(cls)
+    return _FOUND_HINTS[cls]
 
 
 def to_dict(component: Component) -> dict[str, Any]:
     """`{"name": …}` and every field, as plain JSON values."""
-    hints = typing.get_type_hints(type(component))
+    hints = _hints(type(component))
     fields = {}
     for field in dataclasses.fields(component):  # type: ignore[arg-type]
         # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have one id.
@@ -26,13 +34,19 @@ def to_dict(component: Component) -> dict[str, Any]:
     return {"name": component.name, **fields}
 
 
+def defaults(component: Component) -> dict[str, Any]:
+    """The fields that can be left out, as plain JSON values."""
+    fields = dataclasses.fields(component)  # type: ignore[arg-type]
+    return {field.name: _plain(field.default) for field in fields if field.default is not dataclasses.MISSING}
+
+
 def from_dict(kind: str, described: dict[str, Any]) -> Component:
     """The component a dict describes; unknown or ill-typed fields are refused by name."""
     rest = dict(described)
     if not isinstance(name := rest.pop("name", None), str):
         raise GradleakError(f"Every {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
     cls = find(kind, name)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in rest:
         if key not in fields:

@@ -3,7 +3,7 @@
 import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -21,7 +21,7 @@ class PaperRow:
     name: str
     match: Mapping[str, Any]
     attack: Sequence[Mapping[str, Any]]  # any of these
-    values: Mapping[str, Sequence[float]]  # by column, one a metric
+    values: Mapping[str, Sequence[float]]  # by column, one a metric; none where the paper draws and does not print
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ class PaperTable:
     match: Mapping[str, Any]
     columns: Sequence[PaperColumn]
     rows: Sequence[PaperRow]
+    studies: Sequence[str] = ()  # that run its places
 
 
 @dataclass(frozen=True)
 class Line:
-    """One place of a table: theirs, and ours if it was run. `theirs` is empty for attacks that the paper does not have."""
+    """One place of a table: theirs, and ours if it was run. `theirs` is empty where the paper has no number."""
 
     row: str
     column: str
@@ -55,6 +56,7 @@ class Line:
     ours: Sequence[Score | None]
     record: Record | None = None
     others: int = 0  # records that fit as well
+    in_paper: bool = True  # otherwise an attack that the paper does not have
 
     @property
     def n(self) -> int:
@@ -71,7 +73,12 @@ class Filled:
     @property
     def run(self) -> int:
         """How many of the paper's places have a number of ours."""
-        return sum(line.record is not None and bool(line.theirs) for line in self.lines)
+        return sum(line.record is not None and line.in_paper for line in self.lines)
+
+    @property
+    def places(self) -> int:
+        """How many places the paper has."""
+        return sum(line.in_paper for line in self.lines)
 
 
 @cache
@@ -84,7 +91,8 @@ def papers() -> list[PaperTable]:
             columns = [PaperColumn(**column) for column in one["columns"]]
             rows = [PaperRow(**row) for row in one["rows"]]
             metrics = [(printed, ours) for printed, ours in one["metrics"]]
-            found.append(PaperTable(plain["paper"], one["name"], one["title"], metrics, one["match"], columns, rows))
+            studies = one.get("studies", ())
+            found.append(PaperTable(plain["paper"], one["name"], one["title"], metrics, one["match"], columns, rows, studies))
     return found
 
 
@@ -127,10 +135,10 @@ def _is(row: PaperRow, attack: AttackRecord) -> bool:
 
 
 def _line(table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]) -> Line:
-    """Of several records that fit, the one with most examples; of equals the first."""
+    """Of several records that fit, the one with most examples; of equals the one with the lowest seed."""
     if not fit:
         return Line(row, column, theirs, [None] * len(table.metrics))
-    record, attack = max(fit, key=lambda pair: pair[0].data.examples)
+    record, attack = max(fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0)))
     return Line(row, column, theirs, [attack.scores.get(ours) for _, ours in table.metrics], record, len(fit) - 1)
 
 
@@ -148,4 +156,5 @@ def _ours_alone(
                 if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
                     names.setdefault(name, []).append((record, attack))
             for name, fit in names.items():
-                yield _line(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit)
+                line = _line(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit)
+                yield replace(line, in_paper=False)

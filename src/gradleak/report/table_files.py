@@ -2,14 +2,19 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradleak.report.markdown import table as markdown_table
-from gradleak.report.numbers import number
+from gradleak.report.numbers import mean_and_interval, number
 from gradleak.report.paper_tables import Filled, Line
 
 NOT_RUN = "not run"
+NOT_SCORED = "not scored"
 LATEX = str.maketrans({"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "σ": r"$\sigma$", "Δ": r"$\Delta$", "±": r"$\pm$"})
+CSV_HEAD = (
+    *("table", "row", "column", "metric", "ours", "low", "high", "blind", "n", "paper"),
+    *("target", "seed", "machine", "date", "record"),
+)
 
 
 def markdown(filled: Sequence[Filled], command: str) -> str:
@@ -17,20 +22,27 @@ def markdown(filled: Sequence[Filled], command: str) -> str:
     lines = [
         "# The papers' tables, ours beside theirs",
         "",
-        f"Written by `{command}`. Ours: mean [95 % interval]; fractions in %.",
+        f"Written by `{command}`. Ours: mean [95 % interval]; blind: the same knowledge without the update; fractions in %.",
         "",
     ]
+    return "\n".join([*lines, *markdown_sections(filled)])
+
+
+def markdown_sections(filled: Sequence[Filled]) -> Iterator[str]:
+    """A heading, what was run, the table, and how to run the rest."""
     for one in filled:
-        lines += [f"## {one.table.title}", "", f"{one.table.paper}. {_count(one)}", ""]
-        lines += markdown_table(_head(one), [_row(one, line) for line in one.lines])
-    return "\n".join(lines)
+        yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.run} of {one.places} places were run.", "")
+        yield from markdown_table(_head(one), [_row(one, line) for line in one.lines])
+        if one.run < one.places and one.table.studies:
+            commands = ", ".join(f"`gradleak run studies/{name}.yaml`" for name in one.table.studies)
+            yield from (f"What was not run: {commands}, with `--set target=…` for the papers' models.", "")
 
 
 def latex(filled: Sequence[Filled]) -> str:
     """A tabular each, without a package but the ones everybody has."""
     parts = []
     for one in filled:
-        columns = "ll" + "r" * (2 * len(one.table.metrics) + 1) + "l"
+        columns = "ll" + "r" * (2 * len(one.table.metrics) + 2) + "l"
         rows = [_head(one), *(_row(one, line) for line in one.lines)]
         body = [" & ".join(text.translate(LATEX) for text in row) + r" \\" for row in rows]
         head = [r"\begin{table}", rf"\caption{{{one.table.title.translate(LATEX)}}}", rf"\label{{tab:{one.table.name}}}"]
@@ -43,8 +55,7 @@ def comma_separated(filled: Sequence[Filled]) -> str:
     """One line a number, for programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    head = ("table", "row", "column", "metric", "ours", "low", "high", "blind", "n", "paper", "target", "date", "record")
-    writer.writerow(head)
+    writer.writerow(CSV_HEAD)
     for one in filled:
         for line in one.lines:
             for place, (printed, _) in enumerate(one.table.metrics):
@@ -53,23 +64,20 @@ def comma_separated(filled: Sequence[Filled]) -> str:
 
 
 def _numbers(line: Line, place: int) -> list[object]:
-    score = line.ours[place]
+    score, record = line.ours[place], line.record
     theirs = line.theirs[place] if line.theirs else ""
-    if score is None or line.record is None:
-        return [NOT_RUN if line.record is None else "not scored", "", "", "", "", theirs, "", "", ""]
+    if score is None or record is None:
+        return [NOT_RUN if record is None else NOT_SCORED, "", "", "", "", theirs, "", "", "", "", ""]
     scale = 100 if score.unit == "fraction" else 1
     values = ["" if value is None else round(scale * value, 4) for value in (score.mean, score.low, score.high, score.blind)]
-    return [*values, score.n, theirs, line.record.target.name, line.record.created[:10], line.record.id]
-
-
-def _count(one: Filled) -> str:
-    places = sum(bool(line.theirs) for line in one.lines)
-    return f"{one.run} of {places} places were run."
+    machine = record.machine.get("name", record.machine.get("device", ""))
+    seed = record.spec.get("seed", "")
+    return [*values, score.n, theirs, record.target.name, seed, machine, record.created[:10], record.id]
 
 
 def _head(one: Filled) -> list[str]:
     pairs = [text for printed, _ in one.table.metrics for text in (printed, f"{printed} (paper)")]
-    return ["row", "column", *pairs, "n", "our target, date"]
+    return ["row", "column", *pairs, "blind", "n", "our target, seed, date"]
 
 
 def _row(one: Filled, line: Line) -> list[str]:
@@ -77,14 +85,11 @@ def _row(one: Filled, line: Line) -> list[str]:
     for place, score in enumerate(line.ours):
         if line.record is None:
             texts.append(NOT_RUN)
-        elif score is None or score.mean is None:
-            texts.append("not scored")
         else:
-            ends = f" [{number(score.low, score.unit)}, {number(score.high, score.unit)}]"
-            texts.append(number(score.mean, score.unit) + ends)
+            texts.append(NOT_SCORED if score is None or score.mean is None else mean_and_interval(score))
         texts.append(f"{line.theirs[place]:g}" if line.theirs else "–")
-    return [
-        *texts,
-        str(line.n) if line.record else "",
-        f"{line.record.target.name}, {line.record.created[:10]}" if line.record else "",
-    ]
+    if line.record is None:
+        return [*texts, "", "", ""]
+    blind = " / ".join("–" if score is None else number(score.blind, score.unit) for score in line.ours)
+    seed = line.record.spec.get("seed", "–")
+    return [*texts, blind, str(line.n), f"{line.record.target.name}, {seed}, {line.record.created[:10]}"]

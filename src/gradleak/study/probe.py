@@ -1,10 +1,10 @@
-"""What a study will take: each attack is tried for a few seconds on one batch, and its progress is stretched to the end."""
+"""What a study will take: each attack is tried for a few seconds on a few batches, and its progress is stretched to the end."""
 
 import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +12,7 @@ from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress
+from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
 from gradleak.core.specs import to_string
@@ -19,13 +20,16 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.study.cells import Cell
 
+BATCHES_AT_ONCE = {"cpu": 2, "cuda": 16}  # a GPU takes about as long for one as for many: alone, a batch would foretell too much
+
 
 @dataclass(frozen=True)
 class Probe:
-    """One attack on batches of one size: the time it takes for a batch, over so many of them."""
+    """One attack on batches of one size through defenses of one kind: the time it takes for a batch, over so many of them."""
 
     target: str
     attack: str
+    defense: str
     batch_size: int
     batches: int  # over all cells
     seconds_each: float
@@ -39,42 +43,93 @@ class Probe:
 
 
 def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]:
-    """Each attack on each target and batch size, once; nothing is kept."""
-    groups: dict[tuple[str, str, int], list[tuple[AuditSpec, Attack]]] = {}
+    """Each attack on each target, data set, protocol, kind of defense and batch size, once; nothing is kept."""
+    groups: dict[tuple[str, ...], list[tuple[AuditSpec, Attack]]] = {}
     for cell in cells:
         for attack in cell.spec.attacks:
-            key = (to_string(cell.spec.target), to_string(attack), cell.spec.batch_size)
-            groups.setdefault(key, []).append((cell.spec, attack))
+            groups.setdefault(_kind(cell.spec, attack), []).append((cell.spec, attack))
     opened: dict[str, Target] = {}
     priors: dict[tuple[str, str], Beliefs] = {}
-    for (target, name, size), uses in groups.items():
+    for uses in groups.values():
         spec, attack = uses[0]
+        target, defense = to_string(spec.target), " + ".join(one.name for one in spec.defenses) or "none"
         batches = sum(one.limit * one.draws for one, _ in uses)
+        named = (target, to_string(attack), defense, spec.batch_size, batches)
         try:
             if target not in opened:
                 opened[target] = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
             prior = (target, to_string(spec.prior))
             if prior not in priors:
                 priors[prior] = open_beliefs(spec, opened[target])
-            took, share = _try(spec, attack, opened[target], priors[prior], seconds)
-            yield Probe(target, name, size, batches, took / share, took, share == 1)
+            tries = _tries(spec, attack, opened[target], priors[prior], seconds)
+            each, took = sum(one.seconds_each for one in tries), sum(one.took for one in tries)
+            yield Probe(*named, each, took, all(one.whole for one in tries))
         except (GradleakError, RuntimeError) as error:
-            yield Probe(target, name, size, batches, 0.0, 0.0, False, " ".join(str(error).split()))
+            yield Probe(*named, 0.0, 0.0, False, " ".join(str(error).split()))
 
 
-def _try(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> tuple[float, float]:
-    """Seconds spent, and the share of the whole that was done in them."""
-    first = replace(spec, limit=1)
-    observation = observe(first, target, private_batches(first, target)[0], 0)
-    limited = observation.limited_to(spec.told(attack) | {Fact.DEFENSE})
+@dataclass(frozen=True)
+class Try:
+    """How an attempt went."""
+
+    seconds_each: float
+    took: float
+    whole: bool
+
+
+def _kind(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
+    """What the time a batch takes depends on. The strength of a defense is not in it, nor the view."""
+    defenses = " ".join(defense.name for defense in spec.defenses)
+    return (
+        to_string(spec.target),
+        to_string(spec.data),
+        to_string(spec.protocol),
+        defenses,
+        str(spec.batch_size),
+        to_string(attack),
+    )
+
+
+def _tries(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> list[Try]:
+    """Of attacks in turn every one that applies: how many batches get to the last is not known before."""
+    tries: list[Try] = []
+    refusal: GradleakError | None = None
+    for member in attack.members:
+        try:
+            tries.append(_try(spec, member, target, beliefs, seconds))
+        except GradleakError as error:
+            refusal = error
+    if refusal is not None and not tries:
+        raise refusal
+    return tries
+
+
+def _try(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> Try:
+    chosen = _of_all_lengths(private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1))
+    observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
+    limited = [one.limited_to(spec.told(attack) | {Fact.DEFENSE}) for one in observations]
     progress, began = Progress(), time.monotonic()
     streams = Streams.root("attacker", spec.seed)
     bench = Bench(streams, beliefs.words, progress, began + seconds, pictures=beliefs.pictures)
-    attack.reconstruct([limited], bench)
-    took = time.monotonic() - began
-    if not bench.out_of_time or progress.total <= 0:
-        return took, 1.0
-    return took, min(1.0, max(progress.done, 1) / progress.total)
+    attack.reconstruct(limited, bench)
+    ended, whole = time.monotonic(), not bench.out_of_time
+    took = ended - began if whole else stretched(progress, began, ended)
+    return Try(took / len(chosen), ended - began, whole)
+
+
+def stretched(progress: Progress, began: float, ended: float) -> float:
+    """What the whole takes if every phase goes on at its pace and every try is needed; phases not reached are missing."""
+    seconds, at = 0.0, began
+    for phase in progress.phases:
+        seconds, at = seconds + phase.seconds(at), phase.at
+    return progress.tries * (seconds + ended - at)
+
+
+def _of_all_lengths(private: Sequence[PrivateBatch], count: int) -> list[PrivateBatch]:
+    """So many of them, evenly taken from the shortest to the longest: the first may be neither."""
+    by_length = sorted(private, key=lambda one: int(one.batch.mask.sum()))
+    count = min(count, len(by_length))
+    return [by_length[(2 * place + 1) * len(by_length) // (2 * count)] for place in range(count)]
 
 
 def peak_memory(device: str) -> int:

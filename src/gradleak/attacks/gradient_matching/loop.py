@@ -69,6 +69,7 @@ class MatchingLoop:
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         """All observations together; where several hypotheses or tries were made, the one that matches best."""
         began = time.monotonic()
+        bench.progress.tries = 1 + self.restarts
         tried: dict[int, list[Tried]] = {observation.index: [] for observation in observations}
         left = list(observations)
         for attempt in range(1 + self.restarts):

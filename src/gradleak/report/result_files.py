@@ -1,0 +1,100 @@
+"""Results as a page: scores, how they were come by and what was not run; never a guess or a secret."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from gradleak.records.schema import Record
+from gradleak.report.markdown import table
+from gradleak.report.numbers import duration, mean_and_interval, number
+from gradleak.report.results import Answer, Answered, run_command
+from gradleak.report.table_files import NOT_RUN, NOT_SCORED
+
+HEADLINES = ("rouge1", "rouge2", "rougeL", "exact_match", "secret_recall", "mse", "psnr", "ssim", "lpips")
+EXPLANATION = (
+    "Mean [95 % interval over client batches], in %; blind: the same knowledge without the update, in the order of the columns. "
+    "Seconds are of the attack, all examples together; cells attacked in one call share them."
+)
+
+
+def results_markdown(study: Sequence[str], answered: Sequence[Answered], command: str) -> Iterator[str]:
+    """What was run and how, every cell, and how to run the rest."""
+    answers = [one for cell in answered for one in cell.answers]
+    missing = [one.cell for one in answered if not one.answers]
+    yield from (f"# Results of {study[0]}", "", f"Written by `{command}`.", "")
+    yield from _provenance(study, answered, [one.record for one in answers])
+    yield from ("## Cells", "", EXPLANATION, "")
+    axes, metrics = axes_of(answered), headlines(answers)
+    models = _models([one.record for one in answers])
+    head = [*axes, "attack", "model", "n", *metrics, "blind", "seconds", "flags", "record"]
+    yield from table(head, [row for one in answered for row in _rows(one, axes, metrics, models)])
+    if missing:
+        yield f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the first of it alone:"
+        yield from ("", f"    gradleak run {shlex.join(study)}", f"    {run_command(study, missing[0])}", "")
+
+
+def _provenance(study: Sequence[str], answered: Sequence[Answered], records: Sequence[Record]) -> Iterator[str]:
+    commands = Counter(run_command(study, one.cell, found.record) for one in answered for found in one.answers)
+    yield from ("## How it was run", "")
+    yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
+    yield f"- When: {_spread(record.created[:10] for record in records)}. Where: {_spread(map(machine_of, records))}."
+    for label, model in _models(records).items():
+        yield f"- Model {model}: {label}"
+    yield f"- Seed: {_spread(str(record.spec.get('seed')) for record in records)}. Data: {_spread(map(_data, records))}."
+    yield from (f"- Software: {_spread(map(_versions, records))}.", "")
+
+
+def _rows(one: Answered, axes: Sequence[str], metrics: Sequence[str], models: dict[str, str]) -> Iterator[list[str]]:
+    place = [one.cell.axes.get(axis, "") for axis in axes]
+    if not one.answers:
+        yield [*place, one.attack(), "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
+    for found in one.answers:
+        scores = [found.attack.scores.get(metric) for metric in metrics]
+        texts = [NOT_SCORED if score is None or not score.n else mean_and_interval(score) for score in scores]
+        blind = " / ".join("–" if score is None or not score.n else number(score.blind, score.unit) for score in scores)
+        flags = ", ".join(flag.name for flag in found.attack.flags)
+        cost = duration(found.attack.cost.seconds)
+        model = models[_model(found.record)]
+        yield [*place, one.attack(found), model, str(found.record.data.examples), *texts, blind, cost, flags, found.record.id]
+
+
+def axes_of(answered: Sequence[Answered]) -> list[str]:
+    """The axes, but for the attacks': these have a column anyway."""
+    return [axis for axis in dict.fromkeys(axis for one in answered for axis in one.cell.axes) if axis != "attacks"]
+
+
+def headlines(answers: Sequence[Answer]) -> list[str]:
+    scored = {metric for one in answers for metric, score in one.attack.scores.items() if score.n}
+    return [metric for metric in HEADLINES if metric in scored]
+
+
+def _models(records: Sequence[Record]) -> dict[str, str]:
+    """A letter for each model."""
+    return {label: chr(ord("A") + place) for place, label in enumerate(dict.fromkeys(map(_model, records)))}
+
+
+def _model(record: Record) -> str:
+    return f"{name_of(record)}, {record.target.fingerprint}, {record.target.parameters:,} parameters"
+
+
+def name_of(record: Record) -> str:
+    """Of a folder its own name: the rest is a machine's."""
+    return str(record.target.name).rstrip("/").rsplit("/", 1)[-1]
+
+
+def _versions(record: Record) -> str:
+    ours = record.versions.get("gradleak", "not installed")
+    return f"gradleak {'from source' if ours == 'not installed' else ours}, torch {record.versions.get('torch')}"
+
+
+def machine_of(record: Record) -> str:
+    return str(record.machine.get("name") or record.machine.get("device", "unknown"))
+
+
+def _data(record: Record) -> str:
+    data = record.spec.get("data", {})
+    return " ".join(str(data[key]) for key in ("name", "split", "selection") if data.get(key))
+
+
+def _spread(values: Iterable[str]) -> str:
+    return "; ".join(sorted(set(values))) or "nothing was run"

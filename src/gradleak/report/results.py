@@ -1,0 +1,131 @@
+"""The cells of a study and the records that answer them, for a page of results that can be published."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradleak.records.schema import AttackRecord, Record
+from gradleak.records.summary import Summary
+
+# A record may differ from the cell it answers in the number of examples and in the weights: these stand beside every number.
+WEIGHTS = ("path", "revision", "weights")
+MUST_AGREE = ("data", "batch_size", "protocol", "defenses", "view", "know", "prior", "draws", "seed", "dtype", "time_limit")
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell of a study: where it lies on the axes, and its spec as plain values."""
+
+    axes: Mapping[str, str]
+    spec: Mapping[str, Any]
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the target and the attacks, by name
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One attack of a record that answers a cell."""
+
+    source: Summary
+    key: str
+
+    @property
+    def record(self) -> Record:
+        return self.source.record
+
+    @property
+    def attack(self) -> AttackRecord:
+        return self.record.attacks[self.key]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A cell with its answers, one an attack and model; none where it was not run."""
+
+    cell: PlannedCell
+    answers: Sequence[Answer]
+
+    def attack(self, found: Answer | None = None) -> str:
+        """The attack as the study writes it; as the record does where a cell has several."""
+        names = [str(attack["name"]) for attack in self.cell.spec["attacks"]]
+        if len(names) == 1:
+            return self.cell.axes.get("attacks", names[0])
+        return found.key if found is not None else " + ".join(names)
+
+
+def answer(cells: Sequence[PlannedCell], summaries: Sequence[Summary]) -> list[Answered]:
+    """Every cell of the study, in its order; of several records for one model the one with most examples, then the newest."""
+    exact: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        exact.setdefault(_key(summary.record.spec), []).append(summary)
+    keys = [_key(cell.spec) for cell in cells]
+    # What fits no cell to the letter may be of an earlier version. Few are: all of them are compared with every cell.
+    planned = set(keys)
+    rest = [summary for key, found in exact.items() if key not in planned for summary in found]
+    return [Answered(cell, list(_best(cell, [*exact.get(key, ()), *rest]))) for cell, key in zip(cells, keys, strict=True)]
+
+
+def run_command(study: Sequence[str], cell: PlannedCell, record: Record | None = None) -> str:
+    """What runs this one cell; for a record with its number of batches and its model, where these are not the study's own.
+
+    `study` is the path of the YAML and the options that change it.
+    """
+    words = ["gradleak", "run", *study]
+    if record is None:
+        for axis, value in cell.axes.items():
+            words += ["--only", f"{axis}={value}"]
+        return " ".join(shlex.quote(word) for word in words)
+    if record.spec["limit"] != cell.spec["limit"]:
+        words += ["--set", f"limit={record.spec['limit']}"]
+    if not same(cell.spec["target"], record.spec["target"]):
+        words += ["--set", f"target={_changed(cell.spec['target'], record.spec['target'])}"]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values agree in all that both have: a field that came later is at its default in older records."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.get("name") == other.get("name") and all(same(one[key], other[key]) for key in one.keys() & other.keys())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def _best(cell: PlannedCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
+    fit = [summary for summary in summaries if _fits(cell, summary.record.spec)]
+    for wanted in cell.spec["attacks"]:
+        by_model: dict[str, list[Answer]] = {}
+        for summary in fit:
+            for key, attack in summary.record.attacks.items():
+                if _same_component(cell, wanted, attack.spec):
+                    by_model.setdefault(summary.record.target.fingerprint, []).append(Answer(summary, key))
+        for answers in by_model.values():
+            yield max(answers, key=lambda one: (one.record.data.examples, one.record.created))
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    return json.dumps([spec.get(field) for field in (*MUST_AGREE, "attacks")], sort_keys=True)
+
+
+def _fits(cell: PlannedCell, spec: Mapping[str, Any]) -> bool:
+    target = {key: value for key, value in cell.spec["target"].items() if key not in WEIGHTS}
+    return _same_component(cell, target, spec["target"]) and all(
+        same(cell.spec[name], spec[name]) for name in MUST_AGREE if name in cell.spec and name in spec
+    )
+
+
+def _same_component(cell: PlannedCell, planned: Mapping[str, Any], ran: Mapping[str, Any]) -> bool:
+    """Whether they agree, and what the older one has not is at its default in the newer."""
+    usual = cell.defaults.get(str(planned["name"]), {})
+    return same(planned, ran) and all(planned[key] == usual.get(key) for key in planned.keys() - ran.keys())
+
+
+def _changed(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
+    """The model on one line: what differs from the study's, or all that is set. Of a path its end: the rest is a machine's."""
+    alike = planned["name"] == ran["name"]
+    fields = {key: value for key, value in ran.items() if key != "name" and not (alike and same(planned.get(key), value))}
+    if "path" in fields:
+        return str(fields["path"]) if not str(fields["path"]).startswith("/") else "…/" + str(fields["path"]).rsplit("/", 1)[-1]
+    written = ",".join(f"{key}={value}" for key, value in fields.items())
+    return str(ran["name"]) + (f":{written}" if written else "")

@@ -1,0 +1,106 @@
+"""Pages of results: every cell of a study, scores and keyed hashes, and no text but of the canaries."""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradleak.records.schema import Record
+from gradleak.records.store import write_record
+from gradleak.records.summary import Summary, read_summary
+from gradleak.report.canary_guesses import guesses_markdown
+from gradleak.report.result_csv import examples_csv, results_csv
+from gradleak.report.result_files import results_markdown
+from gradleak.report.results import Answered, PlannedCell, answer, run_command
+
+STUDY = ["studies/some.yaml"]
+SETTING: dict[str, Any] = {
+    "target": {"name": "minilm", "weights": "full"},
+    "limit": 25,
+    "batch_size": 1,
+    "seed": 0,
+    "defenses": [],
+}
+COLA = {"name": "cola", "selection": "lamp_test"}
+
+
+def planned(attack: str, data: dict[str, Any] = COLA, **spec: Any) -> PlannedCell:
+    whole = {**SETTING, "data": data, "attacks": [{"name": attack, "steps": 3, "newer_field": 1}], **spec}
+    return PlannedCell({"attacks": attack, "batch_size": str(whole["batch_size"])}, whole, {attack: {"newer_field": 1}})
+
+
+@pytest.fixture
+def ran(make_record: Callable[..., Record], tmp_path: Path) -> Callable[..., Summary]:
+    def make(attack: str, data: dict[str, Any] = COLA, model: str = "ff00", n: int = 10, **spec: Any) -> Summary:
+        plain = make_record((attack,), flags=("few_examples",))
+        whole = {**SETTING, "data": data, "attacks": [{"name": attack, "steps": 3}], "limit": n, **spec}
+        target = replace(plain.target, fingerprint=model, name="/home/somebody/models/ft" if model == "ft" else "tiny")
+        record = replace(plain, spec=whole, target=target, data=replace(plain.data, examples=n), machine={"name": "a GPU"})
+        return read_summary(write_record(tmp_path, record))
+
+    return make
+
+
+def page(answered: list[Answered]) -> str:
+    return "\n".join(results_markdown(STUDY, answered, "gradleak tables RUN"))
+
+
+def test_a_record_with_fewer_examples_of_another_model_answers_a_cell_and_says_so(ran: Callable[..., Summary]) -> None:
+    half = {"name": "minilm", "weights": "half"}
+    (one,) = answer([planned("tag")], [ran("tag", n=5), ran("tag", n=10), ran("tag", n=4, model="half", target=half)])
+    assert sorted(found.record.data.examples for found in one.answers) == [4, 10]  # of one model the one with most
+    text = page([one])
+    assert "`gradleak run studies/some.yaml --set limit=4 --set target=minilm:weights=half`: 1 of the lines below" in text
+    assert "When: 2026-01-02. Where: a GPU." in text and "Model B: tiny, half, 100 parameters" in text
+    assert "| 1 | tag | A | 10 | 50.0 [40.0, 60.0] | 20.0 | 0.0 s | few_examples |" in text
+
+
+def test_records_that_differ_in_what_changes_the_question_do_not_answer(ran: Callable[..., Summary]) -> None:
+    sign = [{"name": "sign"}]
+    others = [ran("tag", batch_size=2), ran("tag", seed=1), ran("tag", defenses=sign), ran("dlg"), ran("tag", {"name": "sst2"})]
+    others += [ran("tag", target={**SETTING["target"], "attend_padding": True}), ran("tag", target={"name": "huggingface"})]
+    cell = planned("tag", target={**SETTING["target"], "attend_padding": False})
+    (one,) = answer([cell], others)
+    assert not one.answers
+
+
+def test_a_field_that_an_older_record_lacks_was_at_its_default(ran: Callable[..., Summary]) -> None:
+    usual = planned("tag")
+    changed = replace(usual, spec={**usual.spec, "attacks": [{"name": "tag", "steps": 3, "newer_field": 2}]})
+    assert [len(one.answers) for one in answer([usual, changed], [ran("tag")])] == [1, 0]
+
+
+def test_cells_that_were_not_run_say_so_with_the_command(ran: Callable[..., Summary]) -> None:
+    answered = answer([planned("tag"), planned("dlg", batch_size=2)], [ran("tag")])
+    command = "gradleak run studies/some.yaml --only attacks=dlg --only batch_size=2"
+    assert "| 2 | dlg |  |  | not run |" in page(answered)
+    assert "1 of 2 cells were not run." in page(answered) and command in page(answered)
+    rows = list(csv.DictReader(io.StringIO(results_csv(STUDY, answered))))
+    assert [(row["mean"], row["command"]) for row in rows] == [("0.5", ""), ("not run", command)]
+    assert run_command(["a.yaml", "--set", "limit=3"], planned("tag")).startswith("gradleak run a.yaml --set limit=3 --only")
+
+
+def test_no_page_holds_a_guess_a_secret_or_a_machines_path(ran: Callable[..., Summary]) -> None:
+    folder = {"name": "huggingface", "path": "/home/somebody/models/ft"}
+    cell = planned("tag", target={"name": "huggingface", "path": "bert-base-uncased"})
+    answered = answer([planned("tag"), cell], [ran("tag"), ran("tag", model="ft", target=folder)])
+    assert "'target=…/ft'" in page(answered)
+    guesses = "\n".join(guesses_markdown(answered, lambda record: {(0, 0): "My PIN is 4471"}))
+    texts = [page(answered), results_csv(STUDY, answered), examples_csv(answered), guesses]
+    assert guesses == ""
+    assert not any(word in text for text in texts for word in ("4471", "dog", "somebody"))
+    assert "cd34cd34cd34cd34,6,0.5" in examples_csv(answered)  # the keyed hash, the tokens and the score
+
+
+def test_canaries_alone_show_guesses_as_the_search_went_on(ran: Callable[..., Summary]) -> None:
+    canaries = {"name": "canaries"}
+    cells = [planned("tag", canaries), planned("dlg", canaries)]
+    drawn = "\n".join(guesses_markdown(answer(cells, [ran("tag", canaries)]), lambda record: {(0, 0): "My PIN is 4471"}))
+    assert "Secret 1: My PIN is 4471" in drawn
+    assert "| 1, tag | 0 | the dog |" in drawn and "| 1, tag | answer | is 4471 my dog |" in drawn
+    mixed = answer([planned("tag", canaries), planned("tag")], [ran("tag", canaries), ran("tag")])
+    assert not list(guesses_markdown(mixed, lambda record: {}))
