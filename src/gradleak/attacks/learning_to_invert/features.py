@@ -52,6 +52,23 @@ class HashedFeatures(Features):
         return self.hashing.counts.sqrt()
 
 
+class WholeFeatures(Features):
+    """All entries as they are, for updates small enough; each tensor's are scaled together."""
+
+    def __init__(self, setting: Setting) -> None:
+        target = setting.target
+        self.groups = [target.part(name).size for name in setting.view.visible(target)]
+        self.size = sum(self.groups)
+        self.device = target.device
+
+    def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
+        return flattened(update).float()
+
+    @property
+    def noise_scale(self) -> Float[Tensor, "features"]:
+        return torch.ones(self.size, device=self.device)
+
+
 class Simulated:
     """Features of clients that the attacker plays, defended with fresh randomness."""
 

@@ -70,4 +70,5 @@ def _each_alone(batches: Batch) -> Batch:
     mask, labels = apart(batches.mask), apart(batches.labels)
     assert mask is not None
     assert labels is not None
-    return Batch(mask=mask, labels=labels, ids=apart(batches.ids), embeddings=apart(batches.embeddings))
+    pixels = apart(batches.pixels)
+    return Batch(mask=mask, labels=labels, ids=apart(batches.ids), embeddings=apart(batches.embeddings), pixels=pixels)
