@@ -34,6 +34,7 @@ class LtiPictures(TrainableAttack):
     learning_rate: float | None = None  # none: the best of three after probe_epochs; the paper's is 1e-4
     probe_epochs: float = 2.0  # of the public pictures, at each rate that is tried
     decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing; the paper's drops to a tenth at 3/4
+    directions: int | None = 2000  # of the features, the strongest, decorrelated; none: all features, scaled only, as the paper's
     width: int = 3000
     hidden_layers: int = 2  # the paper's three layers are two hidden ones and the pixels
     variation_weight: float = 0.0  # of the guess's total variation beside its squared error (the paper's section 5)
@@ -44,8 +45,8 @@ class LtiPictures(TrainableAttack):
     weights: str | None = None  # a fit that was saved, instead of a new one
 
     def __post_init__(self) -> None:
-        for name in ("steps", "training_batch", "width", "hidden_layers"):
-            if getattr(self, name) < 1:
+        for name in ("steps", "training_batch", "directions", "width", "hidden_layers"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} counts from 1, not {getattr(self, name)}.")
         for name in ("epochs", "learning_rate", "probe_epochs"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:

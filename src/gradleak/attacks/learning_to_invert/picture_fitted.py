@@ -39,7 +39,9 @@ def new_inverter(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         widths = [attack.width] * attack.hidden_layers
-        model = PictureInverter(inverters, features, widths, mean.cpu(), setting.batch_size, setting.target.classes)
+        directions = None if attack.directions is None else min(attack.directions, features)
+        slots, classes = setting.batch_size, setting.target.classes
+        model = PictureInverter(inverters, features, directions, widths, mean.cpu(), slots, classes)
     return model.to(setting.target.device)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RATES = (1e-3, 3e-4, 1e-4)  # the last is the paper's, for its batches of 256
 PAPER_BATCH = 256
 SHORTEST_PROBE = 30  # steps, where the public pictures are few
-MEASURED = 2048  # clients by which features are scaled
+MEASURED = 2048  # clients by which features are scaled, at least; twice as many as directions are to be found
 AT_ONCE = 512  # of these and of held-out ones
 
 
@@ -51,7 +51,7 @@ class PictureFitting:
         mean = (self.training.pixels.float() / 255).mean(0)
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
         model = new_inverter(attack, self.setting, self.features.size, mean, seed)
-        model.measure(self._measured()[None], self.features.groups)
+        model.measure(0, self._measured(), self.features.groups)
         facts: dict[str, Any] = {"attack": attack.learnt(), "setting": self.setting.described(), "shape": list(mean.shape)}
         with as_float(attack.precision, self.target.device):
             rate = self._rate(model, facts)
@@ -109,7 +109,8 @@ class PictureFitting:
 
     def _measured(self) -> Tensor:
         found = []
-        for piece in range(MEASURED // AT_ONCE):
+        clients = max(MEASURED, 2 * (self.attack.directions or 0))
+        for piece in range(math.ceil(clients / AT_ONCE)):
             streams = self.streams.child("measured", piece)
             found.append(self._features(self._drawn(self.training, AT_ONCE, streams), streams))
         return torch.cat(found)

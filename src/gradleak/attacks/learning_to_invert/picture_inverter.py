@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-SHORTEST_SPREAD = 1e-12
+from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scaling
 
 
 class Layer(nn.Module):
@@ -25,12 +25,13 @@ class Layer(nn.Module):
 
 
 class PictureInverter(nn.Module):
-    """The paper's MLP: features → 3000 → 3000 → pixels, with ReLUs; the last hidden layer is also read as labels."""
+    """The paper's MLP: features → 3000 → 3000 → pixels, with ReLUs; beside it labels are read off the features by one layer."""
 
     def __init__(
         self,
         inverters: int,
         features: int,
+        directions: int | None,
         widths: Sequence[int],
         mean: Float[Tensor, "channels height width"],
         slots: int,
@@ -38,29 +39,37 @@ class PictureInverter(nn.Module):
     ) -> None:
         super().__init__()
         self.slots, self.shape = slots, tuple(mean.shape)
-        sizes = [features, *widths]
+        sizes = [directions or features, *widths]
         self.hidden = nn.ModuleList(Layer(inverters, *pair) for pair in itertools.pairwise(sizes))
-        self.pixels, self.labels = (Layer(inverters, sizes[-1], slots * count) for count in (mean.numel(), classes))
+        self.pixels = Layer(inverters, sizes[-1], slots * mean.numel())
+        self.labels = Layer(inverters, sizes[0], slots * classes)
+        self.directions = directions
         self.register_buffer("centre", torch.zeros(inverters, 1, features))
-        self.register_buffer("spread", torch.ones(inverters, 1, features))
+        # One over each feature's spread, or directions that features are turned to
+        self.register_buffer("turn", torch.zeros(inverters, 1 if directions is None else features, sizes[0]))
         with torch.no_grad():
             self.pixels.bias.copy_(mean.flatten().repeat(slots))  # it begins with the blind guess
 
     @torch.no_grad()
-    def measure(self, features: Float[Tensor, "inverters clients features"], groups: Sequence[int] | None) -> None:
-        """Centres features, and brings them to spread 1: each alone, or neighbours together."""
-        self.get_buffer("centre").copy_(features.mean(1, keepdim=True))
-        found = features.std(1, keepdim=True)
-        if groups is not None:
-            pieces = torch.split(found, list(groups), dim=2)
-            found = torch.cat([piece.square().mean(2, keepdim=True).sqrt().expand_as(piece) for piece in pieces], dim=2)
-        self.get_buffer("spread").copy_(torch.where(found > SHORTEST_SPREAD, found, torch.inf))
+    def measure(self, inverter: int, features: Float[Tensor, "clients features"], groups: Sequence[int] | None) -> None:
+        """Centres and scales what one inverter is fed, as measured on some clients before training."""
+        centre, turn = self.get_buffer("centre")[inverter], self.get_buffer("turn")[inverter]
+        if self.directions is None:
+            centre.copy_(features.mean(0))
+            turn.copy_(scaling(features, groups))
+            return
+        middle, turned = decorrelated(features, groups, self.directions)
+        centre.copy_(middle)
+        turn.copy_(turned)
 
     def forward(
         self, features: Float[Tensor, "inverters clients features"]
     ) -> tuple[Float[Tensor, "inverters clients slots channels height width"], Float[Tensor, "inverters clients slots classes"]]:
         """Pictures, and scores of the labels."""
-        hidden = (features - self.get_buffer("centre")) / self.get_buffer("spread")
+        centred, turn = features - self.get_buffer("centre"), self.get_buffer("turn")
+        with torch.autocast(features.device.type, enabled=False):  # small directions would drown in the rounding of large ones
+            given = centred * turn if self.directions is None else centred @ turn
+        hidden = given
         for layer in self.hidden:
             hidden = layer(hidden).relu()
-        return self.pixels(hidden).unflatten(2, (self.slots, *self.shape)), self.labels(hidden).unflatten(2, (self.slots, -1))
+        return self.pixels(hidden).unflatten(2, (self.slots, *self.shape)), self.labels(given).unflatten(2, (self.slots, -1))
