@@ -30,15 +30,6 @@ from gradleak.views import Everything
 CPU = torch.device("cpu")
 SEARCH = {"steps": 3, "latent_steps": 3, "weight_steps": 2, "restarts": 2}
 SHORT = {**SEARCH, "training_batch": 8, "directions": 16, "width": 8, "learning_rate": 0.001}
-    "training_batch": 8,
-    "directions": 16,
-    "width": 8,
-    "learning_rate": 0.001,
-    "steps": 3,
-    "latent_steps": 3,
-    "weight_steps": 2,
-    "restarts": 2,
-}
 PLAIN = {"target": "tiny_image", "data": "shapes:side=8", "limit": 2, "batch_size": 2, "dtype": "float64"}
 
 

@@ -77,7 +77,13 @@ class Simulated:
         self.noise = simulation.noise_std * features.noise_scale if simulation.noise_std else None
 
     def __call__(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
-        found = self.features(self.simulation(batches, streams))
+        return self._noisy(self.features(self.simulation(batches, streams)), streams)
+
+    def defended(self, update: Update, streams: Streams) -> Float[Tensor, "clients features"]:
+        """The same for an update that clients have computed already, all parameters of it."""
+        return self._noisy(self.features(self.simulation.defended(update, streams)), streams)
+
+    def _noisy(self, found: Float[Tensor, "clients features"], streams: Streams) -> Float[Tensor, "clients features"]:
         if self.noise is None:
             return found
         return found + self.noise * torch.randn(
