@@ -117,10 +117,10 @@ def write_points(
     common: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """Scores every inverter on the secrets; one line a point."""
-    private = target.private_batch(secrets).batch
+    private = gallery_of(target, secrets).batch(1)
     assert private.pixels is not None
-    truth = (private.pixels.float() * 255).round()
-    guessed, labels = group.guesses(private[:, None], Streams.root("client", 0))
+    truth = (private.pixels[:, 0].float() * 255).round()
+    guessed, labels = group.guesses(private, Streams.root("client", 0))
     rounded = (guessed.clamp(0, 1) * 255).round()
     points = []
     (out / "guesses").mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def write_points(
             epochs = common["steps"] * group.attack.training_batch / size
             point = {"defense": defense, "place": place, "pictures": size, "epochs": epochs, "held_out_error": held, **common}
             point |= {"n": len(secrets), **_scored("mse", errors), **_scored("psnr", -10 * errors.log10())}
-            point |= {"labels_right": float((read == private.labels).float().mean())}
+            point |= {"labels_right": float((read == private.labels[:, 0]).float().mean())}
             points.append(point)
             file.write(json.dumps(point) + "\n")
             file.flush()
@@ -216,7 +216,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--target", default="lenet", help="lenet:weights=FILE is used as it is")
     parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--attack", default="lti_pictures:steps=10000,training_batch=256,learning_rate=0.0003,precision=bfloat16")
+    parser.add_argument("--attack", default="lti_pictures:steps=12000,training_batch=256,directions=1500,learning_rate=0.0005")
     parser.add_argument("--defense", action="append", help="repeat for more [none and sign]")
     parser.add_argument("--sizes", type=_numbers(int), default=[500, 5000, 15000, 50000])
     parser.add_argument("--shares", type=_numbers(float), default=[0.0, 0.01, 0.1, 0.5, 1.0])

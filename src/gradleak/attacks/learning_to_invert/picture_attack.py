@@ -37,6 +37,7 @@ class LtiPictures(TrainableAttack):
     directions: int | None = 2000  # of the features, the strongest, decorrelated; none: all features, scaled only, as the paper's
     width: int = 3000
     hidden_layers: int = 2  # the paper's three layers are two hidden ones and the pixels
+    relabelled: float = 0.0  # the share of the attacker's pictures under random labels, so that all labels' gradients are learnt
     variation_weight: float = 0.0  # of the guess's total variation beside its squared error (the paper's section 5)
     fraction: float = 1.0  # of the entries that are seen, as bins they are summed in; 1: as they are
     signed: bool = False  # hashed entries get random signs before they are summed
@@ -53,8 +54,9 @@ class LtiPictures(TrainableAttack):
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}.")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must lie between 0 and 1, not {self.decay}.")
+        for name in ("decay", "relabelled"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}.")
         if self.variation_weight < 0:
             raise ValueError(f"variation_weight must not be negative, not {self.variation_weight}.")
 

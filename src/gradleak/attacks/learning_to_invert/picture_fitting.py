@@ -105,7 +105,8 @@ class PictureFitting:
             return self.simulated(batches, streams)
 
     def _drawn(self, gallery: Gallery, clients: int, streams: Streams) -> Batch:
-        return gallery.draw(clients, self.setting.batch_size, on_device(streams.child("pictures"), gallery.pixels))
+        generator = on_device(streams.child("pictures"), gallery.pixels)
+        return gallery.draw(clients, self.setting.batch_size, generator, self.attack.relabelled, self.target.classes)
 
     def _measured(self) -> Tensor:
         found = []

@@ -33,9 +33,15 @@ class Gallery:
         held = max(1, min(MOST_HELD_OUT, int(len(self) * HELD_OUT)))
         return self[: len(self) - held], self[len(self) - held :]
 
-    def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
-        """Clients that hold pictures drawn with replacement."""
-        return self[torch.randint(len(self), (clients * examples,), generator=generator, device=generator.device)].batch(examples)
+    def draw(self, clients: int, examples: int, generator: torch.Generator, relabelled: float, classes: int) -> Batch:
+        """Clients that hold pictures drawn with replacement, a share of them under labels drawn at random."""
+        count, device = clients * examples, generator.device
+        drawn = self[torch.randint(len(self), (count,), generator=generator, device=device)]
+        if relabelled:
+            others = torch.randint(classes, (count,), generator=generator, device=device)
+            changed = torch.rand(count, generator=generator, device=device) < relabelled
+            drawn = Gallery(drawn.pixels, torch.where(changed, others, drawn.labels), self.dtype)
+        return drawn.batch(examples)
 
     def batch(self, examples: int) -> Batch:
         """All of them, in order, as clients of so many examples hold them; what is left over is left out."""

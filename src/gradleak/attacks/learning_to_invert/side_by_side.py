@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.features import Simulated, on_device
@@ -73,7 +73,8 @@ class SideBySide:
         def loss(step: int) -> Tensor:
             if step and step % every == 0:
                 look(step, self._keep_better())
-            return self._errors(self._drawn(step), self.streams.child("training", step)).loss(attack.variation_weight)
+            streams = self.streams.child("training", step)
+            return self._errors(self._drawn(streams, attack.training_batch), streams).loss(attack.variation_weight)
 
         with as_float(attack.precision, self.target.device):
             done = train(self.model, loss, Schedule(attack.steps, rate, attack.decay), self.bench)
@@ -86,8 +87,8 @@ class SideBySide:
     @torch.no_grad()
     def guesses(
         self, secrets: Batch, streams: Streams
-    ) -> tuple[Float[Tensor, "inverters clients channels height width"], Float[Tensor, "inverters clients"]]:
-        """What every inverter makes of the same clients, each through its defense; and the labels it reads."""
+    ) -> tuple[Float[Tensor, "inverters clients channels height width"], Int[Tensor, "inverters clients"]]:
+        """What every inverter makes of the same clients [clients, 1, …], each through its defense; and the labels it reads."""
         found = []
         with as_float(self.attack.precision, self.target.device):
             for start in range(0, secrets.lead[0], AT_ONCE):
@@ -97,12 +98,12 @@ class SideBySide:
                 found.append((pixels[:, :, 0].float(), scores[:, :, 0].argmax(-1)))
         return torch.cat([pixels for pixels, _ in found], dim=1), torch.cat([labels for _, labels in found], dim=1)
 
-    def _drawn(self, step: int) -> list[Batch]:
+    def _drawn(self, streams: Streams, clients: int) -> list[Batch]:
         """Clients of every gallery."""
         drawn = []
         for place, (training, _) in enumerate(self.split):
-            generator = on_device(self.streams.child("pictures", step, place), training.pixels)
-            drawn.append(training.draw(self.attack.training_batch, 1, generator))
+            generator = on_device(streams.child("pictures", place), training.pixels)
+            drawn.append(training.draw(clients, 1, generator, self.attack.relabelled, self.target.classes))
         return drawn
 
     def _features(self, batches: Sequence[Batch], streams: Streams) -> Float[Tensor, "inverters clients features"]:
@@ -123,10 +124,8 @@ class SideBySide:
 
     def _measure(self) -> None:
         clients = max(MEASURED, 2 * (self.attack.directions or 0))
-        pieces = math.ceil(clients / self.attack.training_batch)
-        measured = torch.cat(
-            [self._features(self._drawn(-1 - piece), self.streams.child("measured", piece)) for piece in range(pieces)], dim=1
-        )
+        pieces = [self.streams.child("measured", piece) for piece in range(math.ceil(clients / AT_ONCE))]
+        measured = torch.cat([self._features(self._drawn(one, AT_ONCE), one) for one in pieces], dim=1)
         for inverter, features in enumerate(measured):
             self.model.measure(inverter, features, self.features.groups)
 
