@@ -11,6 +11,7 @@ from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scal
 from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
 from gradleak.attacks.learning_to_invert.picture_inverter import PictureInverter
 from gradleak.attacks.learning_to_invert.picture_lessons import PictureLesson, errors_of
+from gradleak.attacks.learning_to_invert.pictures import Changes, gallery_of
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench
@@ -56,7 +57,7 @@ def seen(target: Target, *defenses: str, batch_size: int = 1) -> list[Observatio
 
 @pytest.mark.parametrize(("defense", "share"), zip(DEFENSES, (0.3, 0.5, 0.7, 0.4), strict=True))
 def test_an_inverter_beats_the_mean_picture_by_far_through_each_defense(defense: str, share: float) -> None:
-    attack = "lti_pictures:steps=200,training_batch=64,directions=400,width=256,learning_rate=0.001"
+    attack = "lti_pictures:steps=150,training_batch=64,directions=300,width=128,learning_rate=0.002"
     plain = {**PLAIN, "limit": 20, "attacks": [attack], "metrics": ["mse"], "defenses": [defense] if defense else []}
     record = run_audit(AuditSpec.from_plain(plain)).record.attacks["lti_pictures"]
     assert record.scores["mse"].mean < share * record.scores["mse"].blind
@@ -199,6 +200,20 @@ def test_a_feature_that_never_moves_says_nothing() -> None:
 def test_nothing_fit_to_learn_from_is_refused(target: Target, given: list[Example], message: str) -> None:
     with pytest.raises(GradleakError, match=message):
         SHORT.fit(setting_of(target), given, bench_of())
+
+
+def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Target) -> None:
+    gallery = gallery_of(target, public(1))
+    generator = torch.Generator().manual_seed(0)
+    drawn = gallery.draw(2000, 1, Changes(4, relabelled=0.4, mirrored=True), generator)
+    assert drawn.pixels is not None
+    same = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0]).flatten(1).all(1)  # type: ignore[index]
+    turned = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0].flip(-1)).flatten(1).all(1)  # type: ignore[index]
+    assert bool((same | turned).all()) and float(turned.float().mean()) == pytest.approx(0.5, abs=0.05)
+    other = (drawn.labels[:, 0] != gallery.labels[0]).float().mean()
+    assert float(other) == pytest.approx(0.4 * 3 / 4, abs=0.05)
+    plain = gallery.draw(5, 1, Changes(4), generator)
+    assert bool((plain.labels == gallery.labels[0]).all())
 
 
 def test_a_field_out_of_range_is_refused() -> None:

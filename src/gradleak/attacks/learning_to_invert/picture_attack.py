@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from gradleak.attacks.learning_to_invert.inversion import PAPER
 from gradleak.attacks.learning_to_invert.picture_fitted import FittedPictureInverter
 from gradleak.attacks.learning_to_invert.picture_fitting import PictureFitting
+from gradleak.attacks.learning_to_invert.pictures import Changes
 from gradleak.attacks.learning_to_invert.precision import Precision
 from gradleak.attacks.learning_to_invert.saved import load_fit
 from gradleak.core.attack import Bench
@@ -17,6 +18,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
 from gradleak.core.registry import Medium, register
 from gradleak.core.specs import to_dict
+from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack, refuse_other_setting
 
 
@@ -38,6 +40,7 @@ class LtiPictures(TrainableAttack):
     width: int = 3000
     hidden_layers: int = 2  # the paper's three layers are two hidden ones and the pixels
     relabelled: float = 0.0  # the share of the attacker's pictures under random labels, so that all labels' gradients are learnt
+    mirrored: bool = False  # half of the attacker's pictures stand left to right: more to learn from than the paper has
     variation_weight: float = 0.0  # of the guess's total variation beside its squared error (the paper's section 5)
     fraction: float = 1.0  # of the entries that are seen, as bins they are summed in; 1: as they are
     signed: bool = False  # hashed entries get random signs before they are summed
@@ -66,6 +69,10 @@ class LtiPictures(TrainableAttack):
 
     def adapts_to(self, channel: Channel) -> bool:
         return True  # it learnt from updates that went through the same defense
+
+    def changes(self, target: Target) -> Changes:
+        """What is done to public pictures before they are learnt from."""
+        return Changes(target.classes, self.relabelled, self.mirrored)
 
     def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
         return PictureFitting(self, setting, public, bench).run()

@@ -106,7 +106,7 @@ class PictureFitting:
 
     def _drawn(self, gallery: Gallery, clients: int, streams: Streams) -> Batch:
         generator = on_device(streams.child("pictures"), gallery.pixels)
-        return gallery.draw(clients, self.setting.batch_size, generator, self.attack.relabelled, self.target.classes)
+        return gallery.draw(clients, self.setting.batch_size, self.attack.changes(self.target), generator)
 
     def _measured(self) -> Tensor:
         found = []

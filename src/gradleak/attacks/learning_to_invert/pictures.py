@@ -14,6 +14,25 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What an attacker does to its pictures so that there are more of them."""
+
+    classes: int
+    relabelled: float = 0.0  # the share that gets a label drawn at random
+    mirrored: bool = False  # half of them, left to right
+
+    def __call__(self, drawn: "Gallery", generator: torch.Generator) -> "Gallery":
+        pixels, labels, size, device = drawn.pixels, drawn.labels, (len(drawn),), generator.device
+        if self.relabelled:
+            others = torch.randint(self.classes, size, generator=generator, device=device)
+            labels = torch.where(torch.rand(size, generator=generator, device=device) < self.relabelled, others, labels)
+        if self.mirrored:
+            turned = torch.rand(size, generator=generator, device=device) < 0.5
+            pixels = torch.where(turned[:, None, None, None], pixels.flip(-1), pixels)
+        return Gallery(pixels, labels, drawn.dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class Gallery:
     """Public pictures, eight bits a channel, and their labels, where the target is."""
@@ -33,15 +52,10 @@ class Gallery:
         held = max(1, min(MOST_HELD_OUT, int(len(self) * HELD_OUT)))
         return self[: len(self) - held], self[len(self) - held :]
 
-    def draw(self, clients: int, examples: int, generator: torch.Generator, relabelled: float, classes: int) -> Batch:
-        """Clients that hold pictures drawn with replacement, a share of them under labels drawn at random."""
-        count, device = clients * examples, generator.device
-        drawn = self[torch.randint(len(self), (count,), generator=generator, device=device)]
-        if relabelled:
-            others = torch.randint(classes, (count,), generator=generator, device=device)
-            changed = torch.rand(count, generator=generator, device=device) < relabelled
-            drawn = Gallery(drawn.pixels, torch.where(changed, others, drawn.labels), self.dtype)
-        return drawn.batch(examples)
+    def draw(self, clients: int, examples: int, changes: Changes, generator: torch.Generator) -> Batch:
+        """Clients that hold pictures drawn with replacement, and changed."""
+        rows = torch.randint(len(self), (clients * examples,), generator=generator, device=generator.device)
+        return changes(self[rows], generator).batch(examples)
 
     def batch(self, examples: int) -> Batch:
         """All of them, in order, as clients of so many examples hold them; what is left over is left out."""

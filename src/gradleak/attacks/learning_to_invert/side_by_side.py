@@ -103,7 +103,7 @@ class SideBySide:
         drawn = []
         for place, (training, _) in enumerate(self.split):
             generator = on_device(streams.child("pictures", place), training.pixels)
-            drawn.append(training.draw(clients, 1, generator, self.attack.relabelled, self.target.classes))
+            drawn.append(training.draw(clients, 1, self.attack.changes(self.target), generator))
         return drawn
 
     def _features(self, batches: Sequence[Batch], streams: Streams) -> Float[Tensor, "inverters clients features"]:
