@@ -181,6 +181,17 @@ def test_decorrelated_features_are_uncorrelated_with_spreads_evened_out(clients:
     assert not decorrelated(features[:4], None, 9)[1][:, 4:].any()  # there are no more directions than clients
 
 
+def test_under_noise_directions_are_those_that_stand_out_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(400, 4, generator=generator) * torch.tensor([3.0, 1.0, 2.0, 0.01])
+    noise = torch.tensor([10.0, 0.1, 0.1, 0.1])  # which hides the first and dwarfs the last
+    _, turn = decorrelated(features, [4], 2, noise)
+    used = turn.square().sum(1).sqrt()
+    assert float(used[[0, 3]].max()) < 0.05 * float(used[[1, 2]].min())
+    noisy = (features + noise * torch.randn(400, 4, generator=generator)) @ turn
+    assert float(noisy.square().mean()) == pytest.approx(1, rel=0.2)
+
+
 def test_a_feature_that_never_moves_says_nothing() -> None:
     features = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
     features[:, 1] = 0.5

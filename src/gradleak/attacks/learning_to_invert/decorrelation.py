@@ -15,13 +15,18 @@ WEAKEST = 1e-7  # of the largest variance: rounding, no signal
 
 
 def decorrelated(
-    features: Float[Tensor, "clients features"], groups: Sequence[int] | None, directions: int
+    features: Float[Tensor, "clients features"],
+    groups: Sequence[int] | None,
+    directions: int,
+    noise: Float[Tensor, "features"] | None = None,
 ) -> tuple[Float[Tensor, "features"], Float[Tensor, "features directions"]]:
     """What to subtract from features, and what to multiply them with, as measured on some clients.
 
-    Features are first scaled, each alone or in groups; results have spread 1 in the mean. Directions that are too many are zero.
+    Features come without the noise that will be on them, and are first scaled: each alone or in groups, or to noise of spread 1,
+    whereupon the strongest directions are those that stand out of it. Results have spread 1 in the mean; surplus ones are zero.
     """
-    centre, scaled = features.mean(0), scaling(features, groups)
+    centre = features.mean(0)
+    scaled = scaling(features, groups) if noise is None else 1 / noise
     centred = ((features - centre) * scaled).double()
     clients, size = centred.shape
     few = clients < size
@@ -29,19 +34,21 @@ def decorrelated(
     kept = min(directions, len(variances))
     variances, vectors = variances.flip(0)[:kept], vectors.flip(1)[:, :kept]
     sound = variances > WEAKEST * variances[0].clamp_min(1e-300)
-    safe = variances.where(sound, torch.inf)
     if few:
-        vectors = centred.mT @ vectors / (clients * safe).sqrt()
-    turned = vectors * safe.pow(-POWER)
-    turned = turned / variances.where(sound, 0).pow(1 - 2 * POWER).mean().clamp_min(1e-300).sqrt()
+        vectors = centred.mT @ vectors / (clients * variances.where(sound, torch.inf)).sqrt()
+    seen = variances.where(sound, 0) + (0 if noise is None else 1)
+    turned = vectors * torch.where(sound, seen.pow(-POWER), 0)
+    turned = turned / seen.pow(1 - 2 * POWER).where(sound, 0).mean().clamp_min(1e-300).sqrt()
     whole = features.new_zeros(size, directions)
     whole[:, :kept] = (turned * scaled.double()[:, None]).to(features.dtype)
     return centre, whole
 
 
-def scaling(features: Float[Tensor, "clients features"], groups: Sequence[int] | None) -> Float[Tensor, "features"]:
-    """One over the spread of every feature, or of its group; zero for what never moves."""
-    spread = features.std(0)
+def scaling(
+    features: Float[Tensor, "clients features"], groups: Sequence[int] | None, noise: Float[Tensor, "features"] | None = None
+) -> Float[Tensor, "features"]:
+    """One over the spread of every feature, or of its group, with the noise that will be on it; zero for what never moves."""
+    spread = features.std(0) if noise is None else torch.hypot(features.std(0), noise)
     if groups is not None:
         pieces = torch.split(spread, list(groups))
         spread = torch.cat([piece.square().mean().sqrt().expand(len(piece)) for piece in pieces])

@@ -77,11 +77,16 @@ class Simulated:
         self.noise = simulation.noise_std * features.noise_scale if simulation.noise_std else None
 
     def __call__(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
-        return self._noisy(self.features(self.simulation(batches, streams)), streams)
+        return self._noisy(self.quiet(batches, streams), streams)
 
-    def defended(self, update: Update, streams: Streams) -> Float[Tensor, "clients features"]:
-        """The same for an update that clients have computed already, all parameters of it."""
-        return self._noisy(self.features(self.simulation.defended(update, streams)), streams)
+    def quiet(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
+        """The same but for Gaussian noise that comes last."""
+        return self.features(self.simulation(batches, streams))
+
+    def defended(self, update: Update, streams: Streams, noisy: bool = True) -> Float[Tensor, "clients features"]:
+        """Features of an update that clients have computed already, all parameters of it."""
+        found = self.features(self.simulation.defended(update, streams))
+        return self._noisy(found, streams) if noisy else found
 
     def _noisy(self, found: Float[Tensor, "clients features"], streams: Streams) -> Float[Tensor, "clients features"]:
         if self.noise is None:

@@ -51,7 +51,7 @@ class PictureFitting:
         mean = (self.training.pixels.float() / 255).mean(0)
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
         model = new_inverter(attack, self.setting, self.features.size, mean, seed)
-        model.measure(0, self._measured(), self.features.groups)
+        model.measure(0, self._measured(), self.features.groups, self.simulated.noise)
         facts: dict[str, Any] = {"attack": attack.learnt(), "setting": self.setting.described(), "shape": list(mean.shape)}
         with as_float(attack.precision, self.target.device):
             rate = self._rate(model, facts)
@@ -113,7 +113,8 @@ class PictureFitting:
         clients = max(MEASURED, 2 * (self.attack.directions or 0))
         for piece in range(math.ceil(clients / AT_ONCE)):
             streams = self.streams.child("measured", piece)
-            found.append(self._features(self._drawn(self.training, AT_ONCE, streams), streams))
+            with as_float("float32", self.target.device):
+                found.append(self.simulated.quiet(self._drawn(self.training, AT_ONCE, streams), streams))
         return torch.cat(found)
 
     @torch.no_grad()

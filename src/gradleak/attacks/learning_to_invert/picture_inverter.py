@@ -51,14 +51,20 @@ class PictureInverter(nn.Module):
             self.pixels.bias.copy_(mean.flatten().repeat(slots))  # it begins with the blind guess
 
     @torch.no_grad()
-    def measure(self, inverter: int, features: Float[Tensor, "clients features"], groups: Sequence[int] | None) -> None:
-        """Centres and scales what one inverter is fed, as measured on some clients before training."""
+    def measure(
+        self,
+        inverter: int,
+        features: Float[Tensor, "clients features"],
+        groups: Sequence[int] | None,
+        noise: Float[Tensor, "features"] | None = None,
+    ) -> None:
+        """Centres and scales what one inverter is fed, as measured on some clients before training, without their noise."""
         centre, turn = self.get_buffer("centre")[inverter], self.get_buffer("turn")[inverter]
         if self.directions is None:
             centre.copy_(features.mean(0))
-            turn.copy_(scaling(features, groups))
+            turn.copy_(scaling(features, groups, noise))
             return
-        middle, turned = decorrelated(features, groups, self.directions)
+        middle, turned = decorrelated(features, groups, self.directions, noise)
         centre.copy_(middle)
         turn.copy_(turned)
 

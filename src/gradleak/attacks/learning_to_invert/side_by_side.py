@@ -106,12 +106,14 @@ class SideBySide:
             drawn.append(training.draw(clients, 1, self.attack.changes(self.target), generator))
         return drawn
 
-    def _features(self, batches: Sequence[Batch], streams: Streams) -> Float[Tensor, "inverters clients features"]:
+    def _features(
+        self, batches: Sequence[Batch], streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "inverters clients features"]:
         """Of clients of some galleries, through every defense; their gradients are computed once."""
         together = _joined(batches)
         with as_float("float32", self.target.device):
             update = self.gradients(together)
-            rows = [one.defended(update, streams.child("defense", place)) for place, one in enumerate(self.simulated)]
+            rows = [one.defended(update, streams.child("defense", place), noisy) for place, one in enumerate(self.simulated)]
         return torch.cat([row.view(len(batches), -1, row.shape[-1]) for row in rows])
 
     def _errors(self, batches: Sequence[Batch], streams: Streams) -> Errors:
@@ -125,9 +127,10 @@ class SideBySide:
     def _measure(self) -> None:
         clients = max(MEASURED, 2 * (self.attack.directions or 0))
         pieces = [self.streams.child("measured", piece) for piece in range(math.ceil(clients / AT_ONCE))]
-        measured = torch.cat([self._features(self._drawn(one, AT_ONCE), one) for one in pieces], dim=1)
+        measured = torch.cat([self._features(self._drawn(one, AT_ONCE), one, noisy=False) for one in pieces], dim=1)
         for inverter, features in enumerate(measured):
-            self.model.measure(inverter, features, self.features.groups)
+            noise = self.simulated[inverter // len(self.split)].noise
+            self.model.measure(inverter, features, self.features.groups, noise)
 
     @torch.no_grad()
     def _keep_better(self) -> list[float]:
