@@ -2,7 +2,8 @@
 
     GRADLEAK_DATA=FOLDER python benchmarks/inverter.py [--device cuda] [--batch 512] [--defense sign]
 
-Both ways run the same clients through the same defenses and hash what they send.
+Both ways run the same clients through the same defenses and hash what they send; of pictures (`--target lenet --batch 4096`) what
+is sent is taken as it is, and a last line says how many examples a second an inverter of the paper's size learns from.
 """
 
 import argparse
@@ -11,13 +12,17 @@ from collections.abc import Callable
 
 import torch
 
-from gradleak.attacks.learning_to_invert.features import HashedFeatures, Simulated
+from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, Simulated, WholeFeatures
+from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import protect_in_turn
+from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
+from gradleak.datasets.shapes import Shapes
 
 
 def main() -> None:
@@ -28,14 +33,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--one-by-one", type=int, default=16, help="clients of the slow way")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--learn", type=int, default=20, help="steps of an inverter of pictures")
     parser.add_argument("--defense", action="append", default=[])
     chosen = parser.parse_args()
-    spec = AuditSpec.from_plain({"target": chosen.target, "defenses": chosen.defense, "attacks": ["lti_p"]})
+    spec = AuditSpec.from_plain({"target": chosen.target, "defenses": chosen.defense, "attacks": ["blind"]})
     target = spec.target.open(torch.device(chosen.device))
+    pictures = target.medium == "image"
     setting = Setting(spec.target, target, spec.protocol, spec.defenses, spec.view, 1)
-    features = HashedFeatures(setting, 0.1, 0, signed=False)
+    features: Features = WholeFeatures(setting) if pictures else HashedFeatures(setting, 0.1, 0, signed=False)
     simulated = Simulated(Simulation(setting), features)
-    batches, streams = _clients(setting, chosen.batch, chosen.tokens), Streams.root("benchmark", 0)
+    make = _with_pictures if pictures else _clients
+    batches, streams = make(setting, chosen.batch, chosen.tokens), Streams.root("benchmark", 0)
 
     def one_by_one() -> None:
         for client in range(chosen.one_by_one):
@@ -44,9 +52,11 @@ def main() -> None:
 
     slow = chosen.one_by_one / _seconds(one_by_one, chosen.repeats, target.device)
     fast = chosen.batch / _seconds(lambda: simulated(batches, streams), chosen.repeats, target.device)
-    print(f"{chosen.target} on {_name(target.device)}, defenses {chosen.defense or 'none'}, {features.size} bins")
+    print(f"{chosen.target} on {_name(target.device)}, defenses {chosen.defense or 'none'}, {features.size} features")
     print(f"one at a time          {slow:12.1f} gradients a second")
     print(f"{chosen.batch:5} in one pass      {fast:12.1f} gradients a second   {fast / slow:.1f} times")
+    if pictures:
+        _learn(setting, chosen.learn, chosen.batch)
     if target.device.type == "cuda":
         print(f"peak memory            {torch.cuda.max_memory_allocated(target.device) / 2**30:12.1f} GiB")
 
@@ -59,6 +69,23 @@ def _clients(setting: Setting, count: int, tokens: int) -> Batch:
     ids = allowed[drawn].to(target.device)
     labels = ids if target.labels_are_tokens else torch.zeros(count, 1, dtype=torch.int64, device=target.device)
     return Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
+
+
+def _with_pictures(setting: Setting, count: int, tokens: int) -> Batch:
+    """Clients that hold one picture of noise each; a picture has no tokens."""
+    drawn = setting.target.probe(count, tokens, torch.Generator().manual_seed(0))
+    assert drawn.pixels is not None
+    return Batch.of_pixels(drawn.pixels[:, None], drawn.labels[:, None])
+
+
+def _learn(setting: Setting, steps: int, batch: int) -> None:
+    """Trains an inverter on made-up pictures and says how fast it goes."""
+    attack = LtiPictures(steps=steps, training_batch=batch, learning_rate=1e-4)
+    side = setting.target.probe(1, 1).pixels
+    assert side is not None
+    bench = Bench(Streams.root("benchmark", 0), NoWords())
+    fitted = attack.fit(setting, Shapes("public", side.shape[-1]).load(1000), bench)
+    print(f"lti_pictures {fitted.summary}")
 
 
 def _seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from gradleak.core.batch import Batch
-from gradleak.core.target import Target
+from gradleak.core.target import Target, TargetSpec
 from gradleak.matching.per_client import ByTransform, ClosedForms, per_client
 from gradleak.protocols.fedsgd import FedSGD
+from gradleak.targets.lenet import TinyImage
+from gradleak.targets.resnet import ResNet20
 from gradleak.targets.tiny_causal import TinyCausal
 
 
@@ -46,6 +48,19 @@ def test_also_where_a_layer_is_used_three_times(random_target: Callable[..., Tar
 def test_a_large_table_is_summed_another_way(tiny64: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradleak.matching.per_client.SMALL_TABLE", 4)
     assert_same(tiny64, ClosedForms(tiny64))
+
+
+@pytest.mark.parametrize("made", [ClosedForms, ByTransform])
+@pytest.mark.parametrize("spec", [TinyImage(), ResNet20(), ResNet20(norm="fixed_batch")], ids=["tiny_image", "group", "batch"])
+def test_also_of_pictures(spec: TargetSpec, made: Callable[[Target], ClosedForms | ByTransform]) -> None:
+    target = spec.open(torch.device("cpu"), torch.float64)
+    probe = target.probe(6, 1, torch.Generator().manual_seed(0))
+    assert probe.pixels is not None
+    given = Batch.of_pixels(probe.pixels.unflatten(0, (3, 2)), probe.labels.view(3, 2))
+    expected, found = FedSGD().update(target, given), made(target)(given)
+    assert isinstance(per_client(target), ClosedForms)
+    for name, tensor in expected.tensors.items():
+        torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-8, atol=1e-12)
 
 
 def test_what_has_no_closed_form_goes_by_torchs_transforms() -> None:

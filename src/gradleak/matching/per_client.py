@@ -10,7 +10,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.matching.capture import Kind, Use, call_shapes, captured, kind_of
+from gradleak.matching.capture import CHANNELS_FIRST, Kind, Use, call_shapes, captured, kind_of
+from gradleak.matching.convolution import channel_terms, patches
 from gradleak.matching.plan import owners_of
 
 SMALL_TABLE = 4096  # rows of an embedding table up to which a product with one-hot rows is used: it repeats on a GPU
@@ -73,6 +74,8 @@ class ClosedForms:
 
     def _one(self, module_name: str, attribute: str, inputs: Tensor, output: Tensor, delta: Tensor, clients: int) -> Tensor:
         module, kind = self.modules[module_name], self.kinds[module_name]
+        if kind in CHANNELS_FIRST:
+            return _of_channels(module, kind, attribute, inputs, delta, clients)
         rows = delta.reshape(clients, -1, delta.shape[-1])
         if attribute == "bias":
             return rows.sum(1)
@@ -89,29 +92,44 @@ class ClosedForms:
 
 
 class ByTransform:
-    """Gradients by torch.func, for modules without a closed form here (convolutions)."""
+    """Gradients by torch.func, for modules without a closed form here."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0, 0))
 
     def __call__(self, batches: Batch) -> Update:
-        given = batches.ids if batches.ids is not None else batches.embeddings
-        assert given is not None
+        given = next(one for one in (batches.ids, batches.embeddings, batches.pixels) if one is not None)
         return Update(self.each(dict(self.target.parameters), given, batches.mask, batches.labels))
 
     def _loss(self, parameters: dict[str, Tensor], given: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
-        ids, embeddings = (None, given) if given.is_floating_point() else (given, None)
-        return self.target.losses(Batch(ids=ids, embeddings=embeddings, mask=mask, labels=labels), parameters).mean()
+        if self.target.medium == "image":
+            batch = Batch(pixels=given, mask=mask, labels=labels)
+        elif given.is_floating_point():
+            batch = Batch(embeddings=given, mask=mask, labels=labels)
+        else:
+            batch = Batch(ids=given, mask=mask, labels=labels)
+        return self.target.losses(batch, parameters).mean()
 
 
 def per_client(target: Target, names: Sequence[str] | None = None) -> ClosedForms | ByTransform:
-    """The faster form where it applies: closed forms for linear layers, norms and embeddings (of the named parameters at least),
-    else torch.func."""
+    """The faster form where it applies: closed forms for linear layers, convolutions, norms and embeddings (of the named
+    parameters at least), else torch.func."""
     try:
         return ClosedForms(target, names)
     except GradleakError:
         return ByTransform(target)
+
+
+def _of_channels(module: nn.Module, kind: Kind, attribute: str, inputs: Tensor, delta: Tensor, clients: int) -> Tensor:
+    """The gradient of a convolution, or of a norm of channels, summed over the examples and places of each client."""
+    if kind is Kind.CONV2D and attribute == "weight":
+        seen, rows = patches(module, inputs), delta.flatten(2).mT
+        seen, rows = (one.reshape(clients, -1, one.shape[-1]) for one in (seen, rows))
+        weight = module.get_parameter("weight")
+        return (rows.mT @ seen).view(clients, *weight.shape)
+    terms = channel_terms(module, attribute, inputs, delta)
+    return terms.reshape(clients, -1, terms.shape[-1]).sum(1)
 
 
 def _lookup(module: nn.Module, ids: Tensor, deltas: Tensor) -> Tensor:

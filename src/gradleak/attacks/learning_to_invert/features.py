@@ -52,6 +52,23 @@ class HashedFeatures(Features):
         return self.hashing.counts.sqrt()
 
 
+class WholeFeatures(Features):
+    """All entries as they are, for updates small enough; each tensor's are scaled together."""
+
+    def __init__(self, setting: Setting) -> None:
+        target = setting.target
+        self.groups = [target.part(name).size for name in setting.view.visible(target)]
+        self.size = sum(self.groups)
+        self.device = target.device
+
+    def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
+        return flattened(update).float()
+
+    @property
+    def noise_scale(self) -> Float[Tensor, "features"]:
+        return torch.ones(self.size, device=self.device)
+
+
 class Simulated:
     """Features of clients that the attacker plays, defended with fresh randomness."""
 
@@ -60,7 +77,18 @@ class Simulated:
         self.noise = simulation.noise_std * features.noise_scale if simulation.noise_std else None
 
     def __call__(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
-        found = self.features(self.simulation(batches, streams))
+        return self._noisy(self.quiet(batches, streams), streams)
+
+    def quiet(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
+        """The same but for Gaussian noise that comes last."""
+        return self.features(self.simulation(batches, streams))
+
+    def defended(self, update: Update, streams: Streams, noisy: bool = True) -> Float[Tensor, "clients features"]:
+        """Features of an update that clients have computed already, all parameters of it."""
+        found = self.features(self.simulation.defended(update, streams))
+        return self._noisy(found, streams) if noisy else found
+
+    def _noisy(self, found: Float[Tensor, "clients features"], streams: Streams) -> Float[Tensor, "clients features"]:
         if self.noise is None:
             return found
         return found + self.noise * torch.randn(

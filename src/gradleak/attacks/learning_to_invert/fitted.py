@@ -1,8 +1,7 @@
 """An inverter that has learnt, and how it is taught and read."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.belonging import refuse_another
 from gradleak.attacks.learning_to_invert.decoding import with_prior
 from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures
@@ -21,7 +21,6 @@ from gradleak.attacks.learning_to_invert.saved import save_fit
 from gradleak.attacks.learning_to_invert.slots import matched
 from gradleak.core.attack import Bench, Cost, Reconstruction
 from gradleak.core.defense import Channel
-from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting
@@ -105,9 +104,11 @@ class FittedTextInverter(FittedAttack):
     @property
     def summary(self) -> str:
         facts, clients = self.facts, self.facts["steps"] * self.attack.training_batch
+        epochs = clients * self.setting.batch_size / facts["texts"]
         memory = "" if facts["peak_memory"] is None else f", peak memory {facts['peak_memory'] / 2**30:.1f} GiB"
         return (
-            f"learnt from {clients} clients in {facts['steps']} steps and {facts['seconds']:.0f} s "
+            f"learnt from {clients} clients in {facts['steps']} steps ({epochs:.1f} epochs of {facts['texts']} public texts) "
+            f"and {facts['seconds']:.0f} s "
             f"({facts['clients_per_second']:.0f} clients a second{memory}), learning rate {facts['rate']:.3g}; "
             f"on {facts['held_out']} held-out texts {100 * facts['held_out_accuracy']:.1f} % of the tokens are right"
         )
@@ -150,7 +151,7 @@ class FittedTextInverter(FittedAttack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
         for observation in observations:
-            self._refuse_another(observation)
+            refuse_another(self.attack.name, self.setting, observation)
         tensors = {name: torch.cat([one.update.tensors[name] for one in observations]) for name in observations[0].update.tensors}
         features = self.features(Update(tensors))
         states, scores = self.model(features)
@@ -176,33 +177,3 @@ class FittedTextInverter(FittedAttack):
         pad = self.setting.target.vocabulary.pad
         end = ids.index(pad) if pad in ids else len(ids)
         return tuple(ids[: max(1, end)])
-
-    def _refuse_another(self, observation: Observation) -> None:
-        """Refuses what this inverter was not made for, by what differs."""
-        target, setting = observation.target, self.setting
-        same = target is setting.target or all(
-            name in target.parameters and torch.equal(value, target.parameters[name])
-            for name, value in setting.target.parameters.items()
-        )
-        if not same:
-            raise GradleakError(f"This {self.attack.name} was fitted to another target: fit it to this one.")
-        if observation.knows.defenses is not None and observation.knows.defenses != setting.defenses:
-            raise GradleakError(f"This {self.attack.name} was fitted through other defenses: fit it through these.")
-        if tuple(observation.update.tensors) != setting.view.visible(setting.target):
-            raise GradleakError(f"This {self.attack.name} was fitted to another view: fit it to this one.")
-        if observation.batch_size != setting.batch_size:
-            raise GradleakError(
-                f"This {self.attack.name} was fitted to batches of {setting.batch_size}, not of {observation.batch_size}: "
-                "fit it anew."
-            )
-
-
-@contextmanager
-def as_float(precision: str, device: torch.device) -> Iterator[None]:
-    """Within it float32 products on a GPU are made in that precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" and device.type == "cuda" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, Simulated, on_device
-from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter, Lesson, as_float, lesson_loss, new_inverter
+from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter, Lesson, lesson_loss, new_inverter
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.inverter import TextInverter
+from gradleak.attacks.learning_to_invert.precision import as_float, dtype_of, peak_memory
+from gradleak.attacks.learning_to_invert.rates import best_rate
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.slots import matched
 from gradleak.attacks.learning_to_invert.texts import Corpus, as_batch, corpus_of, marginal
-from gradleak.attacks.learning_to_invert.training import Schedule, checkpoint_note, train
+from gradleak.attacks.learning_to_invert.training import Schedule, train
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch, Example
 from gradleak.core.errors import GradleakError
@@ -58,8 +60,9 @@ class Fitting:
             trained = time.monotonic()
             done = train(model, self._loss(model, "training"), schedule, self.bench, {**facts, "rate": rate})
         training = time.monotonic() - trained
-        facts |= {"rate": rate, "steps": done, "features": self.simulated.features.size, "held_out": len(self.held_out)}
-        facts |= {"clients_per_second": done * self.attack.training_batch / training, "peak_memory": self._peak_memory()}
+        facts |= {"rate": rate, "steps": done, "features": self.simulated.features.size}
+        facts |= {"held_out": len(self.held_out), "texts": len(self.training), "peak_memory": peak_memory(self.target.device)}
+        facts |= {"clients_per_second": done * self.attack.training_batch / training}
         facts |= {"held_out_accuracy": self._held_out_accuracy(model), "seconds": time.monotonic() - began}
         return FittedTextInverter(self.attack, self.setting, self.simulated.features, model, facts)
 
@@ -79,21 +82,17 @@ class Fitting:
         """The rate that is given, or was found before an interruption, or leaves the least loss on held-out texts."""
         if self.attack.learning_rate is not None:
             return self.attack.learning_rate
-        note = checkpoint_note(self.bench.checkpoint)
-        if note is not None and {**note, "rate": None} == {**facts, "rate": None}:
-            return float(note["rate"])
-        first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         judged = self._held_out_lessons()
-        losses = {}
-        for rate in (rate * math.sqrt(self.attack.training_batch / PAPER_BATCH) for rate in RATES):
-            train(model, self._loss(model, "probe"), Schedule(self.attack.probe_steps, rate, self.attack.decay), self.bench)
-            with torch.no_grad():
-                losses[rate] = sum(float(lesson_loss(model, lesson, self._dtype)) for lesson in judged)
-            model.load_state_dict(first)
-        finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
-        if not finite:
-            raise GradleakError(f"{self.attack.name} diverged at every learning rate it tried: give learning_rate.")
-        return min(finite, key=lambda rate: finite[rate])
+        rates = [rate * math.sqrt(self.attack.training_batch / PAPER_BATCH) for rate in RATES]
+        return best_rate(
+            model,
+            self._loss(model, "probe"),
+            lambda: sum(float(lesson_loss(model, lesson, self._dtype)) for lesson in judged),
+            [Schedule(self.attack.probe_steps, rate, self.attack.decay) for rate in rates],
+            self.bench,
+            facts,
+            self.attack.name,
+        )
 
     def _loss(self, model: Any, purpose: str) -> Any:
         def loss(step: int) -> Tensor:
@@ -143,11 +142,6 @@ class Fitting:
                 total += int(counted.sum())
         return right / max(1, total)
 
-    def _peak_memory(self) -> int | None:
-        device = self.target.device
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
     @property
     def _dtype(self) -> torch.dtype:
-        low = self.attack.precision == "bfloat16" and self.target.device.type == "cuda"
-        return torch.bfloat16 if low else torch.float32
+        return dtype_of(self.attack.precision, self.target.device)

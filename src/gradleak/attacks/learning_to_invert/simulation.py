@@ -29,13 +29,21 @@ class Simulation:
 
     def __call__(self, batches: Batch, streams: Streams) -> Update:
         """One update a client of `batches` [clients, examples, …], each with randomness of its own."""
+        rngs = self._rngs(batches.lead[0], streams)
+        return self._sent(self._update(batches, rngs), rngs)
+
+    def defended(self, update: Update, streams: Streams) -> Update:
+        """What clients send who computed that update: for several defenses of the same clients."""
+        return self._sent(update, self._rngs(update.clients, streams))
+
+    def _rngs(self, clients: int, streams: Streams) -> list[Streams]:
         randomised = any(defense.channel().randomised for defense in self.by_code) or self.gradients is None
         # Where nothing is drawn all clients may hold one stream: making thousands takes longer than their gradients.
-        rngs = [streams.child(client) for client in range(batches.lead[0])] if randomised else [streams] * batches.lead[0]
-        update = self._update(batches, rngs)
+        return [streams.child(client) for client in range(clients)] if randomised else [streams] * clients
+
+    def _sent(self, update: Update, rngs: Sequence[Streams]) -> Update:
         with torch.no_grad():
-            sent = protect_in_turn(self.by_code, update, rngs)
-            return self.setting.view.show(self.setting.target, sent)
+            return self.setting.view.show(self.setting.target, protect_in_turn(self.by_code, update, rngs))
 
     def _update(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         if self.gradients is None:
@@ -70,4 +78,5 @@ def _each_alone(batches: Batch) -> Batch:
     mask, labels = apart(batches.mask), apart(batches.labels)
     assert mask is not None
     assert labels is not None
-    return Batch(mask=mask, labels=labels, ids=apart(batches.ids), embeddings=apart(batches.embeddings))
+    pixels = apart(batches.pixels)
+    return Batch(mask=mask, labels=labels, ids=apart(batches.ids), embeddings=apart(batches.embeddings), pixels=pixels)

@@ -1,0 +1,233 @@
+"""Learning to Invert on pictures: what an inverter learns, keeps and refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scaling
+from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
+from gradleak.attacks.learning_to_invert.picture_inverter import PictureInverter
+from gradleak.attacks.learning_to_invert.picture_lessons import PictureLesson, errors_of
+from gradleak.attacks.learning_to_invert.pictures import Changes, gallery_of
+from gradleak.audit import AuditSpec, run_audit
+from gradleak.audit.client import observe, private_batches
+from gradleak.core.attack import Bench
+from gradleak.core.batch import Example
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.prior import NoWords
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target
+from gradleak.core.trainable import Setting
+from gradleak.datasets.shapes import Shapes
+from gradleak.defenses.sign import Sign
+from gradleak.protocols.fedsgd import FedSGD
+from gradleak.targets.lenet import TinyImage
+from gradleak.views import Everything
+
+PLAIN = {"target": "tiny_image", "data": "shapes:side=8"}
+SHORT = LtiPictures(steps=6, directions=64, training_batch=8, width=16, learning_rate=1e-3)
+DEFENSES = ("", "sign", "pruning:fraction_kept=0.01", "gaussian_noise:std=0.01")
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return TinyImage().open(torch.device("cpu"))
+
+
+def setting_of(target: Target, *defenses: Any, batch_size: int = 1) -> Setting:
+    return Setting(TinyImage(), target, FedSGD(), defenses, Everything(), batch_size)
+
+
+def bench_of(**more: Any) -> Bench:
+    return Bench(Streams.root("attacker", 0), NoWords(), **more)
+
+
+def public(count: int = 60) -> list[Example]:
+    return Shapes("public", 8).load(count)
+
+
+def seen(target: Target, *defenses: str, batch_size: int = 1) -> list[Observation]:
+    spec = AuditSpec.from_plain({**PLAIN, "limit": 3, "batch_size": batch_size, "defenses": list(defenses)})
+    return [observe(spec, target, batch, index) for index, batch in enumerate(private_batches(spec, target))]
+
+
+@pytest.mark.parametrize(("defense", "share"), zip(DEFENSES, (0.3, 0.5, 0.7, 0.4), strict=True))
+def test_an_inverter_beats_the_mean_picture_by_far_through_each_defense(defense: str, share: float) -> None:
+    attack = "lti_pictures:steps=150,training_batch=64,directions=300,width=128,learning_rate=0.002"
+    plain = {**PLAIN, "limit": 20, "attacks": [attack], "metrics": ["mse"], "defenses": [defense] if defense else []}
+    record = run_audit(AuditSpec.from_plain(plain)).record.attacks["lti_pictures"]
+    assert record.scores["mse"].mean < share * record.scores["mse"].blind
+    assert record.label_accuracy is not None and record.label_accuracy >= 0.9
+    assert "not_adaptive" not in {flag.name for flag in record.flags}
+
+
+def test_a_saved_fit_makes_the_same_guesses_and_is_refused_elsewhere(target: Target, tmp_path: Path) -> None:
+    path, setting = tmp_path / "fit.safetensors", setting_of(target, Sign())
+    fitted = SHORT.fit(setting, public(), bench_of())
+    fitted.save(path)
+    again, observations = SHORT.load(path, setting), seen(target, "sign")
+    pictures = [[one.pictures for one in attack.reconstruct(observations, bench_of())] for attack in (fitted, again)]
+    assert pictures[0] == pictures[1]
+    with pytest.raises(GradleakError, match="fitted to another defense: sign, and here it is none"):
+        SHORT.load(path, setting_of(target))
+    with pytest.raises(GradleakError, match="holds another lti_pictures"):
+        replace(SHORT, width=8).load(path, setting)
+    with pytest.raises(GradleakError, match="fitted through other defenses"):
+        fitted.reconstruct(seen(target), bench_of())
+    with pytest.raises(GradleakError, match="batches of 1, not of 2"):
+        fitted.reconstruct(seen(target, "sign", batch_size=2), bench_of())
+    other = TinyImage(seed=1).open(torch.device("cpu"))
+    with pytest.raises(GradleakError, match="fitted to another target"):
+        fitted.reconstruct(seen(other, "sign"), bench_of())
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradleak.attacks.learning_to_invert import training
+
+    monkeypatch.setattr(training, "NEWS", 1)
+    monkeypatch.setattr(training, "KEEP_SECONDS", 0.0)
+    whole = SHORT.fit(setting_of(target), public(), bench_of())
+    keep = training._keep
+
+    def stop(path: Path, state: Any) -> None:
+        keep(path, state)
+        if state["step"] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_keep", stop)
+    bench = bench_of(checkpoint=tmp_path / "c.checkpoint")
+    with pytest.raises(KeyboardInterrupt):
+        SHORT.fit(setting_of(target), public(), bench)
+    steps: list[int] = []
+    monkeypatch.setattr(training, "_keep", lambda path, state: steps.append(state["step"]))
+    resumed = SHORT.fit(setting_of(target), public(), bench)
+    assert steps == [4, 5]
+    for name, tensor in whole.model.state_dict().items():  # type: ignore[attr-defined]
+        torch.testing.assert_close(resumed.model.state_dict()[name], tensor)  # type: ignore[attr-defined]
+
+
+def test_the_learning_rate_is_the_one_that_does_best_on_held_out_pictures(target: Target) -> None:
+    attack = replace(SHORT, steps=1, learning_rate=None)
+    fitted = attack.fit(setting_of(target), public(), bench_of())
+    assert fitted.facts["rate"] == pytest.approx(1e-3 * (8 / 256) ** 0.5)  # type: ignore[attr-defined]
+    assert "(0.1 epochs of 57 public pictures)" in fitted.summary
+
+
+def test_total_variation_makes_guesses_smoother(target: Target) -> None:
+    def roughness(weight: float) -> float:
+        fitted = replace(SHORT, steps=60, learning_rate=5e-3, variation_weight=weight).fit(
+            setting_of(target), public(), bench_of()
+        )
+        found = [one.pictures[0].pixels for one in fitted.reconstruct(seen(target), bench_of())]
+        values = torch.tensor([list(one) for one in found]).view(-1, 8, 8, 3).float()
+        return float(values.diff(dim=1).abs().mean() + values.diff(dim=2).abs().mean())
+
+    assert roughness(0.1) < 0.7 * roughness(0.0)
+
+
+def test_hashed_features_learn_too(target: Target) -> None:
+    attack = replace(SHORT, steps=100, training_batch=32, width=64, learning_rate=3e-3, fraction=0.3, signed=True)
+    fitted = attack.fit(setting_of(target), public(400), bench_of())
+    assert fitted.facts["features"] == round(0.3 * 968)  # type: ignore[attr-defined]
+    assert fitted.facts["held_out_error"] < 0.03  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("directions", [None, 4])
+def test_inverters_side_by_side_learn_what_each_would_learn_alone(directions: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.rand(shape, generator=generator) for shape in ((2, 5, 7), (2, 5, 1, 1, 2, 2))]
+    labels = torch.randint(3, (2, 5, 1), generator=generator)
+
+    def slopes(kept: slice) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        lesson = PictureLesson(drawn[0][kept], drawn[1][kept], labels[kept])
+        model = PictureInverter(len(lesson.labels), 7, directions, [6, 6], torch.full((1, 2, 2), 0.5), 1, 3)
+        for inverter, features in enumerate(lesson.features):
+            model.measure(inverter, features, [3, 4])
+        loss = errors_of(model, lesson, torch.float32).loss(0.1)
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    for both, first, second in zip(*(slopes(kept) for kept in (slice(0, 2), slice(0, 1), slice(1, 2))), strict=True):
+        torch.testing.assert_close(both, torch.cat([first, second]))
+
+
+def test_a_picture_counts_in_the_slot_that_is_nearest_to_it() -> None:
+    model = PictureInverter(1, 3, None, [4], torch.zeros(1, 2, 2), 2, 3)
+    features, labels = torch.zeros(1, 1, 3), torch.zeros(1, 1, 2).long()
+    with torch.no_grad():
+        model.pixels.bias.copy_(torch.tensor([0.0] * 4 + [1.0] * 4))
+    lesson = PictureLesson(features, pixels=torch.tensor([1.0] * 4 + [0.0] * 4).view(1, 1, 2, 1, 2, 2), labels=labels)
+    assert float(errors_of(model, lesson, torch.float32).squared.detach()) < 1e-12
+
+
+@pytest.mark.parametrize("clients", [12, 60], ids=["fewer than features", "more"])
+def test_decorrelated_features_are_uncorrelated_with_spreads_evened_out(clients: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(20, 20, generator=generator)
+    features = 5 + torch.randn(clients, 20, generator=generator) * torch.logspace(0, -2, 20) @ mixing
+    centre, turn = decorrelated(features, [8, 12], 9)
+    turned = (features - centre) @ turn
+    covariance = turned.mT @ turned / clients
+    variances = covariance.diagonal()
+    assert float((covariance - variances.diag()).abs().max()) < 1e-3 * float(variances.max())
+    assert float(variances.mean()) == pytest.approx(1, rel=1e-3)
+    plain = (features - centre) * scaling(features, [8, 12])
+    strongest = torch.linalg.eigvalsh(plain.mT @ plain / clients).flip(0)[:9]
+    torch.testing.assert_close(variances / variances[0], (strongest / strongest[0]).sqrt(), rtol=1e-2, atol=1e-3)
+    assert not decorrelated(features[:4], None, 9)[1][:, 4:].any()  # there are no more directions than clients
+
+
+def test_under_noise_directions_are_those_that_stand_out_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(400, 4, generator=generator) * torch.tensor([3.0, 1.0, 2.0, 0.01])
+    noise = torch.tensor([10.0, 0.1, 0.1, 0.1])  # which hides the first and dwarfs the last
+    _, turn = decorrelated(features, [4], 2, noise)
+    used = turn.square().sum(1).sqrt()
+    assert float(used[[0, 3]].max()) < 0.05 * float(used[[1, 2]].min())
+    noisy = (features + noise * torch.randn(400, 4, generator=generator)) @ turn
+    assert float(noisy.square().mean()) == pytest.approx(1, rel=0.2)
+
+
+def test_a_feature_that_never_moves_says_nothing() -> None:
+    features = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
+    features[:, 1] = 0.5
+    assert decorrelated(features, None, 2)[1].isfinite().all()
+    assert scaling(features, None)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "needs public pictures"),
+        (public(2), "2 public pictures are too few"),
+        (Shapes("public", 16).load(4), r"A public picture has shape \(16, 16, 3\)"),
+        ([replace(one, label=7) for one in public(4)], "labels outside the 4 classes"),
+    ],
+)
+def test_nothing_fit_to_learn_from_is_refused(target: Target, given: list[Example], message: str) -> None:
+    with pytest.raises(GradleakError, match=message):
+        SHORT.fit(setting_of(target), given, bench_of())
+
+
+def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Target) -> None:
+    gallery = gallery_of(target, public(1))
+    generator = torch.Generator().manual_seed(0)
+    drawn = gallery.draw(2000, 1, Changes(4, relabelled=0.4, mirrored=True), generator)
+    assert drawn.pixels is not None
+    same = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0]).flatten(1).all(1)  # type: ignore[index]
+    turned = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0].flip(-1)).flatten(1).all(1)  # type: ignore[index]
+    assert bool((same | turned).all()) and float(turned.float().mean()) == pytest.approx(0.5, abs=0.05)
+    other = (drawn.labels[:, 0] != gallery.labels[0]).float().mean()
+    assert float(other) == pytest.approx(0.4 * 3 / 4, abs=0.05)
+    plain = gallery.draw(5, 1, Changes(4), generator)
+    assert bool((plain.labels == gallery.labels[0]).all())
+
+
+def test_a_field_out_of_range_is_refused() -> None:
+    for fields, message in (({"width": 0}, "width counts from 1"), ({"epochs": 0.0}, "epochs must be above 0")):
+        with pytest.raises(ValueError, match=message):
+            LtiPictures(**fields)
