@@ -26,8 +26,10 @@ from gradleak.core.registry import register
 @register("attack", "portfolio")
 @dataclass(frozen=True)
 class Portfolio(Attack):
-    """Span, then energy, then LAMP with a last search: each where no guess before it is proven or, under noise, matches all but
-    the noise. The default of an audit."""
+    """Span, then energy, then LAMP with a last search: each where no guess before it is proven. The default of an audit.
+
+    Under noise, where nothing can be proven, a guess that matches all but the noise will do.
+    """
 
     restarts: int = 8  # of energy
     steps: int = 2000  # of LAMP; 0 leaves it out
@@ -98,8 +100,7 @@ def _settled(observation: Observation, guess: Reconstruction) -> bool:
     if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
         return False
     batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
-    with torch.no_grad():
-        return bool(Matched([observation]).fits(side_by_side([batch])))
+    return bool(Matched([observation]).fits(side_by_side([batch])))
 
 
 def in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:

@@ -3,6 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from jaxtyping import Float
+from torch import Tensor
+
 from gradleak.core.batch import Batch
 from gradleak.core.registry import Component
 from gradleak.core.streams import Streams
@@ -20,6 +23,10 @@ class Protocol(Component, ABC):
     def sizes_lost(self) -> bool:
         """Whether entries keep little but their sign, as in a step of Adam, which divides each by its own size."""
         return False
+
+    def rounding_std(self, weights: Float[Tensor, "*shape"], examples: int) -> float:
+        """The standard deviation that rounding to the weights' own digits leaves on the entries that are sent."""
+        return 0.0
 
     @abstractmethod
     def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.batch import Batch
@@ -54,6 +55,16 @@ class FedAvg(Protocol):
             raise GradleakError(f"A batch of {batches.lead[1]} cannot be dealt out evenly among {self.clients} clients.")
         rows = [self._summed(target, batches[place], rngs[place] if rngs else None) for place in range(batches.lead[0])]
         return Update({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+    def rounding_std(self, weights: Float[Tensor, "*shape"], examples: int) -> float:
+        """Weights hold so many digits, and a step moves them by little more than the last: every step is rounded to that.
+
+        The same examples move weights the same way again and are rounded alike, so that their errors add up.
+        """
+        spacing = torch.finfo(weights.dtype).eps * weights.detach().double().abs().clamp_min(1e-30).log2().floor().exp2()
+        taken = [tuple(sorted(places)) for places in self._batches(max(1, examples // self.clients), None)]
+        roundings = sum(taken.count(places) ** 2 for places in set(taken)) / self.clients
+        return float((spacing.square().mean() / 12 * roundings).sqrt())
 
     def gradient_scale(self, examples: int) -> float:
         """Learning rate times steps: divided by it, an update of SGD is the mean gradient along the way."""

@@ -54,7 +54,7 @@ class EnergyAttack(Attack):
     restarts: int = 8
     prior_weight: float = 0.5
     matrices: int = 6  # looked at, of those that are visible; under noise all of as many layers as it takes
-    judge: bool = True  # under noise, where labels are known or seen: a last search by what words match of all that is visible
+    judge: bool = True  # through a defense, where labels are known or seen: a last search by what matches all that is visible
     lengths: Source = "known"
     longest: int = 32  # tokens, when lengths are enumerated
 
@@ -73,7 +73,7 @@ class EnergyAttack(Attack):
         return self.assumptions.requires
 
     def adapts_to(self, channel: Channel) -> bool:
-        return channel.every_entry  # noise is in its likelihood, and sizes are not
+        return True  # whatever was done to entries is an error of some size, in its likelihood
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         began = time.monotonic()
@@ -113,7 +113,7 @@ class EnergyAttack(Attack):
         rows = lay_out(group)
         seen = [problem.observation for problem in rows.problems]
         likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        later = self.judge and all(map(can_judge, seen))  # which goes much further through noise than restarts here
+        later = self.judge and all(map(can_judge, seen))  # which goes much further than restarts here
         settings = replace(self.settings, restarts=0) if later else self.settings
         search = WordSearch(rows, Energy(seen, self.matrices), bench, settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
@@ -143,7 +143,7 @@ class EnergyAttack(Attack):
         return replace(best, guess=replace(best.guess, cost=cost))
 
     def _judged(self, found: Sequence[Found], bench: Bench) -> list[Reconstruction]:
-        """The guesses, those under noise after a search by the likelihood of all that is visible."""
+        """The guesses, those through a defense after a search by what matches all that is visible."""
         guesses = [one.guess for one in found]
         places = [place for place, one in enumerate(found) if self.judge and can_judge(one.draft.problem.observation)]
         if not places:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.energy.errors import error_std
 from gradleak.attacks.energy.sure import sure_directions
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.observation import Observation
@@ -51,12 +52,14 @@ def _by_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
 
 def _basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "rank width"]:
     """Directions of all that the parts show, each as long as it is sure, at most one a token."""
-    seen = [(part, observation.update.tensors[part.name]) for part in parts if part.name in observation.update.tensors]
-    matrices = [matrix_of(observation.target, part, tensor)[0] for part, tensor in seen]
-    if not matrices:
+    seen = [part for part in parts if part.name in observation.update.tensors]
+    if not seen:
         return torch.zeros(1, parts[0].shape[1], device=observation.target.device, dtype=observation.target.dtype)
-    noisy = observation.noise_std > 0  # of one size in all of them: then none may be scaled
-    return sure_directions(observation, torch.cat([one if noisy else one / one.norm().clamp_min(1e-30) for one in matrices]))
+    matrices = [matrix_of(observation.target, part, observation.update.tensors[part.name])[0] for part in seen]
+    stds = [error_std(observation, part.name) for part in seen]
+    if all(stds):
+        return sure_directions(observation, torch.cat([one / std for one, std in zip(matrices, stds, strict=True)]), 1.0)
+    return sure_directions(observation, torch.cat([one / one.norm().clamp_min(1e-30) for one in matrices]), 0.0)
 
 
 def _misses(rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor]) -> Float[Tensor, "rows positions words"]:

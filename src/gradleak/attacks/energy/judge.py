@@ -1,4 +1,4 @@
-"""Under noise, with the labels known: a last search by the likelihood of the whole update, over all guesses together."""
+"""Through a defense, with the labels known: a last search by what words match of the whole update, over all guesses together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +29,8 @@ class Draft:
 
 
 def can_judge(observation: Observation) -> bool:
-    """Whether the update of given words can be held against what was seen as a likelihood."""
-    channel = observation.channel
-    return channel.noisy and channel.every_entry and labels_of(observation) is not None
+    """Whether a defense is to be seen through, and the update of given words can be held against what it let pass."""
+    return not observation.channel.only_scaled and labels_of(observation) is not None
 
 
 def judged(drafts: Sequence[Draft], bench: Bench, settings: SearchSettings) -> list[Sentences]:
@@ -45,8 +44,11 @@ def judged(drafts: Sequence[Draft], bench: Bench, settings: SearchSettings) -> l
         few = torch.stack([filled(draft.few, width[0]) for draft in some])
         many = torch.stack([filled(draft.many, width[1]) for draft in some])
         with rough_products(observations):
-            rematch = Rematch(bench, settings, filler_of(rows.target))
-            ids, _ = rematch.run(rows, Matched(observations), _ids(rows, some), (few, many))
+            matched, ids = Matched(observations), _ids(rows, some)
+            going = (~matched.fits(rows.batch(rows.target.embed(ids[:, None])))).nonzero()[:, 0]
+            if len(going):
+                rematch = Rematch(bench, settings, filler_of(rows.target))
+                ids[going], _ = rematch.run(rows.take(going), matched.take(going), ids[going], (few[going], many[going]))
         for row, place in enumerate(places):
             found[place] = rows.sentences(ids[row], row)
     return found

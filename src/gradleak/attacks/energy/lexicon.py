@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.energy.errors import error_std
 from gradleak.attacks.energy.structure import Structure
 from gradleak.attacks.energy.sure import sure_directions
 from gradleak.core.batch import Batch
@@ -46,7 +47,8 @@ class Lens:
         """Directions in which the matrix was seen, each as long as it is sure, at most one a token, padded with zeros."""
         matrix = matrix_of(observation.target, self.part, observation.update.tensors[self.part.name])[0]
         by_inputs = matrix.T if self.part.module == "query" and self.heads > 1 else matrix
-        return sure_directions(observation, by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0))
+        by_heads = by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0)
+        return sure_directions(observation, by_heads, error_std(observation, self.part.name))
 
 
 def lexicon(

@@ -68,13 +68,15 @@ class Matched:
         nats = distances / (2 * stds.clamp_min(1e-30).square())
         return torch.where(stds > 0, nats, distances.clamp_min(LEAST).log())
 
+    @torch.no_grad()
     def fits(self, batch: Batch) -> Bool[Tensor, "observations"]:
-        """Whether the first candidate leaves no more unmatched than the noise itself would, where a wrong word would show."""
+        """Whether the first candidate leaves nothing unmatched, or no more than noise would where a wrong word shows."""
         variances = self.stds.square()
         entries = (self.matcher.noise_squared * self.matcher.weights).sum(1).double() / variances.clamp_min(1e-60)
         spread = variances * (2 * entries).sqrt()  # of the squared norm of the noise
         telling = self.matcher.signal_squared.sum(1) >= TELLING * spread
-        return self.noisy & telling & (self.matcher.distances(batch)[:, 0].double() <= SPREADS * spread)
+        left = self.matcher.distances(batch)[:, 0].double()
+        return torch.where(self.noisy, telling & (left <= SPREADS * spread), left <= MATCHED)
 
     def explained(self, batch: Batch, rows: slice, level: float) -> bool:
         """Whether one row's words leave nothing to match: its score says so."""

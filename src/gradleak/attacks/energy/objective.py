@@ -4,7 +4,7 @@ The gradient of a linear layer is G = Σ_t δ_t x_tᵀ. With the δ unknown, the
 of it is ‖G·P_H‖², where P_H projects on the span of the x_t. The objective is the mean over the visible matrices of
 log(1 − ‖G·P_H‖²/‖G‖²): under Gaussian noise of unknown size the profile likelihood, without noise (numerically) −∞ at the truth.
 Where the size σ of the noise is known, it is the likelihood itself: −Σ ‖G·P_H‖²/2σ², in nats, with every matrix weighing what it
-tells. It takes forward passes only, no labels.
+tells; what compression does to entries counts as noise too (errors.py). It takes forward passes only, no labels.
 """
 
 import copy
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradleak.attacks.energy.errors import error_std
 from gradleak.attacks.energy.heads import heads_of
 from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.core.batch import Batch
@@ -52,18 +53,14 @@ class Energy:
         self.rounding = torch.tensor([max(_rounded_off(one, part) for part in self.parts) for one in observations]).double()
 
     def _nats(self, observations: Sequence[Observation]) -> Float[Tensor, "observations terms"]:
-        """Under noise of known size: what the whole of every matrix is worth as evidence, its squared norm over 2σ².
+        """Under errors of known size: what the whole of every matrix is worth as evidence, its squared norm over 2σ².
 
-        Zero for observations without such noise, and for terms by heads, which are no likelihoods.
+        Zero for observations without such errors, and for terms by heads, which are no likelihoods.
         """
         found = torch.zeros_like(self.weights, dtype=torch.float64)
         for row, observation in enumerate(observations):
-            if observation.noise_std and observation.channel.every_entry:
-                shown = [observation.update.tensors.get(part.name) for part in self.parts]
-                worth = [
-                    0.0 if one is None else float(one.double().square().sum()) / 2 / observation.noise_std**2 for one in shown
-                ]
-                found[row, : len(worth)] = torch.tensor(worth, dtype=torch.float64)
+            worth = [_worth(observation, part) for part in self.parts]
+            found[row, : len(worth)] = torch.tensor(worth, dtype=torch.float64)
         return found
 
     @property
@@ -158,18 +155,17 @@ def looked_at(observations: Sequence[Observation], matrices: int | None) -> tupl
 
 
 def layers_needed(observation: Observation) -> tuple[int | None, ...]:
-    """Under known noise: the first layers whose matrices say enough between them, by how far they stand out of the noise."""
-    std = observation.noise_std
-    if not std or not observation.channel.every_entry:
+    """Under errors of known size: the first layers whose matrices say enough between them, by how far they stand out of these."""
+    parts = linear_parts(observation.target, tuple(observation.update.tensors))
+    if not any(error_std(observation, part.name) for part in parts[:1]):
         return ()
     nats, entries = 0.0, 0
     layers: dict[int | None, None] = {}
-    for part in linear_parts(observation.target, tuple(observation.update.tensors)):
+    for part in parts:
         if nats > TELLING + 2 * math.sqrt(entries / 2) and part.layer not in layers:  # what noise alone adds varies by the root
             break
         layers[part.layer] = None
-        square = float(observation.update.tensors[part.name].double().square().sum())
-        nats, entries = nats + (square / std**2 - part.size) / 2, entries + part.size
+        nats, entries = nats + _worth(observation, part) - part.size / 2, entries + part.size
     return tuple(layers)
 
 
@@ -205,6 +201,13 @@ class Seen:
         products = (directions.flatten(1, 2) @ seen.mT).view(*directions.shape[:3], -1)  # one product an observation
         inside: Tensor = torch.linalg.solve_triangular(cholesky, products, upper=False).square().sum((-1, -2))
         return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
+
+
+def _worth(observation: Observation, part: Part) -> float:
+    """A matrix as evidence, in nats; zero where it is not seen, or free of errors."""
+    if part.name not in observation.update.tensors or not (std := error_std(observation, part.name)):
+        return 0.0
+    return float(observation.update.tensors[part.name].double().square().sum()) / 2 / std**2
 
 
 def _shows(observation: Observation, part: Part) -> bool:

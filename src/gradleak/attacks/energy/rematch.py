@@ -46,11 +46,19 @@ class Rematch:
         tempered = matched.tempered(MOST)
         search = self._from(rows, tempered, start, likely)
         self._begin_twice(search)
-        search.run()
-        if tempered is matched:
-            return search.best, search.best_scores
+        best = search.best.clone()
+        going = (~matched.fits(rows.batch(rows.target.embed(best[:, None])))).nonzero()[:, 0]
+        if len(going):
+            few, many = likely
+            part = self._from(rows.take(going), tempered.take(going), best[going], (few[going], many[going]))
+            part.begun = True
+            part.run()
+            best[going] = part.best
         last = self._from(rows, matched, start, likely)
-        found, scores = last.attempt(search.best)
+        if tempered is matched:
+            found, scores = best, last.scores(best[:, None])[:, 0]
+        else:
+            found, scores = last.attempt(best)
         better = scores < last.best_scores
         return torch.where(better[:, None, None], found, start), torch.where(better, scores, last.best_scores)
 
@@ -68,7 +76,6 @@ class Rematch:
         better = scores < search.best_scores
         search.best = torch.where(better[:, None, None], found.view(2, *start.shape)[chosen, places], start)
         search.best_scores = torch.where(better, scores, search.best_scores)
-        search.begun = True
 
 
 def nearest_words(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Likely:

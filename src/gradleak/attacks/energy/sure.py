@@ -10,11 +10,11 @@ SIGNAL = 1e-5  # singular values below this share of the largest are rounding
 
 
 def sure_directions(
-    observation: Observation, matrix: Float[Tensor, "*lead outputs inputs"]
+    observation: Observation, matrix: Float[Tensor, "*lead outputs inputs"], std: float
 ) -> Float[Tensor, "*lead rank inputs"]:
-    """Orthogonal rows, each as long as it is sure (under noise, less than one), at most one a token, padded with zeros."""
+    """Orthogonal rows, each as long as it is sure under errors of that size, at most one a token, padded with zeros."""
     values, right = row_factor(matrix)
-    shares = signal_shares(values, (matrix.shape[-2], matrix.shape[-1]), observation.noise_std, SIGNAL)
+    shares = signal_shares(values, (matrix.shape[-2], matrix.shape[-1]), std, SIGNAL)
     if observation.knows.lengths is not None:
         shares[..., sum(observation.knows.lengths) :] = 0
     most = max(1, int((shares > 0).sum(-1).max()))
