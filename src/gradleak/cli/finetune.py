@@ -10,6 +10,7 @@ from gradleak.cli.options import Device, option
 if TYPE_CHECKING:
     from gradleak.core.dataset import Dataset
     from gradleak.core.defense import Defense
+    from gradleak.core.protocol import Protocol
     from gradleak.targets.image_classifier import ImageClassifier
     from gradleak.training.finetune import FineTuning, News
 
@@ -28,6 +29,10 @@ def finetune(
     defense: Annotated[
         list[str] | None, option("On the gradient of every step, as a client would send it; repeat for a chain. [none]")
     ] = None,
+    protocol: Annotated[
+        str, option("What clients do in a step, such as fedavg:steps=4,learning_rate=0.01, whose own rate then counts. [fedsgd]")
+    ] = "fedsgd",
+    clients: Annotated[int, option("Among whom the examples of a step are dealt out. [1]", minimum=1)] = 1,
     limit: Annotated[int | None, option("Batches of examples to read. [all]", minimum=1)] = None,
     seed: Annotated[int, option("Of order, dropout, noise and held-out examples. [0]")] = 0,
     device: Device = "auto",
@@ -50,7 +55,8 @@ def finetune(
     from gradleak.training.finetune import FineTuning, fine_tune, guarantees
     from gradleak.training.material import read_material
 
-    settings = FineTuning(epochs, batch_size, learning_rate, gradient_noise, seed, read_defenses(defense or []))
+    defenses, steps = read_defenses(defense or []), read_protocol(protocol)
+    settings = FineTuning(epochs, batch_size, learning_rate, gradient_noise, seed, defenses, steps, clients)
     spec, source = resolve_target(target, allow_pickle), resolve_dataset(data)
     judged = None if eval_data is None else resolve_dataset(eval_data)
     opened = spec.open(torch.device(resolve_device(device)))
@@ -76,8 +82,11 @@ def train_on_pictures(
     from gradleak.core.errors import GradleakError
     from gradleak.training.image_classifier import ImageTraining, train_image_classifier
 
-    if settings.defenses or settings.gradient_noise:
-        raise GradleakError("Defenses in training are for text classifiers: leave --defense and --gradient-noise out.")
+    if settings.defenses or settings.gradient_noise or settings.federated:
+        raise GradleakError(
+            "Defenses and clients in training are for text classifiers: leave --defense, --gradient-noise, --protocol and "
+            "--clients out."
+        )
     if out.is_dir() or not out.parent.is_dir():
         raise GradleakError(f"{out} must be a file to be written, such as lenet.safetensors, in a folder that is there.")
     examples = data.load(limit)
@@ -97,6 +106,17 @@ def read_defenses(lines: list[str]) -> "tuple[Defense, ...]":
 
     made = [from_string("defense", line) for line in lines]
     return tuple(one for one in made if isinstance(one, Defense))
+
+
+def read_protocol(line: str) -> "Protocol":
+    """The protocol of that line."""
+    import gradleak.protocols  # noqa: F401  (registers them)
+    from gradleak.core.protocol import Protocol
+    from gradleak.core.specs import from_string
+
+    made = from_string("protocol", line)
+    assert isinstance(made, Protocol)
+    return made
 
 
 class _Printer:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from torch import Tensor
 from gradleak.core.batch import Example
 from gradleak.core.defense import Defense, Guarantee
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.protocol import Protocol
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
+from gradleak.protocols.fedsgd import FedSGD
 from gradleak.records.plain import to_plain
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.training.defended import (
@@ -30,6 +32,7 @@ from gradleak.training.defended import (
     run_guarantees,
     step_with,
 )
+from gradleak.training.federated import dealt, mean_update, refuse_unfit_federation, take_round
 from gradleak.training.scores import Counts, Scores, count_pairs, score_counts
 
 CHECKED_AT_ONCE = 64  # sentences
@@ -46,6 +49,10 @@ class FineTuning:
     gradient_noise: float = 0.0  # standard deviation of what is added to every gradient entry before a step (LAMP, Table 5)
     seed: int = 0  # of order, dropout, noise and held-out examples; the head is the target's own
     defenses: tuple[Defense, ...] = ()  # on every step's gradient, as if a client had sent it
+    protocol: Protocol = field(
+        default_factory=FedSGD
+    )  # what clients do in a step; weight differences (FedAvg) are averaged, not optimised
+    clients: int = 1  # among whom the examples of a step are dealt out
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -55,6 +62,12 @@ class FineTuning:
         if not 0 <= self.gradient_noise < float("inf"):
             raise GradleakError(f"The gradient noise is a standard deviation, 0 or more, not {self.gradient_noise}.")
         refuse_unfit(self.defenses)
+        refuse_unfit_federation(self.protocol, self.clients, self.defenses, self.gradient_noise)
+
+    @property
+    def federated(self) -> bool:
+        """Whether a step is a round of clients, not a step of one who has all."""
+        return self.clients > 1 or not self.protocol.one_gradient
 
     @property
     def streams(self) -> Streams:
@@ -208,6 +221,8 @@ def _descend(
     if not batch:  # drawn by chance, none was: as good as never at ordinary sizes
         return torch.zeros((), device=target.device)
     with _dropout_from(streams.child("dropout"), target.device):
+        if settings.federated:
+            return _round(settings, target, batch, optimiser, streams)
         if per_example(settings.defenses):
             update, loss = gradients_of_each(target.parameters, (_loss(target, [lesson]) for lesson in batch))
             # The mean of however many were drawn, as a share of how many were expected (Opacus divides by these too)
@@ -222,6 +237,20 @@ def _descend(
         _add_noise(target, settings.gradient_noise, streams.child("noise"))
     optimiser.step()
     return loss.detach()
+
+
+def _round(
+    settings: FineTuning, target: TextClassifier, batch: Sequence[Lesson], optimiser: torch.optim.Optimizer, streams: Streams
+) -> Tensor:
+    """One round of clients; returns the mean loss of their examples before it."""
+    whole = target.batch_of([lesson.ids for lesson in batch], [lesson.label for lesson in batch])
+    with torch.no_grad():
+        loss = target.losses(whole).mean()
+    update = mean_update(target, dealt(whole, settings.clients), settings.protocol, settings.defenses, streams)
+    take_round(target, update, settings.protocol)
+    if settings.protocol.one_gradient:
+        optimiser.step()
+    return loss
 
 
 def _add_noise(target: TextClassifier, std: float, streams: Streams) -> None:
@@ -278,7 +307,9 @@ def _seed(streams: Streams) -> int:
 def _facts(settings: FineTuning, material: Material) -> dict[str, Any]:
     sizes = {"examples": len(material.training), "eval_examples": len(material.evaluation)}
     defenses = {"defenses": [to_string(defense) for defense in settings.defenses]} if settings.defenses else {}
-    return {**asdict(replace(settings, defenses=())), **material.described, **sizes, **defenses}
+    federation = {"protocol": to_string(settings.protocol), "clients": settings.clients} if settings.federated else {}
+    kept = {name: value for name, value in vars(settings).items() if name not in ("defenses", "protocol", "clients")}
+    return {**kept, **material.described, **sizes, **defenses, **federation}
 
 
 def _refuse_foreign(out: Path) -> None:
