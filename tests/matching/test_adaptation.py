@@ -22,6 +22,7 @@ from gradleak.defenses.top_k import TopK
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.distances import WrongSigns, WrongSignSquares
 from gradleak.matching.matcher import FactoredMatcher
+from gradleak.matching.survivors import Sparse
 
 TEXTS = ("the cat is red .", "my phone number is five .")
 OTHER = ("we owes the bank .", "she left")
@@ -29,6 +30,8 @@ EQUAL = (("the cat is red .", "my dog was bad !"), ("he paid our doctor ?", "i s
 CHAINS: list[tuple[Defense, ...]] = [
     (Pruning(0.2),),
     (TopK(0.1),),
+    (Pruning(0.01),),
+    (Masking(0.98),),
     (Masking(0.5),),
     (Sign(),),
     (GaussianNoise(0.01),),
@@ -168,6 +171,14 @@ def test_the_naive_attack_is_the_attack_of_one_who_knows_of_no_defense(
     unaware = seen.limited_to(set(Fact) - {Fact.DEFENSE})
     naive, ignorant = (for_observations([one], Cosine(), adaptive=how) for one, how in ((seen, False), (unaware, True)))
     assert torch.equal(naive.distances(other), ignorant.distances(other))
+
+
+def test_where_few_entries_are_left_only_these_are_computed(tiny64: Target, observe: Observe) -> None:
+    few, many = (for_observations([observe(tiny64, defenses=(how,))], Cosine()) for how in (Pruning(0.01), Pruning(0.5)))
+    assert isinstance(few, FactoredMatcher)
+    assert isinstance(many, FactoredMatcher)
+    assert any(isinstance(one, Sparse) for one in few._sums.observed)
+    assert not any(isinstance(one, Sparse) for one in many._sums.observed)
 
 
 def test_updates_under_different_defenses_are_not_read_alike(tiny64: Target, observe: Observe) -> None:

@@ -15,10 +15,11 @@ from gradleak.matching.capture import CHANNELS_FIRST, Kind, Use, captured
 from gradleak.matching.convolution import channel_terms, patches
 from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.plan import Group, Member, Plan
-from gradleak.matching.readings import WHOLE, Reading
+from gradleak.matching.readings import WHOLE, Reading, Surviving
+from gradleak.matching.survivors import Sparse, sparse_survivors
 from gradleak.matching.terms import Sums, lookup_angles, outer_sums, vector_sums
 
-Observed = Thin | Tensor
+Observed = Thin | Sparse | Tensor
 Calls = Mapping[str, Sequence[tuple[Use, Tensor]]]  # by module: each use with its output gradient
 
 
@@ -33,14 +34,14 @@ class FactoredSums:
         self.residuals = residuals
         self.reading = reading
         self.modules = {name: target.module.get_submodule(name) for name in plan.modules}
-        self.observed = [_arrange(group, observed, thin=not reading.entrywise) for group in plan.groups]
+        self.observed = [_arrange(group, observed, reading) for group in plan.groups]
         self.by_autograd = tuple(target.part(name) for name in plan.by_autograd)
         self.observed_by_autograd = {name: observed[name].flatten(1) for name in plan.by_autograd}
 
     def take(self, places: Int[Tensor, "some"]) -> "FactoredSums":
         """The same for some of the observations."""
         part = copy.copy(self)
-        part.observed = [one.take(places) if isinstance(one, Thin) else one[:, places] for one in self.observed]
+        part.observed = [one[:, places] if isinstance(one, Tensor) else one.take(places) for one in self.observed]
         part.observed_by_autograd = {name: tensor[places] for name, tensor in self.observed_by_autograd.items()}
         return part
 
@@ -77,7 +78,7 @@ class FactoredSums:
         return replace(batch, ids=None, embeddings=embeddings, labels=labels), wanted
 
     def _group_sums(self, group: Group, observed: Observed, calls: Calls, shape: torch.Size, rows: slice) -> Sums:
-        kept = observed.rows(rows) if isinstance(observed, Thin) else observed[:, rows]
+        kept = observed[:, rows] if isinstance(observed, Tensor) else observed.rows(rows)
         if group.form == "vector":
             gradients = torch.stack([self._vector(member, calls[member.module], shape) for member in group.members])
             return vector_sums(gradients, kept, self.residuals, self.reading)  # type: ignore[arg-type]
@@ -151,16 +152,19 @@ class FactoredSums:
         return first, second
 
 
-def _arrange(group: Group, observed: Mapping[str, Tensor], thin: bool) -> Observed:
-    """The observed tensors of a group, stacked [members, observations, …], matrices as thin factors where that pays."""
+def _arrange(group: Group, observed: Mapping[str, Tensor], reading: Reading) -> Observed:
+    """The observed tensors of a group, stacked [members, observations, …], matrices as factors or survivors where that pays."""
     stacked = torch.stack([observed[member.part.name] for member in group.members])
     if group.form != "outer":
         return stacked
     if group.members[0].kind is Kind.CONV2D:
         stacked = stacked.flatten(3)  # every place of the kernel is an input of its own
     matrices = stacked.mT if group.members[0].kind is Kind.CONV1D else stacked
-    factors = thin_factors(matrices) if thin else None
-    return matrices.contiguous() if factors is None else factors
+    if isinstance(reading, Surviving):
+        found: Observed | None = sparse_survivors(matrices)
+    else:
+        found = None if reading.entrywise else thin_factors(matrices)
+    return matrices.contiguous() if found is None else found
 
 
 def _with_gradients(total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: bool, again: bool) -> Calls:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradleak.matching.factors import Thin
 from gradleak.matching.readings import WHOLE, Reading
+from gradleak.matching.survivors import Sparse, sparse_sums
 
 Sums = tuple[Float[Tensor, "tensors observations candidates"], Float[Tensor, "tensors observations candidates"]]
 ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # of a dense gradient: small enough for the cache of a CPU
@@ -60,11 +61,13 @@ def vector_sums(
 def outer_sums(
     inputs: Float[Tensor, "m o c uses d_in"],
     deltas: Float[Tensor, "m o c uses d_out"],
-    observed: Thin | Tensor,
+    observed: Thin | Sparse | Tensor,
     residuals: bool,
     reading: Reading = WHOLE,
 ) -> Sums:
     """The sums for a matrix gradient; it is built only where the distance or the reading asks for its entries."""
+    if isinstance(observed, Sparse):
+        return sparse_sums(inputs, deltas, observed, residuals)
     if residuals:
         return outer_residuals(inputs, deltas, observed, reading)
     inner, squares = outer_angles(inputs, deltas, observed)
