@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from gradleak.audit.beliefs import Beliefs
 from gradleak.audit.client import private_batches, private_examples
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Parts
@@ -60,6 +61,7 @@ def run_audits(
     keep_secrets: bool = False,
     display: Display | None = None,
     target: Target | None = None,
+    beliefs: Beliefs | None = None,
     key: SecretKey | None = None,
 ) -> list[Finished | GradleakError]:
     """Audits settings of one `kin` in one call; of several, one that cannot be attacked gives its error and no record."""
@@ -84,7 +86,7 @@ def run_audits(
     # Parts belong to settings, a kind of device and the very data: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}")
-    together = Together(members, target, parts, display)
+    together = Together(members, target, parts, display, beliefs)
     together.attack_all()
     results: list[Finished | GradleakError] = []
     for member in members:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gradleak.attacks.blind import Blind
-from gradleak.audit.beliefs import open_beliefs
+from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.client import compute, look, protect, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
@@ -59,10 +59,12 @@ class SharedBench(Bench):
 class Together:
     """Audits that share target, attacks, prior, seed and knowledge; their batches are attacked a group at a time."""
 
-    def __init__(self, members: Sequence[Member], target: Target, parts: Parts, display: Display) -> None:
+    def __init__(
+        self, members: Sequence[Member], target: Target, parts: Parts, display: Display, beliefs: Beliefs | None = None
+    ) -> None:
         self.members, self.target, self.parts, self.display = members, target, parts, display
         self.shared = members[0].spec
-        self.beliefs = open_beliefs(self.shared, target)
+        self.beliefs = beliefs or open_beliefs(self.shared, target)
         self.stride = max(len(member.private) for member in members)
         self.peak_memory: int | None = None
         self.fits = Fits(self.shared, target, self.beliefs.words, parts.out, display)  # of what learns: it runs alone

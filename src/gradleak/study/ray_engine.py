@@ -11,6 +11,7 @@ from typing import Any
 
 from gradleak.audit import AuditSpec
 from gradleak.audit.display import Display
+from gradleak.audit.packed import packed, unpacked
 from gradleak.audit.runner import run_audits
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import Record
@@ -37,7 +38,8 @@ class Cluster:
 def run_on_ray(cells: Sequence[Cell], folder: Path, cluster: Cluster, display: Display, *, retry: bool) -> list[CellResult]:
     """Runs the cells that have no record yet on a cluster; the records are those of a local run, but for time and cost.
 
-    Workers open data and models by name: these must be there on every node, or be had from the hub.
+    Targets and priors are opened here, once, and lie in the cluster's object store; data are read by name and must be there on
+    every node, or be had from the hub.
     """
     ray = _ray()
     if cluster.device not in ("auto", "cpu", "cuda"):
@@ -85,7 +87,7 @@ def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster
     count = sum(map(len, groups))
     display.say(f"{count} cells on Ray, {workers} workers, a {'GPU' if device == 'cuda' else 'core'} each.")
     began, clock = time.monotonic(), Clock(count)
-    for cells, answers in _answers(ray, task, groups, folder, (key, device), workers):
+    for cells, answers in _answers(ray, task, groups, folder, (Stored(ray), key, device), workers):
         for cell, answer in zip(cells, answers, strict=True):
             _keep(cell, answer, folder, display)
         clock.finished += len(cells)
@@ -95,9 +97,10 @@ def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster
 
 
 def _answers(
-    ray: Any, task: Any, groups: Sequence[Sequence[Cell]], folder: Path, rest: tuple[Any, ...], workers: int
+    ray: Any, task: Any, groups: Sequence[Sequence[Cell]], folder: Path, rest: "tuple[Stored, Any, str]", workers: int
 ) -> Iterator[tuple[list[Cell], list[Answer]]]:
     """What became of the cells, as workers come back; a cell is claimed while it is out."""
+    stored, key, device = rest
     waiting = list(reversed(groups))
     out: dict[Any, tuple[list[Cell], contextlib.ExitStack]] = {}
     while waiting or out:
@@ -105,7 +108,7 @@ def _answers(
             group, held = waiting.pop(), contextlib.ExitStack()
             ours = [cell for cell in group if held.enter_context(claim(folder, cell.spec.id))]
             if ours:
-                out[task.remote([cell.spec for cell in ours], *rest)] = (ours, held)
+                out[task.remote([cell.spec for cell in ours], stored.of(ours[0].spec), key, device)] = (ours, held)
             else:
                 held.close()  # another run has them
         if not out:
@@ -114,6 +117,24 @@ def _answers(
         cells, held = out.pop(ready)
         with held:
             yield cells, _answer(ray, ready, len(cells))
+
+
+class Stored:
+    """Targets and priors in the object store, each put there when the first cell needs it."""
+
+    def __init__(self, ray: Any) -> None:
+        self.ray = ray
+        self.references: dict[tuple[object, ...], Any] = {}
+
+    def of(self, spec: AuditSpec) -> Any:
+        """Where those of an audit lie; none where they cannot be opened, which its worker will find out and say."""
+        name = (spec.target, spec.dtype, spec.prior)
+        if name not in self.references:
+            try:
+                self.references[name] = self.ray.put(packed(spec))
+            except GradleakError:
+                self.references[name] = None
+        return self.references[name]
 
 
 def _answer(ray: Any, ready: Any, cells: int) -> list[Answer]:
@@ -134,14 +155,15 @@ def _keep(cell: Cell, answer: Answer, folder: Path, display: Display) -> None:
         display.say(f"Failed; the traceback is in {path}.")
 
 
-def audit_cells(specs: Sequence[AuditSpec], key: bytes, device: str) -> list[Answer]:
+def audit_cells(specs: Sequence[AuditSpec], opened: bytes | None, key: bytes, device: str) -> list[Answer]:
     """Kin on a worker: records, or else tracebacks: a failure is an answer, which Ray does not try again."""
     try:
-        found = run_audits(specs, device=device, key=SecretKey(key))
+        target, beliefs = (None, None) if opened is None else unpacked(opened, device)
+        found = run_audits(specs, device=device, key=SecretKey(key), target=target, beliefs=beliefs)
     except Exception:
         if len(specs) == 1:
             return [("", traceback.format_exc())]
-        return [answer for spec in specs for answer in audit_cells([spec], key, device)]  # the one at fault fails alone
+        return [answer for spec in specs for answer in audit_cells([spec], opened, key, device)]  # the one at fault fails alone
     return [
         ("", f"{type(one).__name__}: {one}")
         if isinstance(one, GradleakError)
