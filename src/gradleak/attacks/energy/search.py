@@ -2,18 +2,18 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.changes import moved, replaced, slipped, widened, wiped
+from gradleak.attacks.energy.changes import replaced, slipped, widened, wiped
 from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.steps import ENOUGH, moved_on, swept_at_once
 from gradleak.attacks.energy.words import Likely, punctuation
 from gradleak.attacks.gradient_matching.discrete import batch_nll
 from gradleak.attacks.gradient_matching.problems import Rows
@@ -26,10 +26,7 @@ BYTES_A_TOKEN = 100_000
 
 CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
-BEST = 3  # words a place that are tried again after the best of all was taken
-AHEAD = 24  # moves that are tried again after the best was taken
 ASKED = 16  # candidates whose likelihood the prior is asked for
-ENOUGH = 1e-4  # nats: less is no improvement
 
 Ids = Int[Tensor, "rows examples tokens"]
 
@@ -149,48 +146,13 @@ class WordSearch:
         ids, scores = ids.clone(), self.scores(ids[:, None])[:, 0]
         downhill = self.downhill(ids)
         if self.settings.at_once:
-            return self._sweep_at_once(ids, scores, downhill)
-        for places, has_one in self._places():
+            return swept_at_once(self, ids, scores, downhill)
+        for places, has_one in self.free_places():
             words = self.proposals(ids, places, downhill)
             found, reached = self.best_words(ids, places, words)
             ids = torch.where(has_one[:, None, None], found, ids)
             scores = torch.where(has_one, reached, scores)
         return ids, scores
-
-    def _sweep_at_once(
-        self, ids: Ids, scores: Float[Tensor, "rows"], downhill: Int[Tensor, "rows places downhill"]
-    ) -> tuple[Ids, Float[Tensor, "rows"]]:
-        """All places in one pass, by what the update says alone; then the best few of each in turn, by the prior too."""
-        places = torch.stack([place for place, _ in self._places()], dim=1)
-        words = torch.stack([self.proposals(ids, place, downhill) for place in places.T], dim=1)
-        flat_places = places[..., None].expand_as(words).flatten(1)
-        found = self.unweighed(replaced(ids, flat_places, words.flatten(1))).view(words.shape)
-        reached, best = found.topk(min(BEST, words.shape[2]), largest=False)
-        chosen = words.gather(2, best)
-        ids, scores = self._several(ids, scores, places, chosen[..., 0], reached[..., 0])
-        some_places, some_words = places[..., None].expand_as(best).flatten(1), chosen.flatten(1)
-        return self._follow(ids, scores, lambda now, rows: replaced(now, some_places[rows], some_words[rows]))
-
-    def _several(
-        self,
-        ids: Ids,
-        scores: Float[Tensor, "rows"],
-        places: Int[Tensor, "rows places"],
-        words: Int[Tensor, "rows places"],
-        reached: Float[Tensor, "rows places"],
-    ) -> tuple[Ids, Float[Tensor, "rows"]]:
-        """The best word of every place, at the places that gain most: at one, at two and so on, whichever is best."""
-        order = reached.argsort(1)
-        candidates = ids.flatten(1)[:, None].repeat(1, places.shape[1], 1)
-        for number, (place, word) in enumerate(zip(places.gather(1, order).T, words.gather(1, order).T, strict=True)):
-            later = candidates[:, number:]
-            later.scatter_(
-                2, place[:, None, None].expand(-1, later.shape[1], 1), word[:, None, None].expand(-1, later.shape[1], 1)
-            )
-        found, chosen = self.scores(candidates.view(len(ids), -1, *ids.shape[1:])).min(1)
-        better = found < scores - ENOUGH
-        taken = candidates[torch.arange(len(ids), device=ids.device), chosen].view_as(ids)
-        return torch.where(better[:, None, None], taken, ids), torch.where(better, found, scores)
 
     def best_words(
         self, ids: Ids, places: Int[Tensor, "rows"], words: Int[Tensor, "rows words"]
@@ -202,46 +164,8 @@ class WordSearch:
         return flat.scatter(1, places[:, None], words.gather(1, chosen[:, None])).view_as(ids), scores
 
     def move(self, ids: Ids, scores: Float[Tensor, "rows"]) -> tuple[Ids, Float[Tensor, "rows"]]:
-        """Exchanges of two words and moves of one, the best taken, until none helps.
-
-        All are tried, then those that did best again after each that was taken, until all have to be tried once more.
-        """
-        ids, scores = ids.clone(), scores.clone()
-        going = torch.arange(len(ids), device=ids.device)
-        for _ in range(2 * ids.shape[-1]):
-            part = self.of(going)
-            found = part.scores(moved(ids[going], part.orders))
-            ahead = found.topk(min(AHEAD, found.shape[1]), largest=False).indices
-            best = part.orders[torch.arange(len(going), device=ids.device)[:, None], ahead]
-            taken, reached = part._follow(ids[going], scores[going], partial(_moved_by, best))
-            self.passes += part.passes
-            better = reached < scores[going] - ENOUGH
-            going = going[better]
-            if not len(going) or self.bench.out_of_time:
-                break
-            ids[going], scores[going] = taken[better], reached[better]
-        return ids, scores
-
-    def _follow(
-        self,
-        ids: Ids,
-        scores: Float[Tensor, "rows"],
-        changed: Callable[[Ids, Int[Tensor, "some"]], Int[Tensor, "some changes examples tokens"]],
-    ) -> tuple[Ids, Float[Tensor, "rows"]]:
-        """The best of a few changes taken, and again, until none of these helps."""
-        ids, scores = ids.clone(), scores.clone()
-        going = torch.arange(len(ids), device=ids.device)
-        for _ in range(2 * ids[0].numel()):
-            part = self.of(going)
-            candidates = changed(ids[going], going)
-            found, chosen = part.scores(candidates).min(1)
-            self.passes += part.passes
-            better = found < scores[going] - ENOUGH
-            going = going[better]
-            if not len(going):
-                break
-            ids[going], scores[going] = candidates[better, chosen[better]], found[better]
-        return ids, scores
+        """Exchanges of two words and moves of one, the best taken, until none helps."""
+        return moved_on(self, ids, scores)
 
     def proposals(
         self, ids: Ids, places: Int[Tensor, "rows"], downhill: Int[Tensor, "rows places downhill"]
@@ -330,7 +254,7 @@ class WordSearch:
         candidates = torch.where(self.rows.fixed.flatten(1)[:, None], self.rows.frame.flatten(1)[:, None], candidates)
         return self.scores(candidates.view(len(ids), count, *ids.shape[1:]))
 
-    def _places(self) -> list[tuple[Int[Tensor, "rows"], Bool[Tensor, "rows"]]]:
+    def free_places(self) -> list[tuple[Int[Tensor, "rows"], Bool[Tensor, "rows"]]]:
         """Free places (numbered over the whole batch) in turn, and which rows have that many; others repeat their last."""
         fixed = self.rows.fixed.flatten(1)
         order, counts = fixed.to(torch.uint8).argsort(dim=1, stable=True), (~fixed).sum(1)
@@ -345,9 +269,3 @@ class WordSearch:
         tokens = self.rows.mask[0].numel() * candidates
         most = fitting(TOKENS_AT_ONCE, self.rows.target.device, BYTES_A_TOKEN)
         return Chunks(max(1, most // (tokens * self.energy.cost)))
-
-
-def _moved_by(
-    orders: Int[Tensor, "rows moves places"], ids: Int[Tensor, "some examples tokens"], rows: Int[Tensor, "some"]
-) -> Int[Tensor, "some moves examples tokens"]:
-    return moved(ids, orders[rows])
