@@ -29,7 +29,13 @@ def matrix_name(target: Target) -> str:
 
 @pytest.mark.parametrize(
     ("defense", "within"),
-    [(GaussianNoise(std=0.01), 1e-9), (Masking(fraction_zeroed=0.75), 0.2), (Quantisation(bits=3), 0.5), (Sign(), 0.5)],
+    [
+        (GaussianNoise(std=0.01), 1e-9),
+        (Masking(fraction_zeroed=0.75), 0.2),
+        (Quantisation(bits=3), 0.5),
+        (Sign(), 0.5),
+        (TopK(0.1), 0.5),
+    ],
     ids=lambda one: one.name if isinstance(one, Defense) else "",
 )
 def test_the_size_of_errors_is_told_from_what_is_seen(tiny64: Target, observe: Observe, defense: Defense, within: float) -> None:

@@ -6,6 +6,7 @@ gradient and an error that knows nothing of the words: its size is all that has 
 
 import math
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,8 +14,8 @@ from gradleak.core.defense import Survivors
 from gradleak.core.observation import Observation
 
 SIGNS = 0.5  # the share of a gradient's square along its signs: 0.64 for Gaussian entries, less for some that stand out
-BELOW = 3.0  # entries below a threshold, spread evenly, have a square of a third of its own
 NEXT_TO_NOTHING = 1e-3  # of a tensor's entries: less is left to what every search allows for
+SMOOTHED = 20.0  # entries of ordinary size that every row and column is taken to have beside its own
 COVERED = 0.9  # the share that is lost where entries were set to zero, nobody knows how many, and noise hides which
 
 
@@ -27,7 +28,7 @@ def error_std(observation: Observation, name: str) -> float:
     seen = observation.update.tensors[name].double()
     square = float(seen.square().mean())
     lost = 0.0
-    if channel.signs_only or observation.protocol.sizes_lost:
+    if only_signs(observation):
         lost = (1 - SIGNS) * square
     elif channel.survivors is Survivors.SEEN:
         lost = _of_zeroed(seen, square, channel.randomised)
@@ -37,6 +38,30 @@ def error_std(observation: Observation, name: str) -> float:
         # Rounding is right in the mean, so |entries| are as large as they were; double-exponential ones have twice that, squared.
         lost += max(0.0, square - 2 * float(seen.abs().mean()) ** 2)
     return math.sqrt(known**2 + lost)
+
+
+def only_signs(observation: Observation) -> bool:
+    """Whether entries are little but signs: sent as such, or what a step of Adam leaves of them."""
+    return observation.channel.signs_only or observation.protocol.sizes_lost
+
+
+def with_signs(directions: Float[Tensor, "o c uses width"]) -> Float[Tensor, "o c twice width"]:
+    """Directions and their own signs: where one token outweighs the others, the signs of δ·xᵀ are those of δ times those of x."""
+    return torch.cat([directions, directions.sign() * directions.abs().mean(-1, keepdim=True)], dim=-2)
+
+
+def uneven(observation: Observation) -> bool:
+    """Whether errors are as large as the entries themselves, and so larger in some rows and columns than in others."""
+    return observation.channel.survivors is Survivors.SEEN and observation.channel.randomised
+
+
+def sizes_along(matrix: Float[Tensor, "rows columns"], axis: int) -> Float[Tensor, "sizes"]:
+    """How large entries are in every row (axis 0) or column, as a share of all; where few survive, nearer to one."""
+    squares, kept = matrix.double().square(), (matrix != 0).double()
+    mean = squares.sum() / kept.sum().clamp_min(1)
+    other = 1 - axis
+    found = (squares.sum(other) + SMOOTHED * mean) / (kept.sum(other) + SMOOTHED)
+    return (found / mean.clamp_min(1e-300)).sqrt()
 
 
 def _of_rounding(observation: Observation, name: str) -> float:
@@ -53,4 +78,7 @@ def _of_zeroed(seen: Float[Tensor, "*shape"], square: float, by_chance: bool) ->
     if by_chance or kept == 0:
         return (1 - kept) * square
     threshold = float(seen.abs()[seen != 0].min())
-    return (1 - kept) * threshold**2 / BELOW
+    if kept == 1:
+        return 0.0
+    scale = threshold / math.log(1 / kept)  # of double-exponential entries of which that share lies above the threshold
+    return max(0.0, 2 * scale**2 - kept * (threshold**2 + 2 * scale * threshold + 2 * scale**2))

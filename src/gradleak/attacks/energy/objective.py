@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.errors import error_std
+from gradleak.attacks.energy.errors import error_std, only_signs, sizes_along, uneven, with_signs
 from gradleak.attacks.energy.heads import heads_of
 from gradleak.attacks.energy.structure import Structure, structures_of
 from gradleak.core.batch import Batch
@@ -117,12 +117,12 @@ class Energy:
     def unexplained(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates terms"]:
         """For every matrix the share of its squared norm that lies outside the span of the candidate's inputs; then by heads."""
         inputs = self.inputs(batch)
-        spans: dict[tuple[str, Structure], tuple[Tensor, Tensor]] = {}
+        spans: dict[tuple[str, Structure, str], tuple[Tensor, Tensor]] = {}
         shares = []
         for part, structure, seen in zip(self.parts, self.structures, self.seen, strict=True):
-            key = (self._source(inputs, part), structure)
+            key = (self._source(inputs, part), structure, part.name if seen.uneven else "")
             if key not in spans:
-                spans[key] = _factored(structure.directions(inputs[module_of(part)], batch.mask))
+                spans[key] = _factored(seen.told_by(structure.directions(inputs[module_of(part)], batch.mask), rows))
             shares.append(seen.outside(*spans[key], rows))
         for heads, bases in zip(self.heads, self.bases, strict=True):
             shares.append(heads.outside(self.target, inputs, batch.mask, bases[rows]))
@@ -180,18 +180,30 @@ class Seen:
     def __init__(self, observations: Sequence[Observation], part: Part) -> None:
         target = observations[0].target
         matrices = [matrix_of(target, part, one.update.tensors[part.name])[0] for one in observations if _shows(one, part)]
-        found = [_directions(matrix) for matrix in matrices]
-        width, most = matrices[0].shape[1], max(len(one) for one in found)
-        self.rows = torch.zeros(len(observations), most, width, device=target.device, dtype=torch.float64)
+        width = matrices[0].shape[1]
+        self.signs, self.uneven = any(map(only_signs, observations)), any(map(uneven, observations))
+        self.columns = torch.ones(len(observations), width, device=target.device, dtype=torch.float64)
         self.shown = torch.tensor([_shows(one, part) for one in observations], device=target.device)
+        for number, place in enumerate(self.shown.nonzero()[:, 0].tolist()):
+            if uneven(observations[place]):
+                self.columns[place] = sizes_along(matrices[number], 1)
+                matrices[number] = matrices[number] / sizes_along(matrices[number], 0)[:, None] / self.columns[place]
+        found = [_directions(matrix) for matrix in matrices]
+        most = max(len(one) for one in found)
+        self.rows = torch.zeros(len(observations), most, width, device=target.device, dtype=torch.float64)
         for place, one in zip(self.shown.nonzero()[:, 0].tolist(), found, strict=True):
             self.rows[place, : len(one)] = one
 
     def take(self, places: Int[Tensor, "some"]) -> "Seen":
         """Of some of the observations."""
         part = copy.copy(self)
-        part.rows, part.shown = self.rows[places], self.shown[places]
+        part.rows, part.shown, part.columns = self.rows[places], self.shown[places], self.columns[places]
         return part
+
+    def told_by(self, directions: Float[Tensor, "o c uses width"], rows: slice) -> Float[Tensor, "o c more width"]:
+        """What the gradients of these inputs span after the defense, in units of the errors in each column."""
+        spanned = with_signs(directions) if self.signs else directions
+        return spanned / self.columns[rows, None, None] if self.uneven else spanned
 
     def outside(
         self, directions: Float[Tensor, "o c uses width"], cholesky: Float[Tensor, "o c uses uses"], rows: slice
