@@ -63,7 +63,9 @@ class Rematch:
         return torch.where(better[:, None, None], found, start), torch.where(better, scores, last.best_scores)
 
     def _from(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> WordSearch:
-        return WordSearch(rows, matched, self.bench, replace(self.settings, many=MANY, at_once=True), self.filler, likely, start)
+        # On a CPU passes are no dearer than what is in them, and large ones are slower
+        narrow = replace(self.settings, many=MANY, at_once=start.device.type == "cuda")
+        return WordSearch(rows, matched, self.bench, narrow, self.filler, likely, start)
 
     def _begin_twice(self, search: WordSearch) -> None:
         """Where words are right and their order is not, exchanging words first leads away, and elsewhere moving them does."""
