@@ -11,6 +11,7 @@ from gradleak.attacks.energy.judge import labels_of
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.objective import layers_needed
 from gradleak.attacks.energy.rematch import Rematch, nearest_words
+from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.energy.words import filler_of
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
@@ -77,6 +78,22 @@ def test_a_wrong_word_or_two_exchanged_ones_are_put_right_through_every_defense(
     near = nearest_words(rows, tiny64.embed(start))
     rematch = Rematch(bench, SearchSettings(restarts=0), filler_of(tiny64))
     found, _ = rematch.run(rows, Matched(observations_of(rows)), start, near)
+    assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("defenses", [(), (GaussianNoise(0.003),)], ids=["none", "noise"])
+def test_all_places_in_one_pass_put_wrong_words_right_too(
+    defenses: tuple[Defense, ...], tiny64: Target, observe: Observe
+) -> None:
+    rows = rows_of(seen_of(tiny64, observe, defenses))
+    right = truth(rows)
+    start = right.clone()
+    start[:, 0, 3] = rows.words[7]
+    bench = Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
+    near = nearest_words(rows, tiny64.embed(start))
+    settings = SearchSettings(restarts=0, at_once=True)
+    search = WordSearch(rows, Matched(observations_of(rows)), bench, settings, filler_of(tiny64), near, start)
+    found, _ = search.attempt(start)
     assert torch.equal(found, right)
 
 
