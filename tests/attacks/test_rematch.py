@@ -55,6 +55,10 @@ def observations_of(rows: Rows) -> list[Observation]:
     return [problem.observation for problem in rows.problems]
 
 
+def bench_of(target: Target) -> Bench:
+    return Bench(Streams.root("attacker", 3), FrequentWords().open(target))
+
+
 def truth(rows: Rows) -> Tensor:
     ids = rows.frame.clone()
     for row, problem in enumerate(rows.problems):
@@ -74,8 +78,7 @@ def test_a_wrong_word_or_two_exchanged_ones_are_put_right_through_every_defense(
     start[exchanged, 0, 2:4] = start[exchanged, 0, 2:4].flip(-1)
     start[~exchanged, 0, 3] = rows.words[7]
     assert bool((start != right).any(-1).all())
-    bench = Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
-    near = nearest_words(rows, tiny64.embed(start))
+    bench, near = bench_of(tiny64), nearest_words(rows, tiny64.embed(start))
     rematch = Rematch(bench, SearchSettings(restarts=0), filler_of(tiny64))
     found, _ = rematch.run(rows, Matched(observations_of(rows)), start, near)
     assert torch.equal(found, right)
@@ -89,8 +92,7 @@ def test_all_places_in_one_pass_put_wrong_words_right_too(
     right = truth(rows)
     start = right.clone()
     start[:, 0, 3] = rows.words[7]
-    bench = Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
-    near = nearest_words(rows, tiny64.embed(start))
+    bench, near = bench_of(tiny64), nearest_words(rows, tiny64.embed(start))
     settings = SearchSettings(restarts=0, at_once=True)
     search = WordSearch(rows, Matched(observations_of(rows)), bench, settings, filler_of(tiny64), near, start)
     found, _ = search.attempt(start)

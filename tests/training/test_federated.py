@@ -27,7 +27,7 @@ def test_clients_that_train_by_themselves_teach_the_server(tmp_path: Path) -> No
     assert fine_tune(settings, target, work, tmp_path / "out", ignore).accuracy > max(0.9, before)
 
 
-def test_one_local_step_of_one_client_is_a_step_of_gradient_descent(tiny64: Target) -> None:
+def test_one_local_step_of_one_client_is_a_step_of_gradient_descent() -> None:
     target, batch = opened("tiny"), opened("tiny").private_batch(toy(8)).batch
     gradient = mean_update(target, [batch], FedSGD(), (), Streams.root("x", 0))
     expected = {name: value - 0.1 * gradient[name] for name, value in target.parameters.items()}
@@ -55,7 +55,7 @@ def test_every_example_is_dealt_to_one_client(tiny64: Target) -> None:
     assert len(dealt(batch, 20)) == 7
 
 
-def test_it_goes_on_where_it_was_cut_and_refuses_another_protocol(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_federation_is_refused(tmp_path: Path) -> None:
     once = FineTuning(epochs=1, batch_size=16, protocol=LOCAL, clients=2)
     assert not torch.equal(trained(once, tmp_path / "a"), weights(opened()))
     (tmp_path / "a" / "config.json").unlink()

@@ -54,13 +54,17 @@ class Portfolio(Attack):
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         """The proven guess of each observation, or of those that were made the one that matches best."""
         made: dict[int, list[tuple[str, Reconstruction]]] = {observation.index: [] for observation in observations}
+        settled: set[int] = set()
         for member in self.members:
-            left = [one for one in observations if not any(_settled(one, guess) for _, guess in made[one.index])]
+            left = [one for one in observations if one.index not in settled]
             if not left or bench.out_of_time:
                 break
             for observation, guess in zip(left, _attempted(member, left, bench), strict=True):
-                if guess is not None:
-                    made[observation.index].append((member.name, in_order(guess, observation.knows.lengths)))
+                if guess is None:
+                    continue
+                made[observation.index].append((member.name, in_order(guess, observation.knows.lengths)))
+                if _settled(observation, made[observation.index][-1][1]):
+                    settled.add(observation.index)
         return [self._chosen(observation, made[observation.index]) for observation in observations]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:

@@ -1,14 +1,11 @@
 """Fine-tunes a target as LAMP does before it attacks it (Balunović et al. 2022, section 5; their train.py)."""
 
 import hashlib
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +15,8 @@ from gradleak.core.batch import Example
 from gradleak.core.defense import Defense, Guarantee
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.protocol import Protocol
-from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.records.plain import to_plain
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.training.defended import (
     chosen_by_chance,
@@ -33,6 +28,7 @@ from gradleak.training.defended import (
     step_with,
 )
 from gradleak.training.federated import dealt, mean_update, refuse_unfit_federation, take_round
+from gradleak.training.kept import refuse_foreign, resume, save_checkpoint, save_model
 from gradleak.training.scores import Counts, Scores, count_pairs, score_counts
 
 CHECKED_AT_ONCE = 64  # sentences
@@ -112,21 +108,21 @@ def fine_tune(
     """Trains the target's own weights in place and saves them in `out`; a checkpoint an epoch lets a second call go on."""
     train(settings, target, material, out, watch)
     scores = evaluate(target, material.evaluation)
-    _save_model(out, settings, target, material, scores)
+    save_model(out, settings, target, material, scores, guarantees(settings, len(material.training)))
     return scores
 
 
 def train(settings: FineTuning, target: TextClassifier, material: Material, out: Path, watch: Callable[[News], None]) -> None:
     """Trains the target's own weights in place; all it leaves in `out` is the checkpoint of the last epoch."""
-    _refuse_foreign(out)
+    refuse_foreign(out)
     # As transformers' AdamW, which LAMP uses; PyTorch's own defaults decay weights by 0.01
     optimiser = torch.optim.AdamW(list(target.parameters.values()), lr=settings.learning_rate, weight_decay=0.0, eps=1e-6)
-    first = _resume(out, settings, target, material, optimiser)
+    first = resume(out, settings, target, material, optimiser)
     progress = _Progress(settings, len(material.training), first, watch)
     with _trainable(target):
         for epoch in range(first, settings.epochs):
             _train_epoch(settings, target, material.training, optimiser, epoch, progress)
-            _save_checkpoint(out, settings, target, material, optimiser, epoch + 1)
+            save_checkpoint(out, settings, target, material, optimiser, epoch + 1)
 
 
 def guarantees(settings: FineTuning, examples: int) -> tuple[Guarantee, ...]:
@@ -302,67 +298,3 @@ def _dropout_from(streams: Streams, device: torch.device) -> Iterator[None]:
 
 def _seed(streams: Streams) -> int:
     return int(torch.randint(2**62, (), generator=streams.generator()))
-
-
-def _facts(settings: FineTuning, material: Material) -> dict[str, Any]:
-    sizes = {"examples": len(material.training), "eval_examples": len(material.evaluation)}
-    defenses = {"defenses": [to_string(defense) for defense in settings.defenses]} if settings.defenses else {}
-    federation = {"protocol": to_string(settings.protocol), "clients": settings.clients} if settings.federated else {}
-    kept = {name: value for name, value in vars(settings).items() if name not in ("defenses", "protocol", "clients")}
-    return {**kept, **material.described, **sizes, **defenses, **federation}
-
-
-def _refuse_foreign(out: Path) -> None:
-    """Before anything is computed: a model that is there already is never written over."""
-    if out.exists() and not out.is_dir():
-        raise GradleakError(f"{out} is a file: choose a folder for --out.")
-    if (out / "config.json").exists() and not (out / "checkpoint.pt").is_file():
-        raise GradleakError(f"{out} already holds a model: choose another --out.")
-    out.mkdir(parents=True, exist_ok=True)
-
-
-def _save_checkpoint(
-    out: Path,
-    settings: FineTuning,
-    target: TextClassifier,
-    material: Material,
-    optimiser: torch.optim.Optimizer,
-    epochs_done: int,
-) -> None:
-    state = {
-        "facts": _facts(settings, material),
-        "content": material.content(),
-        "model": target.module.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "epochs_done": epochs_done,
-    }
-    torch.save(state, out / "checkpoint.tmp")
-    os.replace(out / "checkpoint.tmp", out / "checkpoint.pt")
-
-
-def _resume(out: Path, settings: FineTuning, target: TextClassifier, material: Material, optimiser: torch.optim.Optimizer) -> int:
-    """Loads the checkpoint, if there is one; returns the epochs done."""
-    if not (out / "checkpoint.pt").is_file():
-        return 0
-    state = torch.load(out / "checkpoint.pt", map_location="cpu", weights_only=True)
-    there, here = state["facts"], _facts(settings, material)
-    differs = [f"{name} was {there.get(name)!r} and is {value!r}" for name, value in here.items() if there.get(name) != value]
-    if not differs and state["content"] != material.content():
-        differs = ["the examples have changed"]
-    if differs:
-        raise GradleakError(
-            f"{out} holds a checkpoint of other settings ({'; '.join(differs)}): choose another --out, or remove it."
-        )
-    target.module.load_state_dict(state["model"])
-    optimiser.load_state_dict(state["optimiser"])
-    return int(state["epochs_done"])
-
-
-def _save_model(out: Path, settings: FineTuning, target: TextClassifier, material: Material, scores: Scores) -> None:
-    model: Any = target.module
-    model.save_pretrained(out)
-    target.tokenizer.save_pretrained(out)
-    proven = {"guarantees": [to_plain(one) for one in guarantees(settings, len(material.training))]} if settings.defenses else {}
-    facts = {**_facts(settings, material), "scores": asdict(scores), **proven}
-    (out / "training.tmp").write_text(json.dumps(facts, indent=1) + "\n")
-    os.replace(out / "training.tmp", out / "training.json")

@@ -1,7 +1,5 @@
 """An inverter that has learnt, and how it is taught and read."""
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,22 +9,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.belonging import refuse_another
 from gradleak.attacks.learning_to_invert.decoding import with_prior
 from gradleak.attacks.learning_to_invert.factors import FactorFeatures
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.inverter import ByPosition, Perceptron, Scaling, TextInverter, Words
+from gradleak.attacks.learning_to_invert.reading import FittedInverter
 from gradleak.attacks.learning_to_invert.saved import save_fit
 from gradleak.attacks.learning_to_invert.slots import matched
-from gradleak.core.attack import Bench, Cost, Reconstruction
-from gradleak.core.defense import Channel
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.target import Target
-from gradleak.core.trainable import FittedAttack, Setting
-from gradleak.core.update import Update
-
-CLIENTS_AT_ONCE = 64
+from gradleak.core.trainable import Setting
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,21 +78,15 @@ def known_table(target: Target) -> Float[Tensor, "words size"]:
     return scaled  # rows of length 1 or so
 
 
-class FittedTextInverter(FittedAttack):
-    """Reads updates of one setting in a single pass."""
+class FittedTextInverter(FittedInverter):
+    """Reads words and, where there are any, labels."""
 
     def __init__(
         self, attack: TextInversion, setting: Setting, features: Features, model: TextInverter, facts: dict[str, Any]
     ) -> None:
-        self.attack, self.setting, self.features, self.model, self.facts = attack, setting, features, model.eval(), facts
-        self.unpaid = float(facts["seconds"])  # learning is a part of what an attack takes: the first guesses carry it
-
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return self.attack.requires
-
-    def adapts_to(self, channel: Channel) -> bool:
-        return self.attack.adapts_to(channel)
+        super().__init__(setting, features, facts)
+        self.attack: TextInversion = attack
+        self.model: TextInverter = model.eval()
 
     @property
     def summary(self) -> str:
@@ -134,32 +121,13 @@ class FittedTextInverter(FittedAttack):
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         save_fit(path, tensors | {f"features.{name}": one for name, one in self.features.tensors().items()}, self.facts)
 
-    @torch.no_grad()
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        found: list[Reconstruction] = []
-        for start in range(0, len(observations), CLIENTS_AT_ONCE):
-            began = time.monotonic()
-            some = observations[start : start + CLIENTS_AT_ONCE]
-            guesses = self._guesses(some, bench)
-            cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
-            self.unpaid = 0.0
-            found += [Reconstruction(sentences, labels=labels, cost=cost) for sentences, labels in guesses]
-            bench.progress.report(len(found), len(observations))
-        return found
-
-    def _guesses(
-        self, observations: Sequence[Observation], bench: Bench
-    ) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
-        for observation in observations:
-            refuse_another(self.attack.name, self.setting, observation)
-        tensors = {name: torch.cat([one.update.tensors[name] for one in observations]) for name in observations[0].update.tensors}
-        features = self.features(Update(tensors))
+    def read(self, features: Tensor, bench: Bench) -> list[Reconstruction]:
         states, scores = self.model(features)
         ids = torch.cat([self._words(one, bench) for one in torch.split(self.model.words.reduce(states), 8)])
-        labels = None if scores is None else scores.argmax(-1).tolist()
+        labels = [None] * len(ids) if scores is None else [tuple(one) for one in scores.argmax(-1).tolist()]
         return [
-            (tuple(self._sentence(row) for row in rows), None if labels is None else tuple(labels[place]))
-            for place, rows in enumerate(ids.tolist())
+            Reconstruction(tuple(self._sentence(row) for row in rows), labels=classes)
+            for rows, classes in zip(ids.tolist(), labels, strict=True)
         ]
 
     def _words(self, reduced: Float[Tensor, "clients slots tokens size"], bench: Bench) -> Int[Tensor, "clients slots tokens"]:

@@ -1,28 +1,21 @@
 """An inverter of pictures that has learnt."""
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.belonging import refuse_another
 from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, WholeFeatures
 from gradleak.attacks.learning_to_invert.picture_inverter import PictureInverter
+from gradleak.attacks.learning_to_invert.reading import FittedInverter
 from gradleak.attacks.learning_to_invert.saved import save_fit
-from gradleak.core.attack import Bench, Cost, Reconstruction
-from gradleak.core.defense import Channel
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.pixels import picture_of
-from gradleak.core.trainable import FittedAttack, Setting
-from gradleak.core.update import Update
+from gradleak.core.trainable import Setting
 
 if TYPE_CHECKING:
     from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
-
-CLIENTS_AT_ONCE = 64
 
 
 def features_of(attack: "LtiPictures", setting: Setting) -> Features:
@@ -45,21 +38,15 @@ def new_inverter(
     return model.to(setting.target.device)
 
 
-class FittedPictureInverter(FittedAttack):
-    """Reads updates of one setting in a single pass."""
+class FittedPictureInverter(FittedInverter):
+    """Reads pictures and labels."""
 
     def __init__(
         self, attack: "LtiPictures", setting: Setting, features: Features, model: PictureInverter, facts: dict[str, Any]
     ) -> None:
-        self.attack, self.setting, self.features, self.model, self.facts = attack, setting, features, model.eval(), facts
-        self.unpaid = float(facts["seconds"])  # learning is a part of what an attack takes: the first guesses carry it
-
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return self.attack.requires
-
-    def adapts_to(self, channel: Channel) -> bool:
-        return self.attack.adapts_to(channel)
+        super().__init__(setting, features, facts)
+        self.attack: LtiPictures = attack
+        self.model: PictureInverter = model.eval()
 
     @property
     def summary(self) -> str:
@@ -85,26 +72,10 @@ class FittedPictureInverter(FittedAttack):
     def save(self, path: Path) -> None:
         save_fit(path, dict(self.model.state_dict()), self.facts)
 
-    @torch.no_grad()
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        found: list[Reconstruction] = []
-        for start in range(0, len(observations), CLIENTS_AT_ONCE):
-            began = time.monotonic()
-            some = observations[start : start + CLIENTS_AT_ONCE]
-            pixels, labels = self._read(some)
-            pictures = [tuple(picture_of(one) for one in client) for client in pixels.cpu()]
-            cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
-            self.unpaid = 0.0
-            for guess, classes in zip(pictures, labels.tolist(), strict=True):
-                found.append(Reconstruction((), labels=tuple(classes), cost=cost, pictures=guess))
-            bench.progress.report(len(found), len(observations))
-        return found
-
-    def _read(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """Pictures and labels of every client."""
-        for observation in observations:
-            refuse_another(self.attack.name, self.setting, observation)
-        names = observations[0].update.tensors
-        update = Update({name: torch.cat([one.update.tensors[name] for one in observations]) for name in names})
-        pixels, scores = self.model(self.features(update)[None])
-        return pixels[0], scores[0].argmax(-1)
+    def read(self, features: Tensor, bench: Bench) -> list[Reconstruction]:
+        pixels, scores = self.model(features[None])
+        labels = scores[0].argmax(-1).tolist()
+        pictures = [tuple(picture_of(one) for one in client) for client in pixels[0].cpu()]
+        return [
+            Reconstruction((), labels=tuple(classes), pictures=guess) for guess, classes in zip(pictures, labels, strict=True)
+        ]

@@ -1,23 +1,18 @@
 """In how many bits an inverter multiplies; gradients are always made in float32."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
 
+from gradleak.matching.rough import products_of_10_bits
+
 Precision = Literal["float32", "tf32", "bfloat16"]
 
 
-@contextmanager
-def as_float(precision: str, device: torch.device) -> Iterator[None]:
+def as_float(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """Within it float32 products on a GPU are made in that precision."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" and device.type == "cuda" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return products_of_10_bits(precision == "tf32" and device.type == "cuda")
 
 
 def dtype_of(precision: str, device: torch.device) -> torch.dtype:
