@@ -77,8 +77,9 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
     """What a YAML file describes as far as it can be read, and all that is wrong with it, in the order of its lines."""
     plain, lines = _mapping(path)
     given = {field: [field] for field in plain}  # where each field stands; those that are set stand nowhere
-    for field, value in (_change(change) for change in changes):
-        plain[field], given[field] = value, []
+    replaced = dict(_change(change) for change in changes)
+    plain |= replaced
+    given |= {field: [] for field in replaced}
     problems = [Problem(line, f"{key!r} is given twice; keep one.") for line, key in lines.twice()]
     name = str(plain.pop("name", path.stem))
     if not NAME.fullmatch(name):
@@ -86,7 +87,8 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
         problems.append(Problem(lines.at("name"), f"name {name!r} becomes a folder: {advice}"))
     cases = _cases(plain.pop("cases", None), lines, problems)
     grids = {}
-    for case, changed in cases.items():
+    for case, fields in cases.items():
+        changed = {field: value for field, value in fields.items() if field not in replaced}
         places = {**given, **{field: ["cases", case, field] for field in changed}}
         grids[case] = _axes({**plain, **changed}, places, lines, problems)
     problems += [problem for axes in grids.values() for problem in _bad_values(axes)]
