@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scaling
 from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
@@ -227,7 +228,20 @@ def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Tar
     assert bool((plain.labels == gallery.labels[0]).all())
 
 
+def test_pictures_are_moved_by_a_few_pixels_and_keep_their_edge(target: Target) -> None:
+    gallery = gallery_of(target, public(1))
+    drawn = gallery.draw(200, 1, Changes(4, shifted=1), torch.Generator().manual_seed(0)).pixels
+    whole = gallery.batch(1).pixels
+    assert drawn is not None and whole is not None
+    padded = F.pad(whole[0], (1, 1, 1, 1), mode="replicate")[0]
+    side = whole.shape[-1]
+    moved = torch.stack([padded[:, row : row + side, column : column + side] for row in range(3) for column in range(3)])
+    alike = (drawn[:, 0, None] == moved).flatten(2).all(2)
+    assert bool(alike.any(1).all()) and bool(alike.any(0).all())  # one of the nine each time, and each of them some time
+
+
 def test_a_field_out_of_range_is_refused() -> None:
-    for fields, message in (({"width": 0}, "width counts from 1"), ({"epochs": 0.0}, "epochs must be above 0")):
-        with pytest.raises(ValueError, match=message):
-            LtiPictures(**fields)
+    refused = {"width": (0, "counts from 1"), "epochs": (0.0, "must be above 0"), "shifted": (-1, "must not be negative")}
+    for field, (value, message) in refused.items():
+        with pytest.raises(ValueError, match=f"{field} {message}"):
+            LtiPictures(**{field: value})

@@ -36,7 +36,7 @@ class Hashing:
     def __call__(self, flat: Float[Tensor, "clients coordinates"]) -> Float[Tensor, "clients bins"]:
         if self.signs is not None:
             flat = flat * self.signs
-        # Coordinate by coordinate with all clients side by side: long pieces of memory, and nothing is gathered before it is summed.
+        # Clients side by side make long pieces of memory, and nothing is gathered before it is summed.
         by_coordinate = flat.mT.contiguous()
         summed = F.embedding_bag(self.even.view(self.bins, self.each), by_coordinate, mode="sum")
         summed[: len(self.left_over)] += by_coordinate[self.left_over]

@@ -41,6 +41,7 @@ class LtiPictures(TrainableAttack):
     hidden_layers: int = 2  # the paper's three layers are two hidden ones and the pixels
     relabelled: float = 0.0  # the share of the attacker's pictures under random labels, so that all labels' gradients are learnt
     mirrored: bool = False  # half of the attacker's pictures stand left to right: more to learn from than the paper has
+    shifted: int = 0  # pixels by which the attacker's pictures are moved at most, each by its own: more to learn from, likewise
     variation_weight: float = 0.0  # of the guess's total variation beside its squared error (the paper's section 5)
     fraction: float = 1.0  # of the entries that are seen, as bins they are summed in; 1: as they are
     signed: bool = False  # hashed entries get random signs before they are summed
@@ -60,6 +61,8 @@ class LtiPictures(TrainableAttack):
         for name in ("decay", "relabelled"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}.")
+        if self.shifted < 0:
+            raise ValueError(f"shifted must not be negative, not {self.shifted}.")
         if self.variation_weight < 0:
             raise ValueError(f"variation_weight must not be negative, not {self.variation_weight}.")
 
@@ -72,7 +75,7 @@ class LtiPictures(TrainableAttack):
 
     def changes(self, target: Target) -> Changes:
         """What is done to public pictures before they are learnt from."""
-        return Changes(target.classes, self.relabelled, self.mirrored)
+        return Changes(target.classes, self.relabelled, self.mirrored, self.shifted)
 
     def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
         return PictureFitting(self, setting, public, bench).run()

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scaling
+from gradleak.matching.rough import products_of_10_bits
 
 
 class Layer(nn.Module):
@@ -73,7 +74,8 @@ class PictureInverter(nn.Module):
     ) -> tuple[Float[Tensor, "inverters clients slots channels height width"], Float[Tensor, "inverters clients slots classes"]]:
         """Pictures, and scores of the labels."""
         centred, turn = features - self.get_buffer("centre"), self.get_buffer("turn")
-        with torch.autocast(features.device.type, enabled=False):  # small directions would drown in the rounding of large ones
+        # In fewer bits small directions would drown in the rounding of large ones.
+        with torch.autocast(features.device.type, enabled=False), products_of_10_bits(False):
             given = centred * turn if self.directions is None else centred @ turn
         hidden = given
         for layer in self.hidden:

@@ -21,6 +21,7 @@ class Changes:
     classes: int
     relabelled: float = 0.0  # the share that gets a label drawn at random
     mirrored: bool = False  # half of them, left to right
+    shifted: int = 0  # each by up to so many pixels down and right or up and left, its edge repeated
 
     def __call__(self, drawn: "Gallery", generator: torch.Generator) -> "Gallery":
         pixels, labels, size, device = drawn.pixels, drawn.labels, (len(drawn),), generator.device
@@ -30,7 +31,22 @@ class Changes:
         if self.mirrored:
             turned = torch.rand(size, generator=generator, device=device) < 0.5
             pixels = torch.where(turned[:, None, None, None], pixels.flip(-1), pixels)
+        if self.shifted:
+            pixels = _moved(
+                pixels, torch.randint(-self.shifted, self.shifted + 1, (2, *size), generator=generator, device=device)
+            )
         return Gallery(pixels, labels, drawn.dtype)
+
+
+def _moved(
+    pixels: UInt8[Tensor, "pictures channels height width"], by: Int[Tensor, "2 pictures"]
+) -> UInt8[Tensor, "pictures channels height width"]:
+    """Every picture moved by its own numbers of rows and columns; what comes in from outside is what stood at the edge."""
+    pictures, channels, height, width = pixels.shape
+    every, channel = (torch.arange(count, device=pixels.device) for count in (pictures, channels))
+    rows = (torch.arange(height, device=pixels.device) - by[0, :, None]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=pixels.device) - by[1, :, None]).clamp(0, width - 1)
+    return pixels[every[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
 @dataclass(frozen=True, eq=False)
