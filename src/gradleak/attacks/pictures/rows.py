@@ -1,5 +1,6 @@
 """Observations under label hypotheses and restarts, as rows that a search moves together."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,9 +41,9 @@ class Rows:
     def examples(self) -> int:
         return int(self.labels.shape[1])
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of a picture."""
+        """Channels, height and width of a picture; asked once, since a graph cannot record a probe's way to the card."""
         _, channels, height, width = self.target.probe(1, 1).pixels.shape  # type: ignore[union-attr]
         return int(channels), int(height), int(width)
 
