@@ -1,9 +1,12 @@
 """What a record's defenses prove, in lines of a terminal."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from gradleak.records.schema import GuaranteeRecord, Record
+
+UNEXPLAINED = "not known: the record does not say whether there was no noise or the accountant failed"
 
 
 def guarantee_lines(record: Record) -> Iterator[str]:
@@ -11,7 +14,7 @@ def guarantee_lines(record: Record) -> Iterator[str]:
     for (defense, reading), group in groupby(record.guarantees, key=lambda one: (one.defense, one.reading)):
         readings = list(group)
         first = readings[0]
-        values = ", ".join(f"ε {epsilon(one)} ({one.accountant})" for one in readings)
+        values = ", ".join(epsilons(readings))
         against = "" if first.against_server else "; not against the server, which sees updates before it"
         yield f"{defense}, {reading}, per {first.protects}: {values} at δ {first.delta:g}{against}"
 
@@ -27,6 +30,17 @@ def noise_line(record: Record) -> str | None:
     return f"Noise: {noise.ratio:.3g} times the norm of what is seen{over}{spread}"
 
 
-def epsilon(one: GuaranteeRecord) -> str:
-    """A finite ε, or that there is none; an infinite one is kept as none in a file."""
-    return "none" if one.epsilon is None or one.epsilon == float("inf") else f"{one.epsilon:.4g}"
+def epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
+    """`ε 4.377 (PRV (Opacus))`, or what it is instead and why; accountants that say the same are named together."""
+    for said, group in groupby(readings, key=lambda one: epsilon(one.epsilon, one.epsilon_in_words)):
+        yield f"ε {said} ({', '.join(one.accountant for one in group)})"
+
+
+def epsilon(value: float | None, in_words: str) -> str:
+    """A finite ε as a number; else in words: infinite or not known, a colon, and why."""
+    return f"{value:.4g}" if is_finite(value) else in_words or UNEXPLAINED
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether ε is a number; an infinite one is kept as none in a file."""
+    return value is not None and math.isfinite(value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gradleak.records.flags import few_examples
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.guarantees import epsilon
+from gradleak.report.guarantees import epsilon, epsilons, is_finite
 from gradleak.report.numbers import number
 
 NONE = "–"
@@ -109,9 +109,12 @@ def utility_text(found: Interval) -> str:
 
 
 def epsilon_text(point: Point) -> str:
-    """`ε 12.3 (PRV)`, by the first accountant that gives one; all are in tradeoff.json."""
-    one = next((one for one in point.guarantees if epsilon(one) != "none"), None)
-    return NONE if one is None else f"ε {epsilon(one)} ({one.accountant})"
+    """`ε 12.3 (PRV)`, by the first accountant that gives one, or `ε not known`; all are in tradeoff.json."""
+    if not point.guarantees:
+        return NONE
+    found = next((one for one in point.guarantees if is_finite(one.epsilon)), point.guarantees[0])
+    said, why, _ = epsilon(found.epsilon, found.epsilon_in_words).partition(":")
+    return f"ε {said}" if why else f"ε {said} ({found.accountant})"
 
 
 def conclusions(tradeoff: Tradeoff) -> Iterator[str]:
@@ -127,8 +130,16 @@ def conclusions(tradeoff: Tradeoff) -> Iterator[str]:
         f"95 % intervals: gain over client batches, paired with blind; utility over the {tradeoff.test_examples} test examples "
         "of one training (mcc and f1 bootstrapped, accuracy exact): another seed may move it."
     )
+    yield from _unbounded(tradeoff)
     for one in tradeoff.missing:
         yield f"{NONE} {one.defense}: {one.reason}"
+
+
+def _unbounded(tradeoff: Tradeoff) -> Iterator[str]:
+    """Why a setting that is meant to be differentially private has no ε."""
+    for point in tradeoff.points:
+        if point.guarantees and not any(is_finite(one.epsilon) for one in point.guarantees):
+            yield f"Over the whole run, {point.defense}: {', '.join(epsilons(point.guarantees))}."
 
 
 def _recommendation(tradeoff: Tradeoff) -> str:
