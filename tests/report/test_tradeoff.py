@@ -81,8 +81,14 @@ def test_the_weakest_setting_is_the_most_useful_of_those_whose_interval_ends_wit
 def test_where_none_meets_the_target_that_is_said_with_the_nearest(tradeoff: Tradeoff) -> None:
     strict = replace(tradeoff, max_leak=0.001)
     assert strict.weakest is None
-    assert "None of these settings meets the target" in said(strict) and "The nearest is strong" in said(strict)
+    assert "None of these settings meets the target" in said(strict) and "The nearest setting: strong, gain 0.0" in said(strict)
     assert "more examples" in said(strict)  # the mean of the nearest is low enough, its interval is not
+
+
+def test_the_setting_without_a_defense_is_not_called_none_in_a_sentence(tradeoff: Tradeoff) -> None:
+    alone = replace(tradeoff, points=tradeoff.points[:1])
+    assert "The nearest setting: no defense, gain +90.0" in said(alone)
+    assert ": no defense, gain +90.0" in said(replace(alone, max_leak=1.0))
 
 
 def test_a_setting_at_the_level_of_chance_is_not_sold_as_useful(tradeoff: Tradeoff) -> None:

@@ -19,15 +19,16 @@ def guarantee_lines(record: Record) -> Iterator[str]:
         yield f"{defense}, {reading}, per {first.protects}: {values} at δ {first.delta:g}{against}"
 
 
-def noise_line(record: Record) -> str | None:
-    """How large the noise was: `Noise: 1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`."""
+def noise_size(record: Record) -> str | None:
+    """How large the noise was: `1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`."""
     noise = record.noise
     if noise is None:
         return None
     tensors = [value for value in noise.by_tensor.values() if value is not None]
     spread = f"; by tensor {min(tensors):.2g} to {max(tensors):.2g} times" if len(tensors) > 1 else ""
-    over = f" ({noise.least:.3g} to {noise.most:.3g} over the batches)" if noise.most > noise.least else ""
-    return f"Noise: {noise.ratio:.3g} times the norm of what is seen{over}{spread}"
+    least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
+    over = f" ({least} to {most} over the batches)" if least != most else ""
+    return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
 
 
 def epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:

@@ -151,10 +151,10 @@ def _recommendation(tradeoff: Tradeoff) -> str:
         more = (
             "; its mean lies below, so that more examples (--limit) may show it" if nearest.gain.mean <= tradeoff.max_leak else ""
         )
-        return f"None of these settings meets the target, {target}. The nearest is {nearest.defense}: {gain_text(nearest)}{more}."
-    return (
-        f"Weakest setting that meets the target, {target}: {chosen.defense}, gain {gain_text(chosen)}, {_cost(tradeoff, chosen)}."
-    )
+        near = f"{_called(nearest)}, gain {gain_text(nearest)}{more}"
+        return f"None of these settings meets the target, {target}. The nearest setting: {near}."
+    found = f"{_called(chosen)}, gain {gain_text(chosen)}, {_cost(tradeoff, chosen)}"
+    return f"Weakest setting that meets the target, {target}: {found}."
 
 
 def _cost(tradeoff: Tradeoff, chosen: Point) -> str:
@@ -177,7 +177,7 @@ def _doubts(tradeoff: Tradeoff) -> Iterator[str]:
         sure = [point for point in tradeoff.points if tradeoff.meets(point) and not point.in_doubt]
         best = max(sure, key=lambda point: point.utility[tradeoff.utility].mean, default=None)
         instead = (
-            f"The weakest without this doubt is {best.defense}." if best else "No setting meets the target without this doubt."
+            f"The weakest without this doubt is {_called(best)}." if best else "No setting meets the target without this doubt."
         )
         yield f"But {chosen.why_in_doubt}: it is not shown to be safe. {instead} Try a stronger --attack, such as portfolio."
     elif chosen is not None:
