@@ -8,8 +8,8 @@ import pytest
 
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.core.errors import GradleakError
-from gradleak.records.schema import Record
-from gradleak.report.guarantees import guarantee_lines
+from gradleak.records.schema import GuaranteeRecord, Record
+from gradleak.report.guarantees import UNEXPLAINED, epsilons, guarantee_lines
 
 
 def audited(defenses: Sequence[str], **changes: Any) -> Record:
@@ -74,3 +74,21 @@ def test_a_record_says_which_accountant_found_which_epsilon() -> None:
     )
     assert run == "dp_sgd, whole run, per example: ε 1.838 (PRV (Opacus)), ε 2.101 (RDP (Opacus)) at δ 1e-05"
     assert raised(record) == {"dlg": set()}
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["just audited", "read from its file"])
+def test_a_record_says_why_there_is_no_epsilon(kept: bool) -> None:
+    pytest.importorskip("opacus")
+    for noise, expected in (
+        ("0", "ε infinite: there is no noise, so nothing is proven (analytic Gaussian, PRV (Opacus), RDP (Opacus)) at δ 1e-05"),
+        ("0.01", "ε not known: the privacy loss is too large for this accountant to compute (PRV (Opacus)), ε 5612 (RDP"),
+    ):
+        record = audited([f"dp_sgd:noise_multiplier={noise},sampling_rate=1,steps=1"], attacks=["blind"])
+        alone, _ = guarantee_lines(Record.from_json(record.to_json()) if kept else record)
+        assert expected in alone
+
+
+def test_a_record_of_before_reasons_were_kept_says_that_epsilon_is_not_known() -> None:
+    old = GuaranteeRecord("dp_sgd", "whole run", "example", "PRV (Opacus)", None, 1e-5)
+    assert list(epsilons([old])) == [f"ε {UNEXPLAINED} (PRV (Opacus))"]
+    assert UNEXPLAINED.startswith("not known: ")

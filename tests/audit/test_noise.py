@@ -1,5 +1,6 @@
 """How large a defense's noise is beside what it hides, in the record and in a line."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches, update_norm
-from gradleak.records.schema import Record
-from gradleak.report.guarantees import noise_line
+from gradleak.records.schema import NoiseRecord, Record
+from gradleak.report.guarantees import noise_size
 
 
 def audited(**changes: Any) -> tuple[AuditSpec, Record]:
@@ -28,8 +29,8 @@ def test_the_ratio_is_of_what_is_seen_and_by_tensor() -> None:
     assert record.noise is not None
     assert (record.noise.least, record.noise.ratio, record.noise.most) == pytest.approx(tuple(ratios))
     assert set(record.noise.by_tensor) == set(seen[0].update.tensors)
-    told = noise_line(record)
-    assert told is not None and told.startswith(f"Noise: {record.noise.ratio:.3g} times the norm of what is seen")
+    told = noise_size(record)
+    assert told is not None and told.startswith(f"{record.noise.ratio:.3g} times the norm of what is seen")
 
 
 def test_clipping_comes_before_the_comparison_and_batches_share_their_noise() -> None:
@@ -42,8 +43,15 @@ def test_clipping_comes_before_the_comparison_and_batches_share_their_noise() ->
     assert two.noise.ratio > one.noise.ratio / 2  # half the noise, and two gradients of different labels partly cancel
 
 
+def test_a_range_over_batches_is_told_only_where_its_ends_read_differently() -> None:
+    _, record = audited()
+    same, apart = (replace(record, noise=NoiseRecord(1.9, 1.9, most, {})) for most in (1.9001, 2.3))
+    assert noise_size(same) == "1.9 times the norm of what is seen"
+    assert noise_size(apart) == "1.9 times the norm of what is seen (1.9 to 2.3 over the batches)"
+
+
 @pytest.mark.parametrize("defenses", [[], ["sign"], ["masking:fraction_zeroed=0.5"], ["gaussian_noise:std=0"], ["central_dp"]])
 def test_where_nothing_adds_noise_to_what_is_seen_there_is_no_ratio(defenses: list[str]) -> None:
     _, record = audited(defenses=defenses)
-    assert record.noise is None and noise_line(record) is None
+    assert record.noise is None and noise_size(record) is None
     assert Record.from_json(record.to_json()) == record

@@ -139,6 +139,7 @@ def test_guarantees_name_their_reading_and_accountant(defense: DpSgd | ClientDp 
 def test_an_accountant_that_gives_up_says_nothing() -> None:
     pytest.importorskip("opacus")
     assert opacus_epsilon("PRV", 0.01, 1.0, 1, 1e-5) is None
+    assert opacus_epsilon("RDP", 1e-200, 1.0, 1, 1e-5) is None  # the square of the noise is zero
 
 
 def test_without_opacus_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

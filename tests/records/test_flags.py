@@ -32,6 +32,20 @@ def test_thirty_examples_are_enough() -> None:
     assert few_examples(29) and not few_examples(30)
 
 
+def test_the_numbers_of_a_flag_read_as_in_the_tables() -> None:
+    details = [
+        raised.detail
+        for raised in (few_examples(1), near_chance(-0.0774), near_chance(-1e-9), near_chance(-0.02, "mse"))
+        if raised
+    ]
+    assert details == [
+        "1 example was attacked; 30 are the least.",
+        "The gain over blind may be as low as -7.7 (ROUGE-1, in %).",
+        "The gain over blind may be as low as 0.0 (ROUGE-1, in %).",
+        "The gain over blind may be as low as -0.02 (mse).",
+    ]
+
+
 def test_a_gain_must_be_above_zero_to_be_one() -> None:
     assert near_chance(-0.1) and near_chance(0.0) and not near_chance(1e-9)
 

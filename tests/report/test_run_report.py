@@ -10,7 +10,7 @@ import pytest
 
 from gradleak.records.errors import RecordError
 from gradleak.records.plain import to_plain
-from gradleak.records.schema import Record
+from gradleak.records.schema import NoiseRecord, Record
 from gradleak.records.settings import settings_of
 from gradleak.records.store import write_record
 from gradleak.records.summary import columns_of, read_summaries, read_summary
@@ -105,6 +105,19 @@ def test_private_words_are_in_no_form_of_the_report_unless_asked_for(run: Path, 
         assert word not in hidden
     assert "4471" in shown
     assert "My PIN is 4471" in shown
+
+
+def test_markdown_counts_settings_only_where_there_are_several(run: Path, make_record: Make, tmp_path: Path) -> None:
+    assert "- `search_failed` (1 of 2 settings): Why search_failed." in markdown(build_report(run, nothing))
+    (tmp_path / "alone").mkdir()
+    write_record(tmp_path / "alone", make_record(flags=("few_examples",)))
+    text = markdown(build_report(tmp_path / "alone", nothing))
+    assert "- `few_examples`: Why few_examples." in text and "Fractions in %" in text
+
+
+def test_the_noise_of_a_defense_is_named_once(tmp_path: Path, make_record: Make) -> None:
+    write_record(tmp_path, replace(make_record(), noise=NoiseRecord(1.5, 1.5, 1.5, {})))
+    assert "- noise: 1.5 times the norm of what is seen\n" in markdown(build_report(tmp_path, nothing))
 
 
 def test_marks_survive_redaction(run: Path) -> None:

@@ -11,7 +11,7 @@ from gradleak.records.schema import FindingRecord, Record, Score
 from gradleak.report.listing import Row, cell_tables, folder_table
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
 from gradleak.report.reconstructions import kept_secrets
-from gradleak.report.terminal import print_record
+from gradleak.report.terminal import line, print_record
 from gradleak.report.verdict import closing_sentence, explain
 
 Make = Callable[..., Record]
@@ -50,6 +50,21 @@ def test_says_what_the_updates_say_outright_even_where_no_attack_succeeds(make_r
     nothing = printed(make_record(mean=0.2, flags=("near_chance",)))
     assert "outright" not in nothing
     assert "name every word" not in nothing
+
+
+def test_one_batch_is_not_counted_as_several(make_record: Make) -> None:
+    text = printed(make_record())
+    assert "n = 1 in 1 batch ·" in text and "tag: 1 reconstruction\n" in text
+
+
+def test_fields_that_are_off_are_left_out_and_zeros_are_not() -> None:
+    spec = {"name": "dp_sgd", "noise_multiplier": 0.0, "frozen": [], "path": "", "limit": None, "dropout": False, "seed": 0}
+    assert line(spec) == "dp_sgd:noise_multiplier=0.0,seed=0"
+
+
+def test_nothing_is_below_zero_by_rounding_alone() -> None:
+    assert number(-1e-9, "fraction") == "0.0" and number(-0.0, "") == "0"
+    assert number(-0.001, "fraction") == "-0.1"
 
 
 def test_a_missing_mean_is_a_dash(make_record: Make) -> None:

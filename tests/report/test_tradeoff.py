@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.tradeoff import Missing, Point, Tradeoff, conclusions
+from gradleak.report.tradeoff import Missing, Point, Tradeoff, conclusions, epsilon_text
 from gradleak.report.tradeoff_picture import Axis, svg
 from gradleak.report.tradeoff_table import print_tradeoff
 
@@ -18,6 +18,9 @@ DP = (
     GuaranteeRecord("dp_sgd", "whole run", "example", "PRV (Opacus)", None, 1e-5),
     GuaranteeRecord("dp_sgd", "whole run", "example", "RDP (Opacus)", 3.25, 1e-5),
 )
+
+
+UNKNOWN = tuple(replace(one, epsilon=None, epsilon_in_words="not known: the loss is too large") for one in DP)
 
 
 def point(defense: str, gain: tuple[float, float, float], mcc: float, proven: tuple[GuaranteeRecord, ...] = ()) -> Point:
@@ -78,8 +81,14 @@ def test_the_weakest_setting_is_the_most_useful_of_those_whose_interval_ends_wit
 def test_where_none_meets_the_target_that_is_said_with_the_nearest(tradeoff: Tradeoff) -> None:
     strict = replace(tradeoff, max_leak=0.001)
     assert strict.weakest is None
-    assert "None of these settings meets the target" in said(strict) and "The nearest is strong" in said(strict)
+    assert "None of these settings meets the target" in said(strict) and "The nearest setting: strong, gain 0.0" in said(strict)
     assert "more examples" in said(strict)  # the mean of the nearest is low enough, its interval is not
+
+
+def test_the_setting_without_a_defense_is_not_called_none_in_a_sentence(tradeoff: Tradeoff) -> None:
+    alone = replace(tradeoff, points=tradeoff.points[:1])
+    assert "The nearest setting: no defense, gain +90.0" in said(alone)
+    assert ": no defense, gain +90.0" in said(replace(alone, max_leak=1.0))
 
 
 def test_a_setting_at_the_level_of_chance_is_not_sold_as_useful(tradeoff: Tradeoff) -> None:
@@ -107,6 +116,17 @@ def test_the_table_shows_every_setting_and_fits(tradeoff: Tradeoff, width: int) 
     assert all(len(line) <= width for line in text.splitlines())
     for part in ("none", "strong", "3*", "0.50 [0.40, 0.60]", "ε 3.25 (RDP (Opacus))", "100.0 [95.0, 105.0]", "10.0"):
         assert part in text
+
+
+def test_an_epsilon_that_could_not_be_computed_is_said_to_be_not_known_and_why(tradeoff: Tradeoff) -> None:
+    unknown = replace(tradeoff, points=(tradeoff.points[0], point("strong", (0.0, -0.02, 0.02), 0.3, UNKNOWN)))
+    assert [epsilon_text(one) for one in unknown.points] == ["–", "ε not known"]
+    assert "ε not known" in printed(unknown, 200) and "ε not known over the run" in "".join(
+        ElementTree.fromstring(svg(unknown)).itertext()
+    )
+    why = "Over the whole run, strong: ε not known: the loss is too large (PRV (Opacus), RDP (Opacus))."
+    assert why in said(unknown)
+    assert "not known" not in said(tradeoff)  # one accountant that gives an ε is enough
 
 
 def test_missing_settings_are_named(tradeoff: Tradeoff) -> None:

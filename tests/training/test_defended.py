@@ -117,6 +117,17 @@ def test_what_cannot_be_trained_under_is_refused() -> None:
         FineTuning(defenses=(Sign(), DpSgd()))
 
 
+def test_the_command_says_why_it_prints_no_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "\n".join(f"{example.text},{example.label}" for example in toy(20))
+    (tmp_path / "toy.csv").write_text(f"text,label\n{rows}\n")
+    words = ["--target", "tiny", "--data", str(tmp_path / "toy.csv"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(["finetune", *words, "--epochs", "1", "--defense", "dp_sgd:noise_multiplier=0"]) == 0
+    _, prv, _ = capsys.readouterr().out.splitlines()
+    assert prv == (
+        "ε infinite per example at δ 1e-05 over the whole run, by PRV (Opacus): there is no noise, so nothing is proven"
+    )
+
+
 def test_the_command_prints_utility_and_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("opacus")
     rows = "\n".join(f"{example.text},{example.label}" for example in toy(80))

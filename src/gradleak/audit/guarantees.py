@@ -17,6 +17,7 @@ def guarantee_records(defenses: Sequence[Defense]) -> tuple[GuaranteeRecord, ...
             epsilon=one.epsilon,
             delta=one.delta,
             against_server=not defense.channel().after_server,
+            epsilon_in_words=one.epsilon_in_words,
         )
         for defense in defenses
         for one in defense.guarantees()

@@ -3,6 +3,7 @@
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import click
@@ -14,6 +15,7 @@ from gradleak.cli.check import check
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
+from gradleak.cli.help import PlainHelp
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.report import report
@@ -39,20 +41,21 @@ Exit codes:
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
-app.command(epilog=EPILOG)(audit)
-app.command(epilog=EPILOG)(check)
-app.command(epilog=EPILOG)(run)
-app.command()(status)
-app.command(epilog=EPILOG)(tune)
-app.command("map", epilog=EPILOG)(leak_map)
-app.command(epilog=EPILOG)(tradeoff)
-app.command()(finetune)
-app.command()(show)
-app.command()(report)
-app.command()(score)
-app.command()(tables)
-app.command(epilog=EPILOG)(gate)
-app.command("list")(list_components)
+command = partial(app.command, cls=PlainHelp)
+command(epilog=EPILOG)(audit)
+command(epilog=EPILOG)(check)
+command(epilog=EPILOG)(run)
+command()(status)
+command(epilog=EPILOG)(tune)
+command("map", epilog=EPILOG)(leak_map)
+command(epilog=EPILOG)(tradeoff)
+command()(finetune)
+command()(show)
+command()(report)
+command()(score)
+command()(tables)
+command(epilog=EPILOG)(gate)
+command("list")(list_components)
 app.add_typer(prior_app, name="prior")
 
 

@@ -7,7 +7,7 @@ import typer
 
 
 def option(text: str, *names: str, minimum: int | None = None) -> Any:
-    """A flag whose help says its default in brackets: with plain help typer 0.20 writes its own as `\\[default: …]`."""
+    """A flag whose help says its default itself, in brackets: in words, where these say more than the value."""
     return typer.Option(*names, help=text, show_default=False, min=minimum)
 
 

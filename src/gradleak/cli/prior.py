@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradleak.cli.help import PlainHelp
 from gradleak.cli.options import Device, option
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ Corpus = Annotated[
 ]
 
 
-@prior_app.command()
+@prior_app.command(cls=PlainHelp)
 def train(
     corpus: Corpus,
     out: Annotated[Path, option("Folder for the model, in Hugging Face format.")],
@@ -46,7 +47,7 @@ def train(
         typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err="validation" not in news)
 
 
-@prior_app.command("eval")
+@prior_app.command("eval", cls=PlainHelp)
 def evaluate(
     prior: Annotated[str, typer.Argument(help="A prior, such as english or causal_lm:path=FOLDER.")],
     corpus: Corpus,
@@ -74,7 +75,7 @@ def evaluate(
     typer.echo(f"{prior}: {total / tokens:.4f} nats a token over {limit - left} held-out sentences, {tokens} tokens")
 
 
-@prior_app.command()
+@prior_app.command(cls=PlainHelp)
 def pack(
     folder: Annotated[Path, typer.Argument(help="A trained prior.")],
     out: Annotated[Path, typer.Argument(help="The packed file.")],
@@ -88,7 +89,7 @@ def pack(
     typer.echo(f"{out}: {size / 1e6:.2f} MB")
 
 
-@prior_app.command()
+@prior_app.command(cls=PlainHelp)
 def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> None:
     """Writes the shipped prior as a Hugging Face folder: to train on, or to audit (--target causal_lm:path=FOLDER)."""
     from gradleak.core.errors import GradleakError
@@ -102,7 +103,7 @@ def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> N
     typer.echo(f"{out}: 6 layers, BERT's uncased vocabulary. Audit it: gradleak audit --target causal_lm:path={out}")
 
 
-@prior_app.command()
+@prior_app.command(cls=PlainHelp)
 def pictures(
     data: Annotated[str, option("Public pictures to learn from, such as cifar10:split=train or shapes:part=public.")],
     out: Annotated[Path, option("The generator's file, .safetensors.")],

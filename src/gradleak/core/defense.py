@@ -112,6 +112,7 @@ class Guarantee:
     accountant: str
     epsilon: float | None  # none where the accountant fails at this noise
     delta: float
+    epsilon_in_words: str = ""  # where it is no finite number: what it is instead, a colon, and why
 
 
 class Defense(Component, ABC):

@@ -11,6 +11,8 @@ from gradleak.core.defense import Guarantee
 from gradleak.core.errors import GradleakError
 
 ACCOUNTANTS = {"PRV": "PRVAccountant", "RDP": "RDPAccountant"}
+INFINITE = "infinite: there is no noise, so nothing is proven"
+NOT_KNOWN = "not known: the privacy loss is too large for this accountant to compute"
 
 
 def gaussian_guarantees(
@@ -20,12 +22,22 @@ def gaussian_guarantees(
 
     Whoever sees one update and knows whose it is faces one release without the help of sampling.
     """
-    made = [Guarantee("one release", protects, "analytic Gaussian", analytic_epsilon(noise_multiplier, delta), delta)]
+
+    def said(reading: str, accountant: str, epsilon: float | None) -> Guarantee:
+        return Guarantee(reading, protects, accountant, epsilon, delta, in_words(epsilon))
+
+    made = [said("one release", "analytic Gaussian", analytic_epsilon(noise_multiplier, delta))]
     for reading, rate, count in (("one release", 1.0, 1), ("whole run", sampling_rate, steps)):
         for name in ACCOUNTANTS:
-            epsilon = opacus_epsilon(name, noise_multiplier, rate, count, delta)
-            made.append(Guarantee(reading, protects, f"{name} (Opacus)", epsilon, delta))
+            made.append(said(reading, f"{name} (Opacus)", opacus_epsilon(name, noise_multiplier, rate, count, delta)))
     return tuple(made)
+
+
+def in_words(epsilon: float | None) -> str:
+    """What to say of an ε that is no finite number; nothing of others."""
+    if epsilon is None:
+        return NOT_KNOWN
+    return INFINITE if epsilon == math.inf else ""
 
 
 def analytic_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -59,9 +71,10 @@ def opacus_epsilon(accountant: str, noise_multiplier: float, sampling_rate: floa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # logarithms of zero, and advice on orders of Rényi divergence
         try:
-            return float(made.get_epsilon(delta=delta))
-        except (RuntimeError, ValueError, OverflowError, MemoryError):  # PRV's grid does not hold losses in the thousands
+            found = float(made.get_epsilon(delta=delta))
+        except (RuntimeError, ValueError, ArithmeticError, MemoryError):  # PRV's grid does not hold losses in the thousands
             return None
+    return found if math.isfinite(found) else None
 
 
 def _opacus() -> object:

@@ -117,16 +117,17 @@ def near_chance(difference_low: float, metric: str = "rouge1") -> RaisedFlag | N
     """From the lower end of `paired_difference(attack, blind)` on ROUGE-1, or of (blind, attack) on the squared error."""
     if difference_low > 0:
         return None
-    return RaisedFlag(
-        "near_chance", f"The gain over blind may be as low as {difference_low:.3f} {'ROUGE-1' if metric == 'rouge1' else metric}."
-    )
+    # In % as in every table, where the metric is a fraction
+    low = f"{100 * difference_low:z.1f} (ROUGE-1, in %)" if metric == "rouge1" else f"{difference_low:z.3g} ({metric})"
+    return RaisedFlag("near_chance", f"The gain over blind may be as low as {low}.")
 
 
 def few_examples(examples: int) -> RaisedFlag | None:
     """From the number of examples attacked."""
     if examples >= FEWEST_EXAMPLES:
         return None
-    return RaisedFlag("few_examples", f"{examples} examples were attacked; {FEWEST_EXAMPLES} are the least.")
+    attacked = "1 example was" if examples == 1 else f"{examples} examples were"
+    return RaisedFlag("few_examples", f"{attacked} attacked; {FEWEST_EXAMPLES} are the least.")
 
 
 def generous_knowledge(knowledge: Iterable[str]) -> RaisedFlag | None:

@@ -83,7 +83,7 @@ class FindingRecord:
 
 @dataclass(frozen=True)
 class GuaranteeRecord:
-    """One reading of one defense as (ε, δ)-differential privacy; ε is none where there is none, or none could be computed."""
+    """One reading of one defense as (ε, δ)-differential privacy; ε is none where it is infinite or could not be computed."""
 
     defense: str
     reading: str  # "one release" or "whole run"
@@ -92,6 +92,7 @@ class GuaranteeRecord:
     epsilon: float | None
     delta: float
     against_server: bool = True  # whether it holds towards who sees the update
+    epsilon_in_words: str = ""  # where it is none: what it is instead, a colon, and why; empty in older records
 
 
 @dataclass(frozen=True)

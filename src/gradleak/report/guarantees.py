@@ -1,9 +1,12 @@
 """What a record's defenses prove, in lines of a terminal."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from gradleak.records.schema import GuaranteeRecord, Record
+
+UNEXPLAINED = "not known: the record does not say whether there was no noise or the accountant failed"
 
 
 def guarantee_lines(record: Record) -> Iterator[str]:
@@ -11,22 +14,34 @@ def guarantee_lines(record: Record) -> Iterator[str]:
     for (defense, reading), group in groupby(record.guarantees, key=lambda one: (one.defense, one.reading)):
         readings = list(group)
         first = readings[0]
-        values = ", ".join(f"ε {epsilon(one)} ({one.accountant})" for one in readings)
+        values = ", ".join(epsilons(readings))
         against = "" if first.against_server else "; not against the server, which sees updates before it"
         yield f"{defense}, {reading}, per {first.protects}: {values} at δ {first.delta:g}{against}"
 
 
-def noise_line(record: Record) -> str | None:
-    """How large the noise was: `Noise: 1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`."""
+def noise_size(record: Record) -> str | None:
+    """How large the noise was: `1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`."""
     noise = record.noise
     if noise is None:
         return None
     tensors = [value for value in noise.by_tensor.values() if value is not None]
     spread = f"; by tensor {min(tensors):.2g} to {max(tensors):.2g} times" if len(tensors) > 1 else ""
-    over = f" ({noise.least:.3g} to {noise.most:.3g} over the batches)" if noise.most > noise.least else ""
-    return f"Noise: {noise.ratio:.3g} times the norm of what is seen{over}{spread}"
+    least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
+    over = f" ({least} to {most} over the batches)" if least != most else ""
+    return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
 
 
-def epsilon(one: GuaranteeRecord) -> str:
-    """A finite ε, or that there is none; an infinite one is kept as none in a file."""
-    return "none" if one.epsilon is None or one.epsilon == float("inf") else f"{one.epsilon:.4g}"
+def epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
+    """`ε 4.377 (PRV (Opacus))`, or what it is instead and why; accountants that say the same are named together."""
+    for said, group in groupby(readings, key=lambda one: epsilon(one.epsilon, one.epsilon_in_words)):
+        yield f"ε {said} ({', '.join(one.accountant for one in group)})"
+
+
+def epsilon(value: float | None, in_words: str) -> str:
+    """A finite ε as a number; else in words: infinite or not known, a colon, and why."""
+    return f"{value:.4g}" if is_finite(value) else in_words or UNEXPLAINED
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether ε is a number; an infinite one is kept as none in a file."""
+    return value is not None and math.isfinite(value)

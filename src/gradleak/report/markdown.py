@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gradleak.report import heat_map, tradeoff
-from gradleak.report.model import GalleryItem, Report
+from gradleak.report.model import FlagLine, GalleryItem, Report
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
 
 BLOCK = "▇▇▇"
@@ -29,14 +29,18 @@ def _verdict(report: Report) -> Iterator[str]:
     if verdict.flags:
         yield from ("## Reasons to doubt", "")
         yield from (
-            f"- `{flag.name}` ({flag.settings} of {report.settings_run} settings): {flag.detail} {flag.meaning} {flag.what_to_do}"
-            for flag in verdict.flags
+            f"- `{flag.name}`{_where(flag, report)}: {flag.detail} {flag.meaning} {flag.what_to_do}" for flag in verdict.flags
         )
         yield ""
 
 
+def _where(flag: FlagLine, report: Report) -> str:
+    """In how many settings a flag was raised, where there are several."""
+    return f" ({flag.settings} of {report.settings_run} settings)" if report.settings_run > 1 else ""
+
+
 def _tables(report: Report) -> Iterator[str]:
-    yield from ("## Settings, most leaking first", "")
+    yield from ("## Settings, most leaking first", "", "Fractions in %; intervals over client batches.", "")
     yield from table(
         ["setting", f"{report.metric} [95 %]", "blind", "gain", "word for word", "leaks", "flags"],
         [

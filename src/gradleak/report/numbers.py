@@ -11,7 +11,7 @@ def number(value: float | None, unit: str) -> str:
     """One value; fractions as percentages without the sign."""
     if value is None or not math.isfinite(value):
         return MISSING
-    return f"{100 * value:.1f}" if unit == "fraction" else f"{value:.3g}"
+    return f"{100 * value:z.1f}" if unit == "fraction" else f"{value:z.3g}"  # z: nothing reads -0.0
 
 
 def mean_and_interval(score: Score) -> str:
@@ -29,6 +29,11 @@ def gain(score: Score) -> str:
     more = score.mean - score.blind if score.direction == "higher" else score.blind - score.mean
     text = number(more, score.unit)
     return text if text == MISSING or float(text) <= 0 else f"+{text}"
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """`1 batch`, `3 batches`."""
+    return f"{count} {one if count == 1 else many}"
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ from gradleak.records.settings import Setting, settings_of
 from gradleak.records.summary import Summary, read_summaries
 from gradleak.report.attack_heat import attack_heat
 from gradleak.report.gallery import SecretsOf, gallery
-from gradleak.report.guarantees import guarantee_lines, noise_line
+from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.heat_map import HeatMap
 from gradleak.report.labels import Labels, natural
 from gradleak.report.model import CostLine, Entry, Report, SettingLine
@@ -108,7 +108,7 @@ def threat_model(settings: Sequence[Setting]) -> list[Entry]:
     seen = f"{100 * share[0]:.3g} %" if len(share) == 1 else f"{100 * share[0]:.3g} to {100 * share[-1]:.3g} %"
     granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
     guarantees = _distinct(told for record in records for told in guarantee_lines(record))
-    noise = _distinct(told for record in records if (told := noise_line(record)) is not None)
+    noise = _distinct(told for record in records if (told := noise_size(record)) is not None)
     return [
         Entry("who", "An honest but curious server, or who reads what it receives: it has the model and each client's update."),
         Entry("sees", f"{_distinct(line(record.spec.get('view')) for record in records)}: {seen} of the parameters"),

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from gradleak.records.schema import Record, StageRecord
 from gradleak.report.findings import outright
-from gradleak.report.guarantees import guarantee_lines, noise_line
-from gradleak.report.numbers import duration
+from gradleak.report.guarantees import guarantee_lines, noise_size
+from gradleak.report.numbers import counted, duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
 from gradleak.report.scores import score_tables
 from gradleak.report.verdict import closing_sentence, explain, raised, worst_case_sentence
@@ -21,8 +21,8 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
     console.print(heading(record), style="dim")
     for line_of_privacy in guarantee_lines(record):
         console.print(line_of_privacy)
-    if (of_noise := noise_line(record)) is not None:
-        console.print(of_noise)
+    if (of_noise := noise_size(record)) is not None:
+        console.print(f"Noise: {of_noise}")
     said = outright(record)
     if said is not None:
         console.print(Text("\nWhat the update says outright", style="bold"))
@@ -30,7 +30,7 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
     for name, attack in record.attacks.items():
         shown = min(len(attack.examples), SHOWN)
         some = f"first {shown} of " if shown < len(attack.examples) else ""
-        console.print(Text(f"\n{name}: {some}{len(attack.examples)} reconstructions", style="bold"))
+        console.print(Text(f"\n{name}: {some}{counted(len(attack.examples), 'reconstruction', 'reconstructions')}", style="bold"))
         if guesses:
             console.print(Padding(reconstructions(record, attack, secrets, shown), (0, 0, 0, 2)))
         else:
@@ -63,7 +63,7 @@ def stage_sentence(stage: StageRecord) -> str:
     """What one attack of several did: `span: 3 batches, 3 proven, 100.0 % word for word, 20 s`."""
     exact = stage.scores.get("exact_match")
     scored = "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
-    reached = "1 batch" if len(stage.batches) == 1 else f"{len(stage.batches)} batches"
+    reached = counted(len(stage.batches), "batch", "batches")
     return f"{stage.attack}: {reached}, {stage.certified} proven{scored}, {duration(stage.seconds)}"
 
 
@@ -74,7 +74,7 @@ def heading(record: Record) -> str:
     parts = [
         f"target {record.target.name}",
         f"data {line(spec.get('data'))}",
-        f"n = {record.data.examples} in {record.data.batches} batches",
+        f"n = {record.data.examples} in {counted(record.data.batches, 'batch', 'batches')}",
         f"protocol {line(spec.get('protocol'))}",
         f"defense {chain(spec.get('defenses'))}",
         f"view {line(spec.get('view'))}",
@@ -90,8 +90,13 @@ def line(component: Any) -> str:
     """A component of a spec on one line; fields that are off are left out."""
     if not isinstance(component, dict):
         return str(component if component is not None else "-")
-    fields = [f"{key}={value}" for key, value in component.items() if key != "name" and value not in (None, False, [], "")]
+    fields = [f"{key}={value}" for key, value in component.items() if key != "name" and not _off(value)]
     return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
+
+
+def _off(value: Any) -> bool:
+    """Whether a field is left out; a number never is: noise of 0 must not read as the usual noise."""
+    return value is None or value is False or value == [] or value == ""
 
 
 def chain(components: Any, between: str = " + ") -> str:

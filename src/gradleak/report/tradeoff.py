@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gradleak.records.flags import few_examples
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.guarantees import epsilon
+from gradleak.report.guarantees import epsilon, epsilons, is_finite
 from gradleak.report.numbers import number
 
 NONE = "–"
@@ -109,9 +109,12 @@ def utility_text(found: Interval) -> str:
 
 
 def epsilon_text(point: Point) -> str:
-    """`ε 12.3 (PRV)`, by the first accountant that gives one; all are in tradeoff.json."""
-    one = next((one for one in point.guarantees if epsilon(one) != "none"), None)
-    return NONE if one is None else f"ε {epsilon(one)} ({one.accountant})"
+    """`ε 12.3 (PRV)`, by the first accountant that gives one, or `ε not known`; all are in tradeoff.json."""
+    if not point.guarantees:
+        return NONE
+    found = next((one for one in point.guarantees if is_finite(one.epsilon)), point.guarantees[0])
+    said, why, _ = epsilon(found.epsilon, found.epsilon_in_words).partition(":")
+    return f"ε {said}" if why else f"ε {said} ({found.accountant})"
 
 
 def conclusions(tradeoff: Tradeoff) -> Iterator[str]:
@@ -127,8 +130,16 @@ def conclusions(tradeoff: Tradeoff) -> Iterator[str]:
         f"95 % intervals: gain over client batches, paired with blind; utility over the {tradeoff.test_examples} test examples "
         "of one training (mcc and f1 bootstrapped, accuracy exact): another seed may move it."
     )
+    yield from _unbounded(tradeoff)
     for one in tradeoff.missing:
         yield f"{NONE} {one.defense}: {one.reason}"
+
+
+def _unbounded(tradeoff: Tradeoff) -> Iterator[str]:
+    """Why a setting that is meant to be differentially private has no ε."""
+    for point in tradeoff.points:
+        if point.guarantees and not any(is_finite(one.epsilon) for one in point.guarantees):
+            yield f"Over the whole run, {point.defense}: {', '.join(epsilons(point.guarantees))}."
 
 
 def _recommendation(tradeoff: Tradeoff) -> str:
@@ -140,10 +151,10 @@ def _recommendation(tradeoff: Tradeoff) -> str:
         more = (
             "; its mean lies below, so that more examples (--limit) may show it" if nearest.gain.mean <= tradeoff.max_leak else ""
         )
-        return f"None of these settings meets the target, {target}. The nearest is {nearest.defense}: {gain_text(nearest)}{more}."
-    return (
-        f"Weakest setting that meets the target, {target}: {chosen.defense}, gain {gain_text(chosen)}, {_cost(tradeoff, chosen)}."
-    )
+        near = f"{_called(nearest)}, gain {gain_text(nearest)}{more}"
+        return f"None of these settings meets the target, {target}. The nearest setting: {near}."
+    found = f"{_called(chosen)}, gain {gain_text(chosen)}, {_cost(tradeoff, chosen)}"
+    return f"Weakest setting that meets the target, {target}: {found}."
 
 
 def _cost(tradeoff: Tradeoff, chosen: Point) -> str:
@@ -166,7 +177,7 @@ def _doubts(tradeoff: Tradeoff) -> Iterator[str]:
         sure = [point for point in tradeoff.points if tradeoff.meets(point) and not point.in_doubt]
         best = max(sure, key=lambda point: point.utility[tradeoff.utility].mean, default=None)
         instead = (
-            f"The weakest without this doubt is {best.defense}." if best else "No setting meets the target without this doubt."
+            f"The weakest without this doubt is {_called(best)}." if best else "No setting meets the target without this doubt."
         )
         yield f"But {chosen.why_in_doubt}: it is not shown to be safe. {instead} Try a stronger --attack, such as portfolio."
     elif chosen is not None:

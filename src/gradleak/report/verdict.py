@@ -3,7 +3,7 @@
 from gradleak.records.flags import FLAGS, LEADING
 from gradleak.records.schema import Record, Score
 from gradleak.report.findings import named_words
-from gradleak.report.numbers import gain, mean_and_interval, number
+from gradleak.report.numbers import counted, gain, mean_and_interval, number
 
 
 def raised(record: Record) -> dict[str, dict[str, str]]:
@@ -31,7 +31,7 @@ def worst_case_sentence(record: Record) -> str:
     metric, score = _leading(record)
     if score is None:
         return "Worst case: no score."
-    attacks = "1 attack" if len(record.attacks) == 1 else f"{len(record.attacks)} attacks"
+    attacks = counted(len(record.attacks), "attack", "attacks")
     percent = ", in %" if score.unit == "fraction" else ""
     sentence = (
         f"Worst case over {attacks}, n = {score.n}: {metric} {mean_and_interval(score)}, "

@@ -134,6 +134,8 @@ def _refuse_one_class(examples: Sequence[Lesson], called: str) -> None:
 def _guarantees(training: FineTuning, examples: int) -> tuple[GuaranteeRecord, ...]:
     names = " + ".join(to_string(defense) for defense in training.defenses)
     return tuple(
-        GuaranteeRecord(names, one.reading, one.protects, one.accountant, one.epsilon, one.delta)
+        GuaranteeRecord(
+            names, one.reading, one.protects, one.accountant, one.epsilon, one.delta, epsilon_in_words=one.epsilon_in_words
+        )
         for one in guarantees(training, examples)
     )

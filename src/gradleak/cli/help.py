@@ -1,0 +1,28 @@
+"""Help as a person should read it, where typer's own goes wrong."""
+
+from typing import get_type_hints
+
+import click
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
+
+
+class PlainHelp(TyperCommand):
+    """A command whose help has `[required]` and `[x>=1]` without a backslash, and says what each argument is.
+
+    Where rich is installed typer 0.20 escapes brackets for it, even in plain help.
+    """
+
+    def get_help(self, ctx: click.Context) -> str:
+        return TyperCommand.get_help(self, ctx).replace("\\[", "[")
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes nothing, since typer lists arguments with the options; gives them back the texts it is to list.
+
+        click 8.5, which calls this first, has overwritten what typer 0.20 had set; an earlier one does neither.
+        """
+        declared = get_type_hints(self.callback, include_extras=True)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name is not None:
+                notes = getattr(declared[parameter.name], "__metadata__", ())
+                parameter.help = next((note.help for note in notes if isinstance(note, ArgumentInfo)), None)
