@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,12 +11,14 @@ from scipy.stats import norm
 
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe as observe_client
+from gradleak.audit.guarantees import guarantee_records
+from gradleak.audit.runner import run_audits
 from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.accounting import analytic_epsilon, opacus_epsilon
+from gradleak.defenses.accounting import MOST_POINTS, analytic_epsilon, opacus_epsilon, prv_points
 from gradleak.defenses.central_dp import CentralDp
 from gradleak.defenses.client_dp import ClientDp
 from gradleak.defenses.dp_sgd import DpSgd
@@ -146,3 +149,21 @@ def test_without_opacus_a_sentence_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     with pytest.raises(GradleakError, match=r"pip install 'gradleak\[dp\]'"):
         DpSgd().guarantees()
+
+
+def test_without_opacus_an_audit_is_refused_and_its_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    guarantee_records.cache_clear()
+    plain = {"target": "tiny", "data": "canaries", "attacks": ["blind"], "limit": 1}
+    specs = [AuditSpec.from_plain({**plain, "defenses": defenses}) for defenses in (["dp_sgd"], ["sign"])]
+    refused, finished = run_audits(specs)
+    assert isinstance(refused, GradleakError) and "gradleak[dp]" in str(refused)
+    assert not isinstance(finished, GradleakError)
+
+
+def test_an_accountant_that_would_stall_the_machine_is_not_asked() -> None:
+    assert prv_points(0.5, 0.01, 1000, 2e-5) < MOST_POINTS < prv_points(0.1, 0.01, 1000, 2e-5)
+    began = time.monotonic()
+    assert opacus_epsilon("PRV", 0.1, 0.01, 1000, 2e-5) is None
+    assert time.monotonic() - began < 5
+    assert opacus_epsilon("RDP", 0.1, 0.01, 1000, 2e-5) == pytest.approx(9398.5, abs=0.1)

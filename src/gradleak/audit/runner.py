@@ -11,6 +11,7 @@ import torch
 from gradleak.audit.beliefs import Beliefs
 from gradleak.audit.client import private_batches, private_examples
 from gradleak.audit.display import Display, Silent
+from gradleak.audit.guarantees import accounting_refusal
 from gradleak.audit.outcomes import Parts
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.together import Member, Together
@@ -82,7 +83,7 @@ def run_audits(
         data = (spec.data, spec.limit, spec.batch_size)
         if data not in secrets:
             secrets[data] = private_batches(spec, target, loaded)
-        members.append(Member(spec, secrets[data] * spec.draws))
+        members.append(Member(spec, secrets[data] * spec.draws, refusal=accounting_refusal(spec.defenses)))
     # Parts belong to settings, a kind of device and the very data: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}")

@@ -11,6 +11,7 @@ from gradleak.core.defense import Guarantee
 from gradleak.core.errors import GradleakError
 
 ACCOUNTANTS = {"PRV": "PRVAccountant", "RDP": "RDPAccountant"}
+MOST_POINTS = 10_000_000  # of PRV's grid, some 12 s and 2 GB; twenty times as many stalled a machine
 INFINITE = "infinite: there is no noise, so nothing is proven"
 NOT_KNOWN = "not known: the privacy loss is too large for this accountant to compute"
 
@@ -66,13 +67,28 @@ def opacus_epsilon(accountant: str, noise_multiplier: float, sampling_rate: floa
     """ε by one of Opacus's accountants; infinite without noise, none where the accountant gives up."""
     if noise_multiplier == 0:
         return math.inf
+    run = (noise_multiplier, sampling_rate, steps)
+    if accountant == "PRV" and prv_points(*run, delta) > MOST_POINTS:
+        return None
+    return _epsilon(accountant, run, delta)
+
+
+def prv_points(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> float:
+    """Points of the grid on which Opacus's PRV accountant adds up privacy losses, about: it reaches as far as RDP's ε does."""
+    error = delta / 1000  # of δ, by the accountant's own default
+    reach = _epsilon("RDP", (noise_multiplier, sampling_rate, steps), error)
+    mesh = 0.01 / math.sqrt(steps * math.log(12 / error) / 2)
+    return math.inf if reach is None else 2 * reach / mesh
+
+
+def _epsilon(accountant: str, run: tuple[float, float, int], delta: float) -> float | None:
     made = getattr(_opacus(), ACCOUNTANTS[accountant])()
-    made.history = [(noise_multiplier, sampling_rate, steps)]
+    made.history = [run]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # logarithms of zero, and advice on orders of Rényi divergence
         try:
             found = float(made.get_epsilon(delta=delta))
-        except (RuntimeError, ValueError, ArithmeticError, MemoryError):  # PRV's grid does not hold losses in the thousands
+        except (RuntimeError, ValueError, ArithmeticError, MemoryError):  # numbers that float64 does not hold
             return None
     return found if math.isfinite(found) else None
 
