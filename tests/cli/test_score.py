@@ -45,3 +45,14 @@ def test_data_that_has_changed_is_refused(tmp_path: Path, capsys: Captured) -> N
     assert main(["score", str(tmp_path / "run"), "--metric", "rouge2"]) == 2
     assert "are not at hand" in capsys.readouterr().err
     assert main(["score", str(tmp_path / "run")]) == 2
+
+
+def test_guessed_pictures_are_scored_as_an_audit_would(tmp_path: Path) -> None:
+    few, both = tmp_path / "few", tmp_path / "both"
+    words = "audit --target tiny_image --data shapes:side=8 --attack ig:steps=3 --limit 2 --batch-size 2 --device cpu".split()
+    assert main([*words, "--metric", "mse", "--out", str(few)]) == 0
+    assert main([*words, "--metric", "mse", "--metric", "psnr", "--out", str(both)]) == 0
+    assert main(["score", str(few), "--device", "cpu", "--metric", "psnr"]) == 0
+    scored, whole = (read_record(record_paths(folder)[0]) for folder in (few, both))
+    assert scored.attacks["ig"].scores == whole.attacks["ig"].scores
+    assert scored.worst_case == whole.worst_case

@@ -8,7 +8,7 @@ from gradleak.core.metric import Pair, Sentence
 from gradleak.core.picture import Picture
 from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.metrics.alignment import nearest_pictures
-from gradleak.records.png import Pixels, data_uri
+from gradleak.records.png import Pixels, data_uri, from_data_uri
 
 
 def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
@@ -24,6 +24,12 @@ def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
 def as_data_uri(picture: Picture) -> str:
     """The picture as text that browsers draw."""
     return data_uri(Pixels(picture.shape, picture.pixels))
+
+
+def from_record(guess: str) -> Sentence:
+    """A guess that a record holds as such text, as metrics see it."""
+    found = from_data_uri(guess)
+    return _seen(Picture(found.shape, found.data))
 
 
 def shown(example: Example) -> str:

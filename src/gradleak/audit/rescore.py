@@ -8,6 +8,7 @@ import torch
 from gradleak.attacks.blind import Blind
 from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import observe, private_batches
+from gradleak.audit.pictures import from_record
 from gradleak.audit.scoring import clusters_of, pair_up, score_of, sentence, values_of, worst_case
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Reconstruction
@@ -70,8 +71,10 @@ def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], att
 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:
     """A stored guess as metrics see it; its token ids are those of its text, cut again."""
-    if example.guess is None or example.guess_legacy is None:  # left out, or a picture
-        raise GradleakError("This record holds no text of its guesses: there is nothing to score. Run the audit again.")
+    if example.guess is not None and target.medium == "image":
+        return from_record(example.guess)
+    if example.guess is None or example.guess_legacy is None:
+        raise GradleakError("This record does not hold its guesses: there is nothing to score. Run the audit again.")
     cut = sentence(target, target.encode([example.guess])[0])
     return Sentence(example.guess, example.guess_legacy, cut.ids)
 
