@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gradleak.core.batch import Batch
@@ -10,6 +11,7 @@ from gradleak.core.observation import Knowledge, Observation, Round
 from gradleak.core.registry import registered
 from gradleak.core.target import Target
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
+from gradleak.matching.convolution import patches
 from gradleak.matching.factors import thin_factors
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.image_classifier import ImageClassifier
@@ -74,3 +76,20 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
 
 def test_a_small_matrix_of_full_rank_is_left_whole() -> None:
     assert thin_factors(torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stride": 2, "padding": 2},
+        {"dilation": (2, 1), "padding": (1, 3), "stride": (1, 2)},
+        {"padding": "valid"},
+    ],
+)
+def test_patches_are_those_of_torch(fields: dict[str, object]) -> None:
+    module = nn.Conv2d(3, 4, kernel_size=(3, 2), **fields)  # type: ignore[arg-type]
+    pictures = torch.randn(5, 3, 9, 11, generator=torch.Generator().manual_seed(0))
+    padding = 0 if isinstance(module.padding, str) else module.padding
+    expected = F.unfold(pictures, module.kernel_size, module.dilation, padding, module.stride).mT
+    assert torch.equal(patches(module, pictures), expected)
