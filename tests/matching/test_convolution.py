@@ -8,8 +8,9 @@ from torch import nn
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Knowledge, Observation, Round
-from gradleak.core.registry import registered
 from gradleak.core.target import Target
+from gradleak.defenses.pruning import Pruning
+from gradleak.defenses.sign import Sign
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.convolution import patches
 from gradleak.matching.factors import thin_factors
@@ -18,6 +19,7 @@ from gradleak.targets.image_classifier import ImageClassifier
 from gradleak.targets.lenet import TinyImage
 
 SHAPE = (3, 8, 8)
+DEFENSES = {"sign": Sign(), "pruning": Pruning()}
 
 
 def every_kind(norm: nn.Module) -> Target:
@@ -58,7 +60,7 @@ def test_fast_distances_and_slopes_are_those_of_the_simulated_client(name: str, 
     pixels = torch.rand(2, *SHAPE, generator=generator, dtype=torch.float64)
     candidates = torch.rand(1, 3, 2, *SHAPE, generator=generator, dtype=torch.float64).requires_grad_()
     labels = torch.tensor([0, 3])
-    known = () if defense == "none" else (registered("defense")[defense](),)
+    known = () if defense == "none" else (DEFENSES[defense],)
     observation = observed(target, pixels, labels, known)
     batch = Batch.of_pixels(candidates, labels.expand(1, 3, 2))
     results = [for_observations([observation], distance, plain=plain).distances(batch) for plain in (False, True)]
