@@ -134,6 +134,12 @@ def test_an_attack_that_knows_the_answer_scores_one_everywhere(tiny: Target) -> 
     assert "few_examples" in flags
 
 
+def test_one_text_rebuilt_whole_is_no_chance_however_few_they_are(tiny: Target) -> None:
+    record, flags = oracle(tiny, answers=1)
+    assert record.worst_case["exact_match"].mean == 0.25
+    assert "near_chance" not in flags
+
+
 def test_an_attack_that_knows_nothing_is_near_chance(tiny: Target) -> None:
     record, flags = oracle(tiny, answers=0)
     assert record.worst_case["exact_match"].mean == 0.0

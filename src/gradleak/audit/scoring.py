@@ -34,7 +34,8 @@ def score_attack(
     """Everything one attack did, scored."""
     pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
     values = values_of(spec.metrics, pairs)
-    blind_values = values_of(spec.metrics, pair_up(target, private, [outcome.reconstruction for outcome in blind]))
+    blind_pairs = pair_up(target, private, [outcome.reconstruction for outcome in blind])
+    blind_values = values_of(spec.metrics, blind_pairs)
     clusters = clusters_of(private)
     places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
     examples = tuple(
@@ -57,7 +58,10 @@ def score_attack(
         examples=examples,
         batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
         knowledge=tuple(sorted(spec.told(attack))),
-        flags=(*_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters), *_defense_flags(spec, attack)),
+        flags=(
+            *_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters, _rebuilt(pairs, blind_pairs)),
+            *_defense_flags(spec, attack),
+        ),
         cost=CostRecord(
             seconds=sum(outcome.reconstruction.cost.seconds for outcome in outcomes),
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
@@ -171,6 +175,7 @@ def _flags(
     values: Values,
     blind: Values,
     clusters: Sequence[int],
+    rebuilt: bool,
 ) -> tuple[RaisedFlag, ...]:
     at_guess = [outcome.objective_at_guess for outcome in outcomes]
     at_truth = [outcome.objective_at_truth for outcome in outcomes]
@@ -183,11 +188,19 @@ def _flags(
         flags.unmodelled_dropout(spec.protocol.dropout),
     ]
     leading = next((metric for metric in spec.metrics if metric.name in flags.LEADING), None)
-    if leading is not None:
+    if leading is not None and not rebuilt:
         ours, theirs = ([value or 0.0 for value in column[leading.name]] for column in (values, blind))
         worse, better = (theirs, ours) if leading.direction == "higher" else (ours, theirs)
         raised.append(flags.near_chance(paired_difference(better, worse, clusters).low, leading.name))
     return tuple(flag for flag in raised if flag is not None)
+
+
+def _rebuilt(pairs: Sequence[Pair], blind: Sequence[Pair]) -> bool:
+    """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the blind guess: one is enough."""
+    return any(
+        len(ours.secret.ids) >= flags.BEYOND_LUCK and ours.guess.ids == ours.secret.ids != theirs.guess.ids
+        for ours, theirs in zip(pairs, blind, strict=True)
+    )
 
 
 def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:

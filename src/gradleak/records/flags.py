@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+BEYOND_LUCK = 4  # tokens of a text that is not hit by chance
 FEWEST_EXAMPLES = 30
 FAILED_SHARE = 0.10  # of the batches
 RELATIVE_EXCESS = 1e-3  # of the objective at the truth
@@ -43,7 +44,8 @@ _ALL = (
     Flag(
         "near_chance",
         "The lower end of the 95 % paired bootstrap interval of ROUGE-1, attack minus blind (of pictures: of the squared error, "
-        "blind minus attack), is at or below 0.",
+        "blind minus attack), is at or below 0, and blind missed "
+        f"no text of {BEYOND_LUCK} or more tokens that was rebuilt whole.",
         "This attack did no better than guessing without the update, as far as this many examples can tell.",
         "Do not call the setting protected on this attack alone: run stronger attacks and more examples.",
     ),
