@@ -10,7 +10,7 @@ import pytest
 
 from gradleak.records.errors import RecordError
 from gradleak.records.plain import to_plain
-from gradleak.records.schema import NoiseRecord, Record
+from gradleak.records.schema import FindingRecord, NoiseRecord, Record
 from gradleak.records.settings import settings_of
 from gradleak.records.store import write_record
 from gradleak.records.summary import columns_of, read_summaries, read_summary
@@ -76,7 +76,7 @@ def test_the_verdict_names_the_worst_setting_its_gain_and_its_doubts(run: Path) 
     assert report.verdict.leaks
     assert "1 of 2 settings leak" in report.verdict.headline
     assert "90.0" in report.verdict.headline and "blind 20.0" in report.verdict.headline
-    assert "Most leaks under: no defense." in report.verdict.sentences
+    assert "Most was rebuilt under: no defense." in report.verdict.sentences
     assert {flag.name: flag.settings for flag in report.verdict.flags} == {"search_failed": 1, "near_chance": 1}
     assert [row.leaks for row in report.settings] == [True, False]
 
@@ -191,3 +191,10 @@ def test_pictures_are_drawn_where_they_may_be_seen_and_withheld_otherwise(tmp_pa
     hidden, shown = (html(build_report(tmp_path, nothing, show_secrets=show)) for show in (False, True))
     assert pixels not in hidden
     assert f'<img class="pixels" src="{pixels}" alt="the guess">' in shown
+
+
+def test_words_that_updates_name_are_the_headline_even_where_no_attack_succeeds(tmp_path: Path, make_record: Make) -> None:
+    said = (FindingRecord(0, "bag_of_words", True, "some rows", 5, (), 0.8, 1.0),)
+    write_record(tmp_path, replace(make_record(("tag",), 0.1, flags=("near_chance",)), findings=said))
+    verdict = build_report(tmp_path, nothing).verdict
+    assert verdict.leaks and verdict.headline.startswith("The updates themselves name every word in 1 of 1 batches")

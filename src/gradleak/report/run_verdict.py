@@ -6,6 +6,7 @@ from gradleak.records.flags import FLAGS
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
 from gradleak.report.attack_heat import LOW, score_leak
+from gradleak.report.findings import named_words
 from gradleak.report.labels import Labels
 from gradleak.report.model import FlagLine, ScoreLine, Verdict
 from gradleak.report.numbers import gain, mean_and_interval, number
@@ -52,7 +53,7 @@ def verdict(settings: Sequence[Setting], labels: Labels, metric: str) -> Verdict
     score = record.worst_case[metric]
     doubtful = not leaking or score_leak(score) < LOW
     return Verdict(
-        leaks=leaking > 0,
+        leaks=leaking > 0 or named_words(record) > 0,
         in_doubt=doubtful and bool(doubts(worst)),
         headline=_headline(record, metric, leaking, len(settings)),
         sentences=tuple(_sentences(record, labels, worst, len(settings))),
@@ -66,6 +67,10 @@ def verdict(settings: Sequence[Setting], labels: Labels, metric: str) -> Verdict
 
 def _headline(record: Record, metric: str, leaking: int, settings: int) -> str:
     score = record.worst_case[metric]
+    named = named_words(record)
+    if not leaking and named:
+        batches = f"{named} of {record.data.batches} batches"
+        return f"The updates themselves name every word in {batches}; no attack rebuilt more than a blind guess."
     if not leaking:
         return "Not shown to leak: no attack rebuilt more than a blind guess. That is not a proof of safety."
     share = "This setting leaks" if settings == 1 else f"{leaking} of {settings} settings leak"
@@ -74,7 +79,7 @@ def _headline(record: Record, metric: str, leaking: int, settings: int) -> str:
 
 
 def _sentences(record: Record, labels: Labels, worst: Setting, settings: int) -> list[str]:
-    where = [f"Most leaks under: {labels.setting(record)}."] if settings > 1 else []
+    where = [f"Most was rebuilt under: {labels.setting(record)}."] if settings > 1 else []
     told = sorted({fact for ran in worst.attacks for fact in ran.attack.knowledge})
     return [
         *where,
