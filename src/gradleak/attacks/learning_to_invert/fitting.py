@@ -14,7 +14,7 @@ from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter, Lesso
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.inverter import TextInverter
 from gradleak.attacks.learning_to_invert.precision import as_float, dtype_of, peak_memory
-from gradleak.attacks.learning_to_invert.rates import best_rate
+from gradleak.attacks.learning_to_invert.rates import LONGEST_TRIAL, best_rate
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.slots import matched
 from gradleak.attacks.learning_to_invert.texts import Corpus, as_batch, corpus_of, marginal
@@ -92,6 +92,7 @@ class Fitting:
             self.bench,
             facts,
             self.attack.name,
+            longest=self._steps() // LONGEST_TRIAL,
         )
 
     def _loss(self, model: Any, purpose: str) -> Any:

@@ -14,7 +14,7 @@ from gradleak.attacks.learning_to_invert.picture_inverter import PictureInverter
 from gradleak.attacks.learning_to_invert.picture_lessons import Errors, PictureLesson, errors_of
 from gradleak.attacks.learning_to_invert.pictures import Gallery, gallery_of
 from gradleak.attacks.learning_to_invert.precision import as_float, dtype_of, peak_memory
-from gradleak.attacks.learning_to_invert.rates import best_rate
+from gradleak.attacks.learning_to_invert.rates import LONGEST_TRIAL, best_rate
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.training import Schedule, train
 from gradleak.core.attack import Bench
@@ -85,6 +85,7 @@ class PictureFitting:
             self.bench,
             facts,
             attack.name,
+            longest=self._steps(attack.epochs, attack.steps) // LONGEST_TRIAL,
         )
 
     def _loss(self, model: PictureInverter, purpose: str) -> Callable[[int], Tensor]:
