@@ -12,8 +12,8 @@ from gradleak.report.table_files import NOT_RUN, NOT_SCORED
 
 HEADLINES = ("rouge1", "rouge2", "rougeL", "exact_match", "secret_recall", "mse", "psnr", "ssim", "lpips")
 EXPLANATION = (
-    "Mean [95 % interval over client batches], in %; blind: the same knowledge without the update, in the order of the columns. "
-    "Seconds are of the attack, all examples together; cells attacked in one call share them."
+    "Mean [95 % interval over client batches], fractions in %; blind: the same knowledge without the update, in the order of "
+    "the columns. Seconds are of the attack, all examples together; cells attacked in one call share them."
 )
 
 
