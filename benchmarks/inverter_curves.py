@@ -6,15 +6,20 @@
 
 All inverters of a figure are trained together in one process. `size`: public sets of several sizes, each a part of the next.
 `shift`: the classes are cut in two halves, the target is trained on the first, and a share β of the public set is of it; the
-secrets are test pictures of the first half. Leaves points.jsonl, table.md, mse.svg and psnr.svg in the folder. `--lpips` adds
+secrets are test pictures of the first half. Leaves points.jsonl, results.md, mse.svg and psnr.svg in the folder. `--lpips` adds
 LPIPS to the points of a folder from the guesses kept there, on a machine that has its weights.
 """
 
 import argparse
 import json
 import math
+import platform
+import shlex
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +92,21 @@ def main() -> None:
     steps = group.run(look)
     common = {"figure": asked.figure, "steps": steps, "seconds": time.monotonic() - began, "target": opened.fingerprint()}
     common |= {"attack": attack.learnt(), "peak_memory": peak_memory(device)}
+    common |= {"machine": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()}
+    common |= {"created": datetime.now(UTC).date().isoformat(), "command": _command()}
     common["gradients_per_second"] = steps * attack.training_batch * len(sets) / common["seconds"]
-    points = write_points(asked.out, group, target, secrets, names, common)
+    points = write_points(asked.out, group, target, secrets, names, common, blind_errors(target, sets, secrets))
     draw(asked.out, points)
     memory = "" if common["peak_memory"] is None else f", peak memory {common['peak_memory'] / 2**30:.1f} GiB"
     print(f"{steps} steps in {common['seconds']:.0f} s, {common['gradients_per_second']:.0f} gradients a second{memory}")
-    print((asked.out / "table.md").read_text())
+    print((asked.out / "results.md").read_text())
+
+
+def blind_errors(target: Target, sets: list[list[Example]], secrets: list[Example]) -> list[float]:
+    """The squared error of each public set's mean picture: what can be guessed without the update."""
+    truth = gallery_of(target, secrets).pixels.float() / 255
+    means = [gallery_of(target, one).pixels.float().mean(0) / 255 for one in sets]
+    return [float((truth - mean).square().mean()) for mean in means]
 
 
 def mixture(public: list[Example], share: float, size: int, half: int) -> list[Example]:
@@ -115,6 +129,7 @@ def write_points(
     secrets: list[Example],
     names: list[tuple[str, str, int]],
     common: dict[str, Any],
+    blind: list[float],
 ) -> list[dict[str, Any]]:
     """Scores every inverter on the secrets; one line a point."""
     private = gallery_of(target, secrets).batch(1)
@@ -122,7 +137,7 @@ def write_points(
     truth = (private.pixels[:, 0].float() * 255).round()
     guessed, labels = group.guesses(private, Streams.root("client", 0))
     rounded = (guessed.clamp(0, 1) * 255).round()
-    points = []
+    points: list[dict[str, Any]] = []
     (out / "guesses").mkdir(exist_ok=True)
     with (out / "points.jsonl").open("w") as file:
         for (defense, place, size), pictures, read, held in zip(names, rounded, labels, group.best.tolist(), strict=True):
@@ -130,6 +145,7 @@ def write_points(
             epochs = common["steps"] * group.attack.training_batch / size
             point = {"defense": defense, "place": place, "pictures": size, "epochs": epochs, "held_out_error": held, **common}
             point |= {"n": len(secrets), **_scored("mse", errors), **_scored("psnr", -10 * errors.log10())}
+            point |= {"blind_mse": blind[len(points) % len(blind)]}
             point |= {"labels_right": float((read == private.labels[:, 0]).float().mean())}
             points.append(point)
             file.write(json.dumps(point) + "\n")
@@ -149,7 +165,7 @@ def add_lpips(out: Path) -> None:
         point |= _scored("lpips", torch.cat([perceptual_distance(*piece, opened_weights()) for piece in pieces]))
     (out / "points.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     draw(out, points)
-    print((out / "table.md").read_text())
+    print((out / "results.md").read_text())
 
 
 def draw(out: Path, points: list[dict[str, Any]]) -> None:
@@ -169,16 +185,26 @@ def draw(out: Path, points: list[dict[str, Any]]) -> None:
         ]
         title = f"Learning to Invert: {metric.upper()} by {'size' if one['figure'] == 'size' else 'kind'} of the public set"
         (out / f"{metric}.svg").write_text(curves_svg(title, ACROSS[one["figure"]], metric.upper(), curves, [note]))
-    rows = [
-        f"| defense | {ACROSS[one['figure']]} | epochs | {' | '.join(metrics)} | labels right |",
-        "|---" * (4 + len(metrics)) + "|",
-    ]
+    (out / "results.md").write_text("\n".join(page(points, metrics)) + "\n")
+
+
+def page(points: list[dict[str, Any]], metrics: Sequence[str]) -> Iterator[str]:
+    """What was run, and every point with its interval; the papers' curves have no printed values."""
+    one = points[0]
+    yield from (f"# Learning to Invert: inverters by {'size' if one['figure'] == 'size' else 'kind'} of the public set", "")
+    yield f"- `{one['command']}`, {one['created']}, {one['machine']}"
+    rate = f"{one['gradients_per_second']:,.0f} gradients a second"
+    yield f"- {len(points)} inverters together, {one['steps']} steps in {one['seconds']:.0f} s, {rate}; target {one['target']}"
+    scored = f"n = {one['n']} test pictures (lpips: the first {min(KEPT, one['n'])})"
+    yield f"- {scored}; mean [95 % interval over pictures], of one training"
+    yield from ("- blind: the squared error of the public set's mean picture; ours alone, as the paper prints no values", "")
+    yield from (f"![{metric.upper()}]({metric}.svg)" for metric in metrics)
+    head = ["defense", ACROSS[one["figure"]], "epochs", *metrics, "blind mse", "labels right"]
+    yield from ("", f"| {' | '.join(head)} |", "|---" * len(head) + "|")
     for point in points:
-        scores = " | ".join(f"{point[metric][0]:.4f}" for metric in metrics)
-        rows.append(
-            f"| {point['defense']} | {point['place']} | {point['epochs']:.1f} | {scores} | {100 * point['labels_right']:.1f} % |"
-        )
-    (out / "table.md").write_text("\n".join(rows) + "\n")
+        scores = ["{:.3g} [{:.3g}, {:.3g}]".format(*point[metric]) for metric in metrics]
+        rest = [f"{point['blind_mse']:.3g}", f"{100 * point['labels_right']:.1f} %"]
+        yield f"| {' | '.join([point['defense'], point['place'], format(point['epochs'], '.1f'), *scores, *rest])} |"
 
 
 def _scored(metric: str, values: Tensor) -> dict[str, list[float]]:
@@ -225,6 +251,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop training then")
     parser.add_argument("--lpips", type=Path, help="a folder with guesses to score, instead of a figure")
     return parser.parse_args()
+
+
+def _command() -> str:
+    """As it was called; of paths the ends."""
+    words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["python", "benchmarks/inverter_curves.py", *words])
 
 
 def _numbers(kind: type) -> Any:

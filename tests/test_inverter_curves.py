@@ -35,7 +35,9 @@ def test_a_figure_leaves_points_pictures_and_a_table(curves: Any, tmp_path: Path
     assert [(point["defense"], point["place"]) for point in points] == expected
     assert all(low <= mean <= high for mean, low, high in (point["mse"] for point in points))
     assert all(point["target"].startswith("sha256:") for point in points)
-    assert len((tmp_path / "table.md").read_text().splitlines()) == 6
+    lines = (tmp_path / "results.md").read_text().splitlines()
+    assert sum(line.startswith(("| none", "| sign")) for line in lines) == 4
+    assert all(0 < point["blind_mse"] < 0.5 for point in points)
     assert "<svg" in (tmp_path / "mse.svg").read_text() and (tmp_path / "psnr.svg").is_file()
 
 

@@ -12,9 +12,11 @@ import torch
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.learning_to_invert.attack import Lti, LtiP
 from gradleak.attacks.learning_to_invert.decoding import with_prior
+from gradleak.attacks.learning_to_invert.features import HashedFeatures
 from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter
 from gradleak.attacks.learning_to_invert.fitting import Fitting
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
+from gradleak.attacks.learning_to_invert.inverter import Scaling
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.texts import MarginalTokens, corpus_of
 from gradleak.attacks.learning_to_invert.words import LOGITS_AT_ONCE, linear_cross_entropy
@@ -27,8 +29,10 @@ from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import Setting
+from gradleak.core.update import Update
 from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.masking import Masking
 from gradleak.defenses.pruning import Pruning
 from gradleak.defenses.sign import Sign
 from gradleak.priors.frequent_words import FrequentWords
@@ -243,3 +247,37 @@ def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target
     assert float(ours.square().mean()) == pytest.approx(float(theirs.square().mean()), rel=0.02)
     correlations = torch.corrcoef(theirs[:, :40].mT) - torch.eye(40)  # independent there too
     assert float(correlations.abs().max()) < 0.4
+
+
+@pytest.mark.parametrize(
+    ("defenses", "survivors", "by_signs"),
+    [
+        ((Pruning(0.1),), "signs", True),
+        ((Pruning(0.1),), "sizes", False),
+        ((Masking(0.9),), "signs", False),
+        ((), "signs", False),
+    ],
+)
+def test_of_the_largest_entries_their_signs_are_read_and_not_of_those_that_chance_left(
+    tiny: Target, observe: Callable[..., Observation], defenses: tuple[Defense, ...], survivors: Any, by_signs: bool
+) -> None:
+    features = HashedFeatures(setting_of(tiny, *defenses), 0.1, 0, signed=False, survivors=survivors)
+    update = observe(tiny, ("the cat is red .",), defenses=defenses, view=Lamp()).update
+    larger = Update({name: 3 * tensor for name, tensor in update.tensors.items()})
+    assert torch.equal(features(update), features(larger)) == by_signs
+    if by_signs:
+        assert torch.equal(features(update), features(update).round())
+
+
+def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> None:
+    drawn = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    shares = torch.tensor([1.0, 0.1, 0.01, 0.0])
+    rare = drawn * (torch.rand(2000, 4, generator=torch.Generator().manual_seed(1)) < shares)
+    scaling = Scaling(4)
+    scaling.measure(rare)
+    torch.testing.assert_close(scaling.get_buffer("spread")[:3], torch.ones(3), rtol=0.35, atol=0)
+    assert float(scaling(torch.full((1, 4), 2.0))[0, 3]) == pytest.approx(2, rel=0.35)  # of which nothing was seen: as the others
+    constant = torch.ones(10, 1)
+    scaling = Scaling(1)
+    scaling.measure(constant)
+    assert float(scaling(2 * constant).abs().max()) == 0  # what never moves says nothing

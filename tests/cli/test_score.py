@@ -6,6 +6,7 @@ import pytest
 
 from gradleak.attacks.recipes.tag import Tag
 from gradleak.cli import main
+from gradleak.core.errors import GradleakError
 from gradleak.records.store import read_record
 from gradleak.records.summary import record_paths
 
@@ -56,3 +57,19 @@ def test_guessed_pictures_are_scored_as_an_audit_would(tmp_path: Path) -> None:
     scored, whole = (read_record(record_paths(folder)[0]) for folder in (few, both))
     assert scored.attacks["ig"].scores == whole.attacks["ig"].scores
     assert scored.worst_case == whole.worst_case
+
+
+def test_pictures_are_scored_without_the_generator_and_the_blind_guess_is_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    words = "audit --target tiny_image --data shapes:side=8 --attack ig:steps=3 --limit 2 --device cpu --metric mse".split()
+    assert main([*words, "--out", str(tmp_path)]) == 0
+
+    def gone(*_: object) -> None:
+        raise GradleakError("There is no generator.")
+
+    monkeypatch.setattr("gradleak.audit.rescore.open_beliefs", gone)
+    assert main(["score", str(tmp_path), "--device", "cpu", "--metric", "psnr"]) == 0
+    assert "blind -" in capsys.readouterr().out
+    score = read_record(record_paths(tmp_path)[0]).attacks["ig"].scores["psnr"]
+    assert score.mean is not None and score.blind is None

@@ -157,6 +157,17 @@ def test_of_drowned_tensors_the_signal_is_taken_to_be_as_usual(tiny64: Target, o
     assert float(errors[0]) < 0.5 * float(errors[1])
 
 
+def test_what_rounding_at_random_adds_is_told_from_what_is_seen(tiny64: Target, observe: Observe) -> None:
+    seen = [observe(tiny64, TEXTS, index=place, defenses=(Quantisation(bits=2),)) for place in range(4)]
+    matcher = for_observations(seen, Cosine())
+    signal = torch.stack([observe(tiny64, TEXTS).update.tensors[name].square().sum() for name in matcher.names])
+    added = (matcher.observed_squared - signal).mean(0)
+    large = matcher.observed_squared.mean(0) > 0.05 * float(matcher.observed_squared.mean(0).max())
+    ratios = matcher.noise_squared.mean(0)[large] / added[large]
+    assert 0.5 < float(ratios.median()) < 2
+    assert bool((matcher.weights <= 1).all()) and float(matcher.weights.min()) < 0.9
+
+
 def test_noise_of_a_batch_is_shared_by_its_examples(tiny64: Target, observe: Observe) -> None:
     (alone, both) = (observe(tiny64, texts, defenses=(DpSgd(clip=1.0, noise_multiplier=0.1),)) for texts in (TEXTS[:1], TEXTS))
     one, two = (for_observations([seen], Cosine()).noise_squared for seen in (alone, both))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradleak.records.schema import Record
+from gradleak.records.schema import GuaranteeRecord, NoiseRecord, Record
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, read_summary
 from gradleak.report.canary_guesses import guesses_markdown
@@ -57,6 +57,18 @@ def test_a_record_with_fewer_examples_of_another_model_answers_a_cell_and_says_s
     assert "`gradleak run studies/some.yaml --set limit=4 --set target=minilm:weights=half`: 1 of the lines below" in text
     assert "When: 2026-01-02. Where: a GPU." in text and "Model B: tiny, half, 100 parameters" in text
     assert "| 1 | tag | A | 10 | 50.0 [40.0, 60.0] | 20.0 | 0.0 s | few_examples |" in text
+
+
+def test_noise_what_is_proven_and_records_of_other_runs_stand_on_the_page(ran: Callable[..., Summary]) -> None:
+    plain, other = ran("tag"), ran("dlg")
+    proven = GuaranteeRecord("dp_sgd", "one release", "example", "analytic Gaussian", 4.5, 1e-5, against_server=True)
+    record = replace(plain.record, noise=NoiseRecord(2.5, 2.4, 2.6, {}), guarantees=(proven,))
+    (one,) = answer([planned("tag")], [replace(plain, record=record)])
+    text = "\n".join(results_markdown(STUDY, [one], "gradleak tables RUN", [record, other.record]))
+    assert "| batch_size | noise | attack |" in text and "| 1 | 2.5 | tag |" in text
+    assert "one release, per example: ε 4.5 (analytic Gaussian) at δ 1e-05" in text
+    assert "Records of no cell of this study, for the papers' tables below: 1, of dlg" in text
+    assert "noise" not in page(answer([planned("dlg")], [other]))
 
 
 def test_records_that_differ_in_what_changes_the_question_do_not_answer(ran: Callable[..., Summary]) -> None:

@@ -16,6 +16,7 @@ from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact
+from gradleak.core.pixels import picture_of
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.records.schema import AttackRecord, ExampleRecord, Record
@@ -46,9 +47,11 @@ def _attack(
     metrics: Sequence[Metric],
 ) -> AttackRecord:
     """Blind guesses are not stored; they are drawn again from the same streams, which takes no search."""
-    blind = pair_up(target, private, _blind(spec, target, private, attack))
+    guessed = _blind(spec, target, private, attack)
+    blind = pair_up(target, private, [_black(batch) for batch in private] if guessed is None else guessed)
     pairs = [Pair(pair.secret, _guess(target, example), pair.marked) for pair, example in zip(blind, found.examples, strict=True)]
-    values, chance, clusters = values_of(metrics, pairs), values_of(metrics, blind), clusters_of(private)
+    values, clusters = values_of(metrics, pairs), clusters_of(private)
+    chance = values_of(metrics, blind) if guessed is not None else {one.name: [None] * len(blind) for one in metrics}
     scores = {one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics}
     examples = tuple(
         replace(
@@ -61,12 +64,24 @@ def _attack(
     return replace(found, scores={**found.scores, **scores}, examples=examples)
 
 
-def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack) -> list[Reconstruction]:
-    beliefs = open_beliefs(spec, target)
+def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack) -> list[Reconstruction] | None:
+    """None where a generator of pictures is gone since: what it would have guessed is left open."""
+    try:
+        beliefs = open_beliefs(spec, target)
+    except GradleakError:
+        if target.medium != "image":
+            raise
+        return None
     bench = Bench(Streams.root("attacker", spec.seed), beliefs.words, pictures=beliefs.pictures)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
     return Blind().reconstruct(observations, bench)
+
+
+def _black(batch: PrivateBatch) -> Reconstruction:
+    """Pictures to pair secrets with where nothing is known to have been guessed."""
+    assert batch.batch.pixels is not None
+    return Reconstruction(sentences=(), pictures=tuple(picture_of(torch.zeros_like(one)) for one in batch.batch.pixels))
 
 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:

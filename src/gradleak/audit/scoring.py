@@ -149,6 +149,8 @@ def score_of(metric: Metric, values: Sequence[float | None], blind: Sequence[flo
         return Score(None, None, None, None, None, None, metric.unit, metric.direction, 0)
     groups = [clusters[place] for place in kept]
     ours = interval([values[place] or 0.0 for place in kept], groups)
+    if all(blind[place] is None for place in kept):
+        return Score(ours.mean, ours.low, ours.high, None, None, None, metric.unit, metric.direction, len(kept))
     theirs = interval([blind[place] or 0.0 for place in kept], groups)
     return Score(ours.mean, ours.low, ours.high, theirs.mean, theirs.low, theirs.high, metric.unit, metric.direction, len(kept))
 

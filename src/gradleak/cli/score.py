@@ -16,7 +16,7 @@ def score(
     """Adds metrics to records without attacking again.
 
     Secrets are read again from the data and must have the hashes that the records hold; the folder's key is needed for that.
-    Guesses are cut into tokens again, from their text.
+    Guesses are cut into tokens again, from their text; blind ones are drawn again, where the prior is still there.
     """
     from gradleak.audit.rescore import rescore
     from gradleak.audit.spec import read

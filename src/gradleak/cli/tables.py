@@ -99,7 +99,7 @@ def _study_texts(
     finders = [SecretFinder(one, network=False) for one in runs]
     named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
     page = [
-        *results_markdown(named, answered, f"gradleak tables RUN --spec {shlex.join(named)}"),
+        *results_markdown(named, answered, f"gradleak tables RUN --spec {shlex.join(named)}", [one.record for one in summaries]),
         *guesses_markdown(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
         *markdown_sections(shown),
     ]

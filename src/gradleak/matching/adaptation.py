@@ -38,3 +38,12 @@ def noise_squares(
     """The expected square of the known noise in a tensor: of its entries, or of those that were not set to zero."""
     entries = (observed != 0).sum(1) if only_survivors else observed.shape[1]
     return entries * noise_stds.square()
+
+
+def rounding_stds(observed: Float[Tensor, "observations entries"]) -> Float[Tensor, "observations"]:
+    """What rounding at random is likely to have added to every entry of a tensor.
+
+    It is right in the mean, so |entries| are as large as they were; double-exponential ones have twice that, squared.
+    """
+    added = observed.square().mean(1) - 2 * observed.abs().mean(1).square()
+    return added.clamp_min(0).sqrt()

@@ -16,10 +16,10 @@ LEAST_USUAL = 0.1  # of what is usual
 
 
 def certainties(
-    signal_squared: Float[Tensor, "observations tensors"], stds: Float[Tensor, "observations"]
+    signal_squared: Float[Tensor, "observations tensors"], stds: Float[Tensor, "observations tensors"]
 ) -> Float[Tensor, "observations tensors"]:
     """Weights of tensors: all alike where noise is small, as their signal where it is large."""
-    variances = stds.square()[:, None] / signal_squared.clamp_min(torch.finfo(signal_squared.dtype).tiny)
+    variances = stds.square() / signal_squared.clamp_min(torch.finfo(signal_squared.dtype).tiny)
     return 1 / (1 + SURE * variances)
 
 
@@ -27,7 +27,7 @@ def likely_signal(
     ordinary: Float[Tensor, "observations tensors"],
     observed: Float[Tensor, "observations tensors"],
     noise: Float[Tensor, "observations tensors"],
-    stds: Float[Tensor, "observations"],
+    stds: Float[Tensor, "observations tensors"],
 ) -> Float[Tensor, "observations tensors"]:
     """The gradient's part of every tensor's square: what is seen less the noise, as far as that is sure; else what is usual.
 
@@ -37,7 +37,7 @@ def likely_signal(
     signal = torch.maximum(total - noise.sum(1, keepdim=True), LEAST_SIGNAL * total)
     usual = ordinary / ordinary.sum(1, keepdim=True).clamp_min(TINY) * signal
     direct = observed - noise
-    spread_of_direct = 2 * noise * stds.square()[:, None] + 4 * usual * stds.square()[:, None]  # variance of a sum of squares
+    spread_of_direct = 2 * noise * stds.square() + 4 * usual * stds.square()  # variance of a sum of squares
     spread_of_usual = (USUALLY * usual).square()
     trust = spread_of_usual / (spread_of_usual + spread_of_direct).clamp_min(TINY)
     return torch.maximum(trust * direct + (1 - trust) * usual, LEAST_USUAL * usual)

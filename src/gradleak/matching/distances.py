@@ -68,7 +68,7 @@ class Cosine(Distance):
         return SureCosine()
 
     def for_random_rounding(self) -> Distance:
-        return WholeCosine()
+        return SureCosine()
 
     def for_any_size(self) -> Distance:
         return self

@@ -15,7 +15,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import adapted, common_channel, noise_squares
+from gradleak.matching.adaptation import adapted, common_channel, noise_squares, rounding_stds
 from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
 from gradleak.matching.distances import Distance, Statistics
 from gradleak.matching.factored import FactoredSums
@@ -39,25 +39,29 @@ class Matcher(ABC):
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
         """Lets the distance know how much of every tensor is noise."""
-        stds = self._stds(observations)
+        observed = [tensor.flatten(1) for tensor in _stacked(observations, self.names).values()]
+        stds = self._stds(observations, observed)
         if not bool(stds.any()):
             return
-        observed = _stacked(observations, self.names)
-        squares = [noise_squares(observed[name].flatten(1), stds, reading.entrywise) for name in self.names]
+        squares = [noise_squares(*pair, reading.entrywise) for pair in zip(observed, stds.unbind(1), strict=True)]
         self.noise_squared = torch.stack(squares, dim=1)
         if self.distance.by_certainty:
-            self.signal_squared = self.expected_signal(observations)
+            self.signal_squared = self.expected_signal(stds)
             self.weights = self.weights * certainties(self.signal_squared, stds)
 
-    def expected_signal(self, observations: Sequence[Observation]) -> Float[Tensor, "observations tensors"]:
+    def expected_signal(self, stds: Float[Tensor, "observations tensors"]) -> Float[Tensor, "observations tensors"]:
         """How much of every tensor's square is the gradient's."""
-        stds = self._stds(observations)
-        _, squares = self.sums(ordinary_candidates(self.target, len(observations)), slice(None))
+        _, squares = self.sums(ordinary_candidates(self.target, len(stds)), slice(None))
         shown = self.weights > 0
         return likely_signal(squares.detach().mean(1) * shown, self.observed_squared * shown, self.noise_squared * shown, stds)
 
-    def _stds(self, observations: Sequence[Observation]) -> Float[Tensor, "observations"]:
-        return self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
+    def _stds(self, observations: Sequence[Observation], observed: Sequence[Tensor]) -> Float[Tensor, "observations tensors"]:
+        """Of the errors on every entry of each tensor: known noise, and what rounding at random is likely to have added."""
+        known = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
+        spread = known[:, None].expand_as(self.weights)
+        if not self.distance.by_certainty or common_channel(observations).quantisation_levels is None:
+            return spread
+        return torch.hypot(spread, torch.stack([rounding_stds(tensor) for tensor in observed], dim=1))
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:

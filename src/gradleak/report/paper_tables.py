@@ -135,10 +135,10 @@ def _is(row: PaperRow, attack: AttackRecord) -> bool:
 
 
 def _line(table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]) -> Line:
-    """Of several records that fit, the one with most examples; of equals the one with the lowest seed."""
+    """Of several records that fit, the one with most examples; of equals the one with the lowest seed, then the newest."""
     if not fit:
         return Line(row, column, theirs, [None] * len(table.metrics))
-    record, attack = max(fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0)))
+    record, attack = max(fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0), pair[0].created))
     return Line(row, column, theirs, [attack.scores.get(ours) for _, ours in table.metrics], record, len(fit) - 1)
 
 

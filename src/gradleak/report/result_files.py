@@ -5,38 +5,56 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from gradleak.records.schema import Record
+from gradleak.report.guarantees import guarantee_lines
+from gradleak.report.labels import Labels
 from gradleak.report.markdown import table
 from gradleak.report.numbers import duration, mean_and_interval, number
 from gradleak.report.results import Answer, Answered, run_command
 from gradleak.report.table_files import NOT_RUN, NOT_SCORED
 
-HEADLINES = ("rouge1", "rouge2", "rougeL", "exact_match", "secret_recall", "mse", "psnr", "ssim", "lpips")
+HEADLINES = ("rouge1", "rouge2", "rougeL", "exact_match", "token_accuracy", "secret_recall", "mse", "psnr", "ssim", "lpips")
 EXPLANATION = (
     "Mean [95 % interval over client batches], fractions in %; blind: the same knowledge without the update, in the order of "
     "the columns. Seconds are of the attack, all examples together; cells attacked in one call share them."
 )
+NOISE_EXPLANATION = (
+    "Noise: the expected norm of what defenses add, as a multiple of the norm of what would be seen without it; tensor by tensor "
+    "in the records."
+)
 
 
-def results_markdown(study: Sequence[str], answered: Sequence[Answered], command: str) -> Iterator[str]:
-    """What was run and how, every cell, and how to run the rest."""
+def results_markdown(
+    study: Sequence[str], answered: Sequence[Answered], command: str, given: Sequence[Record] = ()
+) -> Iterator[str]:
+    """What was run and how, every cell, and how to run the rest. Of the records that were `given` some may be of no cell."""
     answers = [one for cell in answered for one in cell.answers]
     missing = [one.cell for one in answered if not one.answers]
     yield from (f"# Results of {study[0]}", "", f"Written by `{command}`.", "")
-    yield from _provenance(study, answered, [one.record for one in answers])
-    yield from ("## Cells", "", EXPLANATION, "")
+    yield from _provenance(study, answered, [one.record for one in answers], given)
+    noisy = any(one.record.noise is not None for one in answers)
+    yield from ("## Cells", "", f"{EXPLANATION} {NOISE_EXPLANATION}" if noisy else EXPLANATION, "")
     axes, metrics = axes_of(answered), headlines(answers)
     models = _models([one.record for one in answers])
-    head = [*axes, "attack", "model", "n", *metrics, "blind", "seconds", "flags", "record"]
-    yield from table(head, [row for one in answered for row in _rows(one, axes, metrics, models)])
+    head = [*axes, *(["noise"] if noisy else []), "attack", "model", "n", *metrics, "blind", "seconds", "flags", "record"]
+    yield from table(head, [row for one in answered for row in _rows(one, axes, metrics, models, noisy=noisy)])
+    yield from _guarantees([one.record for one in answers])
     if missing:
         yield f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the first of it alone:"
         yield from ("", f"    gradleak run {shlex.join(study)}", f"    {run_command(study, missing[0])}", "")
 
 
-def _provenance(study: Sequence[str], answered: Sequence[Answered], records: Sequence[Record]) -> Iterator[str]:
+def _provenance(
+    study: Sequence[str], answered: Sequence[Answered], records: Sequence[Record], given: Sequence[Record]
+) -> Iterator[str]:
     commands = Counter(run_command(study, one.cell, found.record) for one in answered for found in one.answers)
     yield from ("## How it was run", "")
     yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
+    ours = {record.id for record in records}
+    others = [record for record in given if record.id not in ours]
+    if others:
+        attacks = _spread(name for record in others for name in record.attacks if name != "blind")
+        when = _spread(record.created[:10] for record in others)
+        yield f"- Records of no cell of this study, for the papers' tables below: {len(others)}, of {attacks} ({when})"
     yield f"- When: {_spread(record.created[:10] for record in records)}. Where: {_spread(map(machine_of, records))}."
     for label, model in _models(records).items():
         yield f"- Model {model}: {label}"
@@ -44,10 +62,20 @@ def _provenance(study: Sequence[str], answered: Sequence[Answered], records: Seq
     yield from (f"- Software: {_spread(map(_versions, records))}.", "")
 
 
-def _rows(one: Answered, axes: Sequence[str], metrics: Sequence[str], models: dict[str, str]) -> Iterator[list[str]]:
+def _guarantees(records: Sequence[Record]) -> Iterator[str]:
+    """What differential privacy proves of each setting, every setting once."""
+    labels = Labels(records)
+    proven = {(labels.defense(record), line): None for record in records for line in guarantee_lines(record)}
+    if proven:
+        yield from ("## What is proven", "", *(f"- {defenses}: {line}" for defenses, line in proven), "")
+
+
+def _rows(
+    one: Answered, axes: Sequence[str], metrics: Sequence[str], models: dict[str, str], *, noisy: bool
+) -> Iterator[list[str]]:
     place = [one.cell.axes.get(axis, "") for axis in axes]
     if not one.answers:
-        yield [*place, one.attack(), "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
+        yield [*place, *([""] if noisy else []), one.attack(), "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
     for found in one.answers:
         scores = [found.attack.scores.get(metric) for metric in metrics]
         texts = [NOT_SCORED if score is None or not score.n else mean_and_interval(score) for score in scores]
@@ -55,7 +83,19 @@ def _rows(one: Answered, axes: Sequence[str], metrics: Sequence[str], models: di
         flags = ", ".join(flag.name for flag in found.attack.flags)
         cost = duration(found.attack.cost.seconds)
         model = models[_model(found.record)]
-        yield [*place, one.attack(found), model, str(found.record.data.examples), *texts, blind, cost, flags, found.record.id]
+        noise = [f"{found.record.noise.ratio:.3g}" if found.record.noise is not None else ""] if noisy else []
+        yield [
+            *place,
+            *noise,
+            one.attack(found),
+            model,
+            str(found.record.data.examples),
+            *texts,
+            blind,
+            cost,
+            flags,
+            found.record.id,
+        ]
 
 
 def axes_of(answered: Sequence[Answered]) -> list[str]:

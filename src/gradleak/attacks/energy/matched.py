@@ -34,7 +34,9 @@ class Matched:
         stds = [one.noise_std / one.gradient_scale if by_noise else 0.0 for one in observations]
         self.stds = torch.tensor(stds, device=observations[0].target.device, dtype=torch.float64)
         if by_noise:
-            self.matcher.signal_squared = self.matcher.expected_signal(observations)
+            self.matcher.signal_squared = self.matcher.expected_signal(
+                self.stds.to(self.matcher.weights.dtype)[:, None].expand_as(self.matcher.weights)
+            )
 
     def tempered(self, most: float) -> "Matched":
         """The same with no tensor's evidence worth more than so many nats; without noise it is itself."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -10,13 +11,29 @@ from torch import Tensor
 from gradleak.attacks.learning_to_invert.hashing import Hashing, flattened
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Survivors as Kept
+from gradleak.core.defense import channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
 from gradleak.core.update import Update
 
+Survivors = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
+
+
+def entries(update: Update, *, signs: bool) -> Float[Tensor, "clients entries"]:
+    """All entries side by side: their sizes, or only which are there and their signs."""
+    flat = flattened(update).float()
+    return flat.sign() if signs else flat
+
+
+def only_largest(setting: Setting) -> bool:
+    """Whether clients send the largest entries and zeros: which they are then says more of the words than how large they are."""
+    channel = channel_of(setting.defenses)
+    return channel.survivors is Kept.SEEN and not channel.randomised
+
 
 class Features(ABC):
-    """A linear map of an update."""
+    """A linear map of an update's entries, or of their signs."""
 
     size: int
     groups: Sequence[int] | None = None  # neighbours that are scaled together; none: every feature alone
@@ -38,14 +55,15 @@ class Features(ABC):
 class HashedFeatures(Features):
     """All entries, summed in bins."""
 
-    def __init__(self, setting: Setting, fraction: float, seed: int, signed: bool) -> None:
+    def __init__(self, setting: Setting, fraction: float, seed: int, signed: bool, survivors: Survivors = "signs") -> None:
         target = setting.target
+        self.signs = survivors == "signs" and only_largest(setting)
         coordinates = sum(target.part(name).size for name in setting.view.visible(target))
         self.size = max(1, round(fraction * coordinates))
         self.hashing = Hashing(coordinates, self.size, Streams.root("hashing", seed), signed, target.device)
 
     def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
-        return self.hashing(flattened(update).float())
+        return self.hashing(entries(update, signs=self.signs))
 
     @property
     def noise_scale(self) -> Float[Tensor, "features"]:
@@ -55,14 +73,15 @@ class HashedFeatures(Features):
 class WholeFeatures(Features):
     """All entries as they are, for updates small enough; each tensor's are scaled together."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, survivors: Survivors = "signs") -> None:
         target = setting.target
+        self.signs = survivors == "signs" and only_largest(setting)
         self.groups = [target.part(name).size for name in setting.view.visible(target)]
         self.size = sum(self.groups)
         self.device = target.device
 
     def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
-        return flattened(update).float()
+        return entries(update, signs=self.signs)
 
     @property
     def noise_scale(self) -> Float[Tensor, "features"]:

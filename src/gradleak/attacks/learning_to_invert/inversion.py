@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from gradleak.attacks.learning_to_invert.features import Survivors
 from gradleak.attacks.learning_to_invert.saved import load_fit
 from gradleak.attacks.learning_to_invert.texts import AuxiliaryText, MarginalTokens
 from gradleak.core.attack import Bench
@@ -33,6 +34,7 @@ class TextInversion(TrainableAttack):
     fraction: float = 0.1  # bins, of the entries that are seen
     signed: bool = False  # entries get random signs before they are summed
     hashing_seed: int = 0
+    survivors: Survivors = "signs"  # what is read of entries where only the largest are sent; the paper reads their sizes
     first_width: int = 600
     token_width: int = 1000
     words: Literal["learned", "known"] = "learned"  # the table that states are read by: known is the target's own

@@ -24,7 +24,7 @@ class Scaling(nn.Module):
     def measure(self, features: Float[Tensor, "clients features"]) -> None:
         mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
         mean.copy_(features.mean(0))
-        found = features.std(0)
+        found = spread_where_it_speaks(features)
         if self.groups is not None:
             pieces = torch.split(found, list(self.groups))
             found = torch.cat([piece.square().mean().sqrt().expand(len(piece)) for piece in pieces])
@@ -33,6 +33,18 @@ class Scaling(nn.Module):
     def forward(self, features: Float[Tensor, "clients features"]) -> Float[Tensor, "clients features"]:
         mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
         return (features - mean) / spread
+
+
+def spread_where_it_speaks(features: Float[Tensor, "clients features"]) -> Float[Tensor, "features"]:
+    """The spread of each feature over the clients where it is not zero, as in pruned updates most are.
+
+    Over all clients a feature that few have would be as large as it is rare there. One that none of these clients has may be
+    another's: it is taken to be like the median of the others.
+    """
+    share = features.count_nonzero(0) / len(features)
+    found: Tensor = features.std(0) / share.clamp_min(1 / len(features)).sqrt()
+    moving = found[found > SHORTEST_SPREAD]
+    return torch.where(share == 0, moving.median(), found) if len(moving) else found
 
 
 class Perceptron(nn.Module):

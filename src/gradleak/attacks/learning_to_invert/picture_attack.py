@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gradleak.attacks.learning_to_invert.features import Survivors
 from gradleak.attacks.learning_to_invert.inversion import PAPER
 from gradleak.attacks.learning_to_invert.picture_fitted import FittedPictureInverter
 from gradleak.attacks.learning_to_invert.picture_fitting import PictureFitting
@@ -46,6 +47,7 @@ class LtiPictures(TrainableAttack):
     fraction: float = 1.0  # of the entries that are seen, as bins they are summed in; 1: as they are
     signed: bool = False  # hashed entries get random signs before they are summed
     hashing_seed: int = 0
+    survivors: Survivors = "signs"  # what is read of entries where only the largest are sent; the paper reads their sizes
     precision: Precision = "tf32"  # of the inverter's products on a GPU, never of gradients
     weights: str | None = None  # a fit that was saved, instead of a new one
 

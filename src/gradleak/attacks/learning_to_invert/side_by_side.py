@@ -29,7 +29,7 @@ from gradleak.matching.per_client import per_client
 
 MEASURED = 1024  # clients by which features are scaled, at least
 AT_ONCE = 512
-LOOKS = 12  # at held-out pictures on the way: small sets are soon learnt by heart, so that each inverter's best state is kept
+LOOKS = 12  # at held-out pictures on the way, and at every power of two before the first: small sets are soon learnt by heart
 
 
 class SideBySide:
@@ -64,14 +64,17 @@ class SideBySide:
         self.kept = {name: value.detach().clone() for name, value in self.model.named_parameters()}
 
     def run(self, look: Callable[[int, list[float]], None] = lambda step, errors: None) -> int:
-        """Trains all of them and leaves each in the state that did best on its held-out pictures; says how many steps it took."""
+        """Trains all of them and leaves each in the state that did best on its held-out pictures; says how many steps it took.
+
+        What reads labels learns by itself, and is left as it is at the end.
+        """
         attack, rate = self.attack, self.attack.learning_rate
         assert rate is not None
         self._measure()
         every = max(1, attack.steps // LOOKS)
 
         def loss(step: int) -> Tensor:
-            if step and step % every == 0:
+            if step % every == 0 or (step < every and step.bit_count() == 1):
                 look(step, self._keep_better())
             streams = self.streams.child("training", step)
             return self._errors(self._drawn(streams, attack.training_batch), streams).loss(attack.variation_weight)
@@ -81,7 +84,8 @@ class SideBySide:
             look(done, self._keep_better())
         with torch.no_grad():
             for name, value in self.model.named_parameters():
-                value.copy_(self.kept[name])
+                if not name.startswith("labels."):
+                    value.copy_(self.kept[name])
         return done
 
     @torch.no_grad()
