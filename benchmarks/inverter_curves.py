@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import platform
+import re
 import shlex
 import sys
 import time
@@ -192,18 +193,18 @@ def page(points: list[dict[str, Any]], metrics: Sequence[str]) -> Iterator[str]:
     """What was run, and every point with its interval; the papers' curves have no printed values."""
     one = points[0]
     yield from (f"# Learning to Invert: inverters by {'size' if one['figure'] == 'size' else 'kind'} of the public set", "")
-    yield f"- `{one['command']}`, {one['created']}, {one['machine']}"
+    yield f"- `{one.get('command', '?')}`, {one.get('created', 'at an unknown date')}, {one.get('machine', 'unknown machine')}"
     rate = f"{one['gradients_per_second']:,.0f} gradients a second"
     yield f"- {len(points)} inverters together, {one['steps']} steps in {one['seconds']:.0f} s, {rate}; target {one['target']}"
-    scored = f"n = {one['n']} test pictures (lpips: the first {min(KEPT, one['n'])})"
-    yield f"- {scored}; mean [95 % interval over pictures], of one training"
+    scored = f" (lpips: the first {min(KEPT, one['n'])})" if "lpips" in metrics else ""
+    yield f"- n = {one['n']} test pictures{scored}; mean [95 % interval over pictures], of one training"
     yield from ("- blind: the squared error of the public set's mean picture; ours alone, as the paper prints no values", "")
     yield from (f"![{metric.upper()}]({metric}.svg)" for metric in metrics)
     head = ["defense", ACROSS[one["figure"]], "epochs", *metrics, "blind mse", "labels right"]
     yield from ("", f"| {' | '.join(head)} |", "|---" * len(head) + "|")
     for point in points:
         scores = ["{:.3g} [{:.3g}, {:.3g}]".format(*point[metric]) for metric in metrics]
-        rest = [f"{point['blind_mse']:.3g}", f"{100 * point['labels_right']:.1f} %"]
+        rest = [format(point["blind_mse"], ".3g") if "blind_mse" in point else "–", f"{100 * point['labels_right']:.1f} %"]
         yield f"| {' | '.join([point['defense'], point['place'], format(point['epochs'], '.1f'), *scores, *rest])} |"
 
 
@@ -254,8 +255,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _command() -> str:
-    """As it was called; of paths the ends."""
-    words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in sys.argv[1:]]
+    """As it was called; of whole paths the ends."""
+    words = [re.sub(r"(?<![^\s=:,])/\S*/", "", word) for word in sys.argv[1:]]
     return shlex.join(["python", "benchmarks/inverter_curves.py", *words])
 
 

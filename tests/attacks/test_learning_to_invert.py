@@ -250,7 +250,7 @@ def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target
 
 
 @pytest.mark.parametrize(
-    ("defenses", "survivors", "by_signs"),
+    ("defenses", "largest", "by_signs"),
     [
         ((Pruning(0.1),), "signs", True),
         ((Pruning(0.1),), "sizes", False),
@@ -259,9 +259,9 @@ def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target
     ],
 )
 def test_of_the_largest_entries_their_signs_are_read_and_not_of_those_that_chance_left(
-    tiny: Target, observe: Callable[..., Observation], defenses: tuple[Defense, ...], survivors: Any, by_signs: bool
+    tiny: Target, observe: Callable[..., Observation], defenses: tuple[Defense, ...], largest: Any, by_signs: bool
 ) -> None:
-    features = HashedFeatures(setting_of(tiny, *defenses), 0.1, 0, signed=False, survivors=survivors)
+    features = HashedFeatures(setting_of(tiny, *defenses), 0.1, 0, signed=False, largest=largest)
     update = observe(tiny, ("the cat is red .",), defenses=defenses, view=Lamp()).update
     larger = Update({name: 3 * tensor for name, tensor in update.tensors.items()})
     assert torch.equal(features(update), features(larger)) == by_signs

@@ -70,6 +70,10 @@ def test_pictures_are_scored_without_the_generator_and_the_blind_guess_is_left_o
 
     monkeypatch.setattr("gradleak.audit.rescore.open_beliefs", gone)
     assert main(["score", str(tmp_path), "--device", "cpu", "--metric", "psnr"]) == 0
-    assert "blind -" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "blind -" in said and "The blind guess is not scored anew. There is no generator." in said
     score = read_record(record_paths(tmp_path)[0]).attacks["ig"].scores["psnr"]
     assert score.mean is not None and score.blind is None
+    before = read_record(record_paths(tmp_path)[0])
+    assert main(["score", str(tmp_path), "--device", "cpu", "--metric", "mse"]) == 0
+    assert read_record(record_paths(tmp_path)[0]) == before  # what is stored of the blind guess stays

@@ -37,6 +37,7 @@ CHAINS: list[tuple[Defense, ...]] = [
     (GaussianNoise(0.01),),
     (Clipping(0.1),),
     (Quantisation(),),
+    (Pruning(0.2), Quantisation()),
     (GaussianNoise(0.01), Pruning(0.2), Clipping(0.1)),
 ]
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
@@ -165,7 +166,14 @@ def test_what_rounding_at_random_adds_is_told_from_what_is_seen(tiny64: Target, 
     large = matcher.observed_squared.mean(0) > 0.05 * float(matcher.observed_squared.mean(0).max())
     ratios = matcher.noise_squared.mean(0)[large] / added[large]
     assert 0.5 < float(ratios.median()) < 2
-    assert bool((matcher.weights <= 1).all()) and float(matcher.weights.min()) < 0.9
+    fine = for_observations([observe(tiny64, TEXTS, defenses=(Quantisation(bits=16),))], Cosine())
+    assert float(fine.weights[fine.weights > 0].min()) > 0.99 > 0.9 > float(matcher.weights[matcher.weights > 0].min())
+
+
+def test_of_pruned_tensors_only_what_is_left_was_rounded(tiny64: Target, observe: Observe) -> None:
+    chain = (Pruning(0.01), Quantisation(bits=16))
+    matcher = for_observations([observe(tiny64, TEXTS, defenses=chain)], Cosine())
+    assert float(matcher.weights[matcher.weights > 0].min()) > 0.99
 
 
 def test_noise_of_a_batch_is_shared_by_its_examples(tiny64: Target, observe: Observe) -> None:

@@ -67,7 +67,7 @@ def test_noise_what_is_proven_and_records_of_other_runs_stand_on_the_page(ran: C
     text = "\n".join(results_markdown(STUDY, [one], "gradleak tables RUN", [record, other.record]))
     assert "| batch_size | noise | attack |" in text and "| 1 | 2.5 | tag |" in text
     assert "one release, per example: ε 4.5 (analytic Gaussian) at δ 1e-05" in text
-    assert "Records of no cell of this study, for the papers' tables below: 1, of dlg" in text
+    assert "Of no cell of this study, but in the papers' tables below: 1 records of dlg" in text
     assert "noise" not in page(answer([planned("dlg")], [other]))
 
 

@@ -1,6 +1,6 @@
 """New metrics on the guesses a record holds: nothing is attacked again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,14 +9,13 @@ from gradleak.attacks.blind import Blind
 from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.pictures import from_record
-from gradleak.audit.scoring import clusters_of, pair_up, score_of, sentence, values_of, worst_case
+from gradleak.audit.scoring import Values, clusters_of, pair_up, score_of, sentence, values_of, worst_case
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact
-from gradleak.core.pixels import picture_of
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.records.schema import AttackRecord, ExampleRecord, Record
@@ -27,13 +26,19 @@ def spec_of(record: Record) -> AuditSpec:
     return AuditSpec.from_plain(dict(record.spec))
 
 
-def rescore(record: Record, examples: Sequence[Example], metrics: Sequence[Metric], device: str) -> Record:
+def rescore(
+    record: Record,
+    examples: Sequence[Example],
+    metrics: Sequence[Metric],
+    device: str,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Record:
     """The record with these metrics added, or put in the place of those it has; its spec and so its id stay as they are."""
     spec = spec_of(record)
     target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
     private = private_batches(spec, target, examples) * spec.draws
     keys = spec.attack_keys()
-    attacks = {key: _attack(spec, target, private, keys[key], attack, metrics) for key, attack in record.attacks.items()}
+    attacks = {key: _attack(spec, target, private, keys[key], attack, metrics, say) for key, attack in record.attacks.items()}
     new = worst_case(replace(spec, metrics=tuple(metrics)), attacks)
     return replace(record, attacks=attacks, worst_case={**record.worst_case, **new})
 
@@ -45,13 +50,14 @@ def _attack(
     attack: Attack,
     found: AttackRecord,
     metrics: Sequence[Metric],
+    say: Callable[[str], None],
 ) -> AttackRecord:
     """Blind guesses are not stored; they are drawn again from the same streams, which takes no search."""
-    guessed = _blind(spec, target, private, attack)
-    blind = pair_up(target, private, [_black(batch) for batch in private] if guessed is None else guessed)
+    guessed = _blind(spec, target, private, attack, say)
+    blind = pair_up(target, private, [Reconstruction(()) for _ in private] if guessed is None else guessed)
     pairs = [Pair(pair.secret, _guess(target, example), pair.marked) for pair, example in zip(blind, found.examples, strict=True)]
     values, clusters = values_of(metrics, pairs), clusters_of(private)
-    chance = values_of(metrics, blind) if guessed is not None else {one.name: [None] * len(blind) for one in metrics}
+    chance = values_of(metrics, blind) if guessed is not None else _stored(metrics, found)
     scores = {one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics}
     examples = tuple(
         replace(
@@ -64,13 +70,16 @@ def _attack(
     return replace(found, scores={**found.scores, **scores}, examples=examples)
 
 
-def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack) -> list[Reconstruction] | None:
+def _blind(
+    spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack, say: Callable[[str], None]
+) -> list[Reconstruction] | None:
     """None where a generator of pictures is gone since: what it would have guessed is left open."""
     try:
         beliefs = open_beliefs(spec, target)
-    except GradleakError:
+    except GradleakError as error:
         if target.medium != "image":
             raise
+        say(f"The blind guess is not scored anew. {error}")
         return None
     bench = Bench(Streams.root("attacker", spec.seed), beliefs.words, pictures=beliefs.pictures)
     told = spec.told(attack) | {Fact.DEFENSE}
@@ -78,10 +87,9 @@ def _blind(spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], att
     return Blind().reconstruct(observations, bench)
 
 
-def _black(batch: PrivateBatch) -> Reconstruction:
-    """Pictures to pair secrets with where nothing is known to have been guessed."""
-    assert batch.batch.pixels is not None
-    return Reconstruction(sentences=(), pictures=tuple(picture_of(torch.zeros_like(one)) for one in batch.batch.pixels))
+def _stored(metrics: Sequence[Metric], found: AttackRecord) -> Values:
+    """What the record has of the blind guesses' values."""
+    return {one.name: [example.blind_values.get(one.name) for example in found.examples] for one in metrics}
 
 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:

@@ -17,7 +17,8 @@ from gradleak.metrics.alignment import align
 from gradleak.records import flags
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, Score
-from gradleak.records.statistics import interval, paired_difference
+from gradleak.records.scores import beside_blind
+from gradleak.records.statistics import paired_difference
 
 Values = dict[str, list[float | None]]  # by metric, one an example
 
@@ -144,15 +145,7 @@ def values_of(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
 
 def score_of(metric: Metric, values: Sequence[float | None], blind: Sequence[float | None], clusters: Sequence[int]) -> Score:
     """One metric with its interval, beside the blind attack's."""
-    kept = [place for place, value in enumerate(values) if value is not None]
-    if not kept:
-        return Score(None, None, None, None, None, None, metric.unit, metric.direction, 0)
-    groups = [clusters[place] for place in kept]
-    ours = interval([values[place] or 0.0 for place in kept], groups)
-    if all(blind[place] is None for place in kept):
-        return Score(ours.mean, ours.low, ours.high, None, None, None, metric.unit, metric.direction, len(kept))
-    theirs = interval([blind[place] or 0.0 for place in kept], groups)
-    return Score(ours.mean, ours.low, ours.high, theirs.mean, theirs.low, theirs.high, metric.unit, metric.direction, len(kept))
+    return beside_blind(values, blind, clusters, metric.unit, metric.direction)
 
 
 def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:

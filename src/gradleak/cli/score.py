@@ -16,7 +16,8 @@ def score(
     """Adds metrics to records without attacking again.
 
     Secrets are read again from the data and must have the hashes that the records hold; the folder's key is needed for that.
-    Guesses are cut into tokens again, from their text; blind ones are drawn again, where the prior is still there.
+    Guesses are cut into tokens again, from their text; blind ones are drawn again (of pictures they are left
+    out where the generator is gone).
     """
     from gradleak.audit.rescore import rescore
     from gradleak.audit.spec import read
@@ -42,7 +43,8 @@ def score(
                 f"The secrets of {path} are not at hand: its data is gone or has changed, or the key in keys/ is another one. "
                 "Put the data back, or run the audit again with --metric."
             )
-        scored = rescore(record, [found[place] for place in places], metrics, where)
+        say = lambda sentence: console.print(sentence, soft_wrap=True)  # noqa: E731
+        scored = rescore(record, [found[place] for place in places], metrics, where, say)
         write_record(path.parent, scored)
         for one in metrics:
             worst = scored.worst_case[one.name]

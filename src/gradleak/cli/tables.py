@@ -94,12 +94,17 @@ def _study_texts(
     from gradleak.study.secrets import SecretFinder
 
     study = read_study(spec, changes)
-    usual = {one.name: defaults(one) for cell in study.cells for one in (cell.spec.target, *cell.spec.attacks)}
+    usual = {one.name: {**defaults(one), **one.before} for cell in study.cells for one in (cell.spec.target, *cell.spec.attacks)}
     answered = answer([PlannedCell(cell.axes, cell.spec.to_dict(), usual) for cell in study.cells], summaries)
     finders = [SecretFinder(one, network=False) for one in runs]
     named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
     page = [
-        *results_markdown(named, answered, f"gradleak tables RUN --spec {shlex.join(named)}", [one.record for one in summaries]),
+        *results_markdown(
+            named,
+            answered,
+            f"gradleak tables RUN --spec {shlex.join(named)}",
+            [line.record for one in shown for line in one.lines if line.record],
+        ),
         *guesses_markdown(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
         *markdown_sections(shown),
     ]

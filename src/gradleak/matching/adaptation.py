@@ -35,15 +35,20 @@ def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
 def noise_squares(
     observed: Float[Tensor, "observations entries"], noise_stds: Float[Tensor, "observations"], only_survivors: bool
 ) -> Float[Tensor, "observations"]:
-    """The expected square of the known noise in a tensor: of its entries, or of those that were not set to zero."""
+    """The expected square of such errors in a tensor: of its entries, or of those that were not set to zero."""
     entries = (observed != 0).sum(1) if only_survivors else observed.shape[1]
     return entries * noise_stds.square()
 
 
-def rounding_stds(observed: Float[Tensor, "observations entries"]) -> Float[Tensor, "observations"]:
-    """What rounding at random is likely to have added to every entry of a tensor.
+def rounding_stds(
+    observed: Float[Tensor, "observations entries"], levels: int, only_survivors: bool
+) -> Float[Tensor, "observations"]:
+    """What rounding at random is likely to have added to every entry of a tensor, or to those that were not set to zero.
 
-    It is right in the mean, so |entries| are as large as they were; double-exponential ones have twice that, squared.
+    It is right in the mean, so |entries| are as large as they were; double-exponential ones have twice that, squared. No entry
+    was moved by more than half a step in the mean square.
     """
-    added = observed.square().mean(1) - 2 * observed.abs().mean(1).square()
-    return added.clamp_min(0).sqrt()
+    entries = (observed != 0).sum(1).clamp_min(1) if only_survivors else observed.shape[1]
+    added = observed.square().sum(1) / entries - 2 * (observed.abs().sum(1) / entries).square()
+    most = (observed.abs().amax(1) / (2 * levels)).square()
+    return added.clamp_min(0).minimum(most).sqrt()

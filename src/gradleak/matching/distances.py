@@ -20,7 +20,7 @@ class Statistics:
     second: Float[Tensor, "observations candidates tensors"]
     observed_squared: Float[Tensor, "observations tensors"]
     weights: Float[Tensor, "observations tensors"]  # zero where a tensor is not seen or carries no signal
-    noise_squared: Float[Tensor, "observations tensors"]  # how much of G² is known noise, as expected
+    noise_squared: Float[Tensor, "observations tensors"]  # how much of G² is noise, as expected
     signal_squared: Float[Tensor, "observations tensors"]  # and how much is the gradient's
 
 
@@ -56,10 +56,7 @@ class Cosine(Distance):
     """Mean over tensors of 1 − cos (Geiping et al. 2020; LAMP)."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        # Roots before the product, which would underflow where a tensor's entries were all set to zero
-        norms = sums.second.clamp_min(TINY).sqrt() * sums.observed_squared.clamp_min(TINY).sqrt()[:, None]
-        weights = sums.weights[:, None]
-        return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+        return _mean_of_cosines(sums, sums.observed_squared)
 
     def for_signs(self) -> Distance:
         return WrongSigns()
@@ -68,7 +65,26 @@ class Cosine(Distance):
         return SureCosine()
 
     def for_random_rounding(self) -> Distance:
-        return SureCosine()
+        return WeighedCosine()
+
+    def for_any_size(self) -> Distance:
+        return self
+
+
+@dataclass(frozen=True)
+class WeighedCosine(Distance):
+    """Mean over tensors of 1 − cos, each weighed by how surely its cosine can be told through errors whose size is only guessed.
+
+    Norms are as seen: taken off, a guess that is too large would make wrong candidates fit better than perfectly.
+    """
+
+    by_certainty = True
+
+    def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        return _mean_of_cosines(sums, sums.observed_squared)
+
+    def for_signs(self) -> Distance:
+        return WrongSigns()
 
     def for_any_size(self) -> Distance:
         return self
@@ -84,9 +100,7 @@ class SureCosine(Distance):
     by_certainty = True
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        norms = sums.second.clamp_min(TINY).sqrt() * sums.signal_squared.clamp_min(TINY).sqrt()[:, None]
-        weights = sums.weights[:, None]
-        return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)
+        return _mean_of_cosines(sums, sums.signal_squared)
 
     def for_signs(self) -> Distance:
         return WrongSigns()
@@ -97,7 +111,7 @@ class SureCosine(Distance):
 
 @dataclass(frozen=True)
 class WholeCosine(Distance):
-    """1 − cos over all tensors together, known noise taken off the observed norm: for pictures, and for rounding at random.
+    """1 − cos over all tensors together, known noise taken off the observed norm: for pictures.
 
     A cosine for each tensor lets those that drown count as much as the others.
     """
@@ -203,3 +217,13 @@ class WrongSignSquares(Distance):
 
     def for_any_size(self) -> Distance:
         return self
+
+
+def _mean_of_cosines(
+    sums: Statistics, squared: Float[Tensor, "observations tensors"]
+) -> Float[Tensor, "observations candidates"]:
+    """The weighed mean over tensors of 1 − cos, with these for the squared norms of what was observed."""
+    # Roots before the product, which would underflow where a tensor's entries were all set to zero
+    norms = sums.second.clamp_min(TINY).sqrt() * squared.clamp_min(TINY).sqrt()[:, None]
+    weights = sums.weights[:, None]
+    return ((1 - sums.first / norms) * weights).sum(-1) / weights.sum(-1)

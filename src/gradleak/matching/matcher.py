@@ -38,11 +38,16 @@ class Matcher(ABC):
         self.signal_squared = self.observed_squared
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
-        """Lets the distance know how much of every tensor is noise."""
-        observed = [tensor.flatten(1) for tensor in _stacked(observations, self.names).values()]
-        stds = self._stds(observations, observed)
-        if not bool(stds.any()):
+        """Lets the distance know how much of every tensor is noise, or likely to be what rounding at random added."""
+        known = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
+        levels = common_channel(observations).quantisation_levels if self.distance.by_certainty else None
+        if not bool(known.any()) and levels is None:
             return
+        observed = [tensor.flatten(1) for tensor in _stacked(observations, self.names).values()]
+        stds = known[:, None].expand_as(self.weights)
+        if levels is not None:
+            rounded = [rounding_stds(tensor, levels, reading.entrywise) for tensor in observed]
+            stds = torch.hypot(stds, torch.stack(rounded, dim=1))
         squares = [noise_squares(*pair, reading.entrywise) for pair in zip(observed, stds.unbind(1), strict=True)]
         self.noise_squared = torch.stack(squares, dim=1)
         if self.distance.by_certainty:
@@ -54,14 +59,6 @@ class Matcher(ABC):
         _, squares = self.sums(ordinary_candidates(self.target, len(stds)), slice(None))
         shown = self.weights > 0
         return likely_signal(squares.detach().mean(1) * shown, self.observed_squared * shown, self.noise_squared * shown, stds)
-
-    def _stds(self, observations: Sequence[Observation], observed: Sequence[Tensor]) -> Float[Tensor, "observations tensors"]:
-        """Of the errors on every entry of each tensor: known noise, and what rounding at random is likely to have added."""
-        known = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
-        spread = known[:, None].expand_as(self.weights)
-        if not self.distance.by_certainty or common_channel(observations).quantisation_levels is None:
-            return spread
-        return torch.hypot(spread, torch.stack([rounding_stds(tensor) for tensor in observed], dim=1))
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:

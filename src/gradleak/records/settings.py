@@ -7,7 +7,8 @@ from functools import cached_property
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.statistics import Interval, interval, paired_difference
+from gradleak.records.scores import beside_blind
+from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.summary import Column, Columns, Summary
 
 OF_THE_ATTACKER = ("attacks", "prior", "metrics", "time_limit", "know")  # fields of a spec that leave the client alone
@@ -69,14 +70,8 @@ class Setting:
         known = self.record.worst_case[metric]
         if len(self.summaries) == 1:
             return known
-        ours, blind, clusters = self.values(metric)
-        kept = [place for place, value in enumerate(ours) if value is not None]
-        if not kept:
-            return known
-        groups = [clusters[place] for place in kept]
-        high, low = (interval([column[place] or 0.0 for place in kept], groups) for column in (ours, blind))
-        ends = (high.mean, high.low, high.high, low.mean, low.low, low.high)
-        return Score(*ends, known.unit, known.direction, len(kept))
+        score = beside_blind(*self.values(metric), known.unit, known.direction)
+        return score if score.n else known
 
     def gain(self, metric: str) -> Interval | None:
         """How much more leaks than a blind guess gives away, example by example."""

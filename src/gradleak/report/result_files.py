@@ -24,13 +24,13 @@ NOISE_EXPLANATION = (
 
 
 def results_markdown(
-    study: Sequence[str], answered: Sequence[Answered], command: str, given: Sequence[Record] = ()
+    study: Sequence[str], answered: Sequence[Answered], command: str, compared: Sequence[Record] = ()
 ) -> Iterator[str]:
-    """What was run and how, every cell, and how to run the rest. Of the records that were `given` some may be of no cell."""
+    """What was run and how, every cell, and how to run the rest. Of those `compared` with the papers' some may be of no cell."""
     answers = [one for cell in answered for one in cell.answers]
     missing = [one.cell for one in answered if not one.answers]
     yield from (f"# Results of {study[0]}", "", f"Written by `{command}`.", "")
-    yield from _provenance(study, answered, [one.record for one in answers], given)
+    yield from _provenance(study, answered, [one.record for one in answers], compared)
     noisy = any(one.record.noise is not None for one in answers)
     yield from ("## Cells", "", f"{EXPLANATION} {NOISE_EXPLANATION}" if noisy else EXPLANATION, "")
     axes, metrics = axes_of(answered), headlines(answers)
@@ -44,17 +44,16 @@ def results_markdown(
 
 
 def _provenance(
-    study: Sequence[str], answered: Sequence[Answered], records: Sequence[Record], given: Sequence[Record]
+    study: Sequence[str], answered: Sequence[Answered], records: Sequence[Record], compared: Sequence[Record]
 ) -> Iterator[str]:
     commands = Counter(run_command(study, one.cell, found.record) for one in answered for found in one.answers)
     yield from ("## How it was run", "")
     yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
-    ours = {record.id for record in records}
-    others = [record for record in given if record.id not in ours]
+    others = {record.id: record for record in compared if record.id not in {one.id for one in records}}.values()
     if others:
-        attacks = _spread(name for record in others for name in record.attacks if name != "blind")
+        attacks = _spread(name for record in others for name in record.attacks)
         when = _spread(record.created[:10] for record in others)
-        yield f"- Records of no cell of this study, for the papers' tables below: {len(others)}, of {attacks} ({when})"
+        yield f"- Of no cell of this study, but in the papers' tables below: {len(others)} records of {attacks} ({when})"
     yield f"- When: {_spread(record.created[:10] for record in records)}. Where: {_spread(map(machine_of, records))}."
     for label, model in _models(records).items():
         yield f"- Model {model}: {label}"

@@ -6,7 +6,8 @@ from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.records import flags
 from gradleak.records.schema import AttackRecord, ExampleRecord, Record, Score, now
-from gradleak.records.statistics import Interval, interval, paired_difference
+from gradleak.records.scores import beside_blind
+from gradleak.records.statistics import Interval, paired_difference
 from gradleak.report.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead
 from gradleak.study.map_cells import MapPlan
 
@@ -70,13 +71,9 @@ def pooled(records: Sequence[Record], metric: str) -> Score:
     """The mean over layers and examples. Layers are as they are; chance is in the client batches, so these are redrawn whole."""
     one = only(records[0]).scores[metric]
     kept = [example for record in records for example in only(record).examples if example.values[metric] is not None]
-    if not kept:
-        return Score(None, None, None, None, None, None, one.unit, one.direction, 0)
-    groups = [example.batch for example in kept]
-    ours = interval([example.values[metric] or 0.0 for example in kept], groups)
-    blind = interval([example.blind_values[metric] or 0.0 for example in kept], groups)
+    ours, blind = [example.values[metric] for example in kept], [example.blind_values[metric] for example in kept]
     n = len({(example.batch, example.position) for example in kept})
-    return Score(ours.mean, ours.low, ours.high, blind.mean, blind.low, blind.high, one.unit, one.direction, n)
+    return beside_blind(ours, blind, [example.batch for example in kept], one.unit, one.direction, n)
 
 
 def lead(there: Mapping[str, Mapping[int, Record]], overall: Mapping[str, Mapping[str, Score]], metric: str) -> Lead | None:

@@ -11,13 +11,12 @@ from torch import Tensor
 from gradleak.attacks.learning_to_invert.hashing import Hashing, flattened
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.core.batch import Batch
-from gradleak.core.defense import Survivors as Kept
-from gradleak.core.defense import channel_of
+from gradleak.core.defense import Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
 from gradleak.core.update import Update
 
-Survivors = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
+Largest = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
 
 
 def entries(update: Update, *, signs: bool) -> Float[Tensor, "clients entries"]:
@@ -29,7 +28,7 @@ def entries(update: Update, *, signs: bool) -> Float[Tensor, "clients entries"]:
 def only_largest(setting: Setting) -> bool:
     """Whether clients send the largest entries and zeros: which they are then says more of the words than how large they are."""
     channel = channel_of(setting.defenses)
-    return channel.survivors is Kept.SEEN and not channel.randomised
+    return channel.survivors is Survivors.SEEN and not channel.randomised
 
 
 class Features(ABC):
@@ -55,9 +54,9 @@ class Features(ABC):
 class HashedFeatures(Features):
     """All entries, summed in bins."""
 
-    def __init__(self, setting: Setting, fraction: float, seed: int, signed: bool, survivors: Survivors = "signs") -> None:
+    def __init__(self, setting: Setting, fraction: float, seed: int, signed: bool, largest: Largest = "sizes") -> None:
         target = setting.target
-        self.signs = survivors == "signs" and only_largest(setting)
+        self.signs = largest == "signs" and only_largest(setting)
         coordinates = sum(target.part(name).size for name in setting.view.visible(target))
         self.size = max(1, round(fraction * coordinates))
         self.hashing = Hashing(coordinates, self.size, Streams.root("hashing", seed), signed, target.device)
@@ -73,9 +72,9 @@ class HashedFeatures(Features):
 class WholeFeatures(Features):
     """All entries as they are, for updates small enough; each tensor's are scaled together."""
 
-    def __init__(self, setting: Setting, survivors: Survivors = "signs") -> None:
+    def __init__(self, setting: Setting, largest: Largest = "sizes") -> None:
         target = setting.target
-        self.signs = survivors == "signs" and only_largest(setting)
+        self.signs = largest == "signs" and only_largest(setting)
         self.groups = [target.part(name).size for name in setting.view.visible(target)]
         self.size = sum(self.groups)
         self.device = target.device

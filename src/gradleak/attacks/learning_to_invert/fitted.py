@@ -109,7 +109,7 @@ class FittedTextInverter(FittedInverter):
         if attack.features == "factors":
             features = FactorFeatures(setting, int(facts["length"]), bases)
         else:
-            features = HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed, attack.survivors)
+            features = HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed, attack.largest)
         words = len(setting.target.vocabulary.allowed)
         model = new_inverter(attack, setting, features, int(facts["length"]), torch.full((words,), 1 / words), 0)
         model.load_state_dict(

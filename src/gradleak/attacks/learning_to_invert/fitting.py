@@ -71,7 +71,7 @@ class Fitting:
         if attack.features == "factors":
             generator = on_device(self.streams.child("bases"), self.target.vocabulary.embeddings)
             return FactorFeatures.measured(self.setting, self.source.draw(BASES, self.setting.batch_size, generator))
-        return HashedFeatures(self.setting, attack.fraction, attack.hashing_seed, attack.signed, attack.survivors)
+        return HashedFeatures(self.setting, attack.fraction, attack.hashing_seed, attack.signed, attack.largest)
 
     def _steps(self) -> int:
         if self.attack.epochs is None:

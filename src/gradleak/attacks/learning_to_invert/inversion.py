@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from gradleak.attacks.learning_to_invert.features import Survivors
+from gradleak.attacks.learning_to_invert.features import Largest
 from gradleak.attacks.learning_to_invert.saved import load_fit
 from gradleak.attacks.learning_to_invert.texts import AuxiliaryText, MarginalTokens
 from gradleak.core.attack import Bench
@@ -34,7 +35,7 @@ class TextInversion(TrainableAttack):
     fraction: float = 0.1  # bins, of the entries that are seen
     signed: bool = False  # entries get random signs before they are summed
     hashing_seed: int = 0
-    survivors: Survivors = "signs"  # what is read of entries where only the largest are sent; the paper reads their sizes
+    largest: Largest = "signs"  # what is hashed of entries where only the largest are sent; the paper takes their sizes
     first_width: int = 600
     token_width: int = 1000
     words: Literal["learned", "known"] = "learned"  # the table that states are read by: known is the target's own
@@ -45,6 +46,7 @@ class TextInversion(TrainableAttack):
     precision: Literal["float32", "tf32", "bfloat16"] = "tf32"  # of the inverter's products on a GPU, never of gradients
     weights: str | None = None  # a fit that was saved, instead of a new one
 
+    before = MappingProxyType({"largest": "sizes"})
     source: ClassVar[type[AuxiliaryText] | type[MarginalTokens]]
     cites = PAPER
 
@@ -79,7 +81,7 @@ class TextInversion(TrainableAttack):
 
         tensors, facts = load_fit(path)
         refuse_other_setting(f"{self.name} ({path})", facts["setting"], setting)
-        if facts["attack"] != self.learnt():
+        if {**self.before, **facts["attack"]} != self.learnt():
             raise GradleakError(f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields.")
         return FittedTextInverter.from_tensors(self, setting, tensors, facts)
 

@@ -24,9 +24,10 @@ class Scaling(nn.Module):
     def measure(self, features: Float[Tensor, "clients features"]) -> None:
         mean, spread = self.get_buffer("mean"), self.get_buffer("spread")
         mean.copy_(features.mean(0))
-        found = spread_where_it_speaks(features)
-        if self.groups is not None:
-            pieces = torch.split(found, list(self.groups))
+        if self.groups is None:
+            found = _like_the_others(spread_of_those_that_have_it(features), features)
+        else:
+            pieces = torch.split(features.std(0), list(self.groups))
             found = torch.cat([piece.square().mean().sqrt().expand(len(piece)) for piece in pieces])
         spread.copy_(torch.where(found > SHORTEST_SPREAD, found, torch.inf))  # a feature that never moves says nothing
 
@@ -35,16 +36,19 @@ class Scaling(nn.Module):
         return (features - mean) / spread
 
 
-def spread_where_it_speaks(features: Float[Tensor, "clients features"]) -> Float[Tensor, "features"]:
-    """The spread of each feature over the clients where it is not zero, as in pruned updates most are.
+def spread_of_those_that_have_it(features: Float[Tensor, "clients features"]) -> Float[Tensor, "features"]:
+    """The root of each feature's variance by client in whose update it is not zero: in pruned ones most are.
 
-    Over all clients a feature that few have would be as large as it is rare there. One that none of these clients has may be
-    another's: it is taken to be like the median of the others.
+    Divided by the spread over all clients, a feature that few have would be as large as it is rare.
     """
     share = features.count_nonzero(0) / len(features)
-    found: Tensor = features.std(0) / share.clamp_min(1 / len(features)).sqrt()
+    return features.std(0) / share.clamp_min(1 / len(features)).sqrt()
+
+
+def _like_the_others(found: Float[Tensor, "features"], features: Float[Tensor, "clients features"]) -> Float[Tensor, "features"]:
+    """What none of these clients has may be another's: it is taken to be like the median."""
     moving = found[found > SHORTEST_SPREAD]
-    return torch.where(share == 0, moving.median(), found) if len(moving) else found
+    return torch.where(features.count_nonzero(0) == 0, moving.median(), found) if len(moving) else found
 
 
 class Perceptron(nn.Module):

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gradleak.attacks.learning_to_invert.features import Survivors
+from gradleak.attacks.learning_to_invert.features import Largest
 from gradleak.attacks.learning_to_invert.inversion import PAPER
 from gradleak.attacks.learning_to_invert.picture_fitted import FittedPictureInverter
 from gradleak.attacks.learning_to_invert.picture_fitting import PictureFitting
@@ -29,6 +30,7 @@ class LtiPictures(TrainableAttack):
     """Learns to invert from public pictures: an MLP from the update to the pixels, trained through the defense (LTI)."""
 
     medium: ClassVar[Medium] = "image"
+    before = MappingProxyType({"largest": "sizes"})
     cites = f"{PAPER}, section 4.1"
 
     steps: int = 600  # for small targets; the paper's 200 epochs of 50,000 pictures are 39,000
@@ -47,7 +49,7 @@ class LtiPictures(TrainableAttack):
     fraction: float = 1.0  # of the entries that are seen, as bins they are summed in; 1: as they are
     signed: bool = False  # hashed entries get random signs before they are summed
     hashing_seed: int = 0
-    survivors: Survivors = "signs"  # what is read of entries where only the largest are sent; the paper reads their sizes
+    largest: Largest = "sizes"  # what is read of entries where only the largest are sent: sizes, as the paper does, or signs
     precision: Precision = "tf32"  # of the inverter's products on a GPU, never of gradients
     weights: str | None = None  # a fit that was saved, instead of a new one
 
@@ -85,7 +87,7 @@ class LtiPictures(TrainableAttack):
     def load(self, path: Path, setting: Setting) -> FittedAttack:
         tensors, facts = load_fit(path)
         refuse_other_setting(f"{self.name} ({path})", facts["setting"], setting)
-        if facts["attack"] != self.learnt():
+        if {**self.before, **facts["attack"]} != self.learnt():
             raise GradleakError(f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields.")
         return FittedPictureInverter.from_tensors(self, setting, tensors, facts)
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def features_of(attack: "LtiPictures", setting: Setting) -> Features:
     """All entries as they are, or hashed to a fraction of them."""
     if attack.fraction == 1:
-        return WholeFeatures(setting, attack.survivors)
-    return HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed, attack.survivors)
+        return WholeFeatures(setting, attack.largest)
+    return HashedFeatures(setting, attack.fraction, attack.hashing_seed, attack.signed, attack.largest)
 
 
 def new_inverter(

@@ -53,7 +53,7 @@ class SideBySide:
         self.gradients = per_client(setting.target)
         settings = [replace(setting, defenses=chain) for chain in defenses]
         self.features = features_of(attack, setting)
-        self.simulated = [Simulated(Simulation(one), self.features) for one in settings]
+        self.simulated = [Simulated(Simulation(one), features_of(attack, one)) for one in settings]
         self.count = len(defenses) * len(galleries)
         means = torch.stack([training.pixels.float().mean(0) / 255 for training, _ in self.split])
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
