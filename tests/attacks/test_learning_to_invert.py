@@ -22,7 +22,7 @@ from gradleak.attacks.learning_to_invert.texts import MarginalTokens, corpus_of
 from gradleak.attacks.learning_to_invert.words import LOGITS_AT_ONCE, linear_cross_entropy
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
-from gradleak.core.defense import Defense, protect_in_turn
+from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
@@ -267,6 +267,11 @@ def test_of_the_largest_entries_their_signs_are_read_and_not_of_those_that_chanc
     assert torch.equal(features(update), features(larger)) == by_signs
     if by_signs:
         assert torch.equal(features(update), features(update).round())
+
+
+def test_records_from_before_signs_were_read_are_of_another_attack_where_that_matters() -> None:
+    assert LtiP().before(channel_of((Pruning(0.1),))) == {"largest": "sizes"}
+    assert LtiP().before(channel_of((Sign(),))) == {} == LtiP().before(channel_of((Masking(0.5),)))
 
 
 def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> None:

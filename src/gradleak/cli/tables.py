@@ -3,13 +3,14 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradleak.cli.options import option
 
 if TYPE_CHECKING:
+    from gradleak.audit.spec import AuditSpec
     from gradleak.records.summary import Summary
     from gradleak.report.paper_tables import Filled, PaperTable
 
@@ -84,7 +85,6 @@ def _study_texts(
     examples: bool,
 ) -> dict[str, str]:
     """The cells of a study with what the records say of them."""
-    from gradleak.core.specs import defaults
     from gradleak.report.canary_guesses import guesses_markdown
     from gradleak.report.result_csv import examples_csv, results_csv
     from gradleak.report.result_files import results_markdown
@@ -94,8 +94,7 @@ def _study_texts(
     from gradleak.study.secrets import SecretFinder
 
     study = read_study(spec, changes)
-    usual = {one.name: {**defaults(one), **one.before} for cell in study.cells for one in (cell.spec.target, *cell.spec.attacks)}
-    answered = answer([PlannedCell(cell.axes, cell.spec.to_dict(), usual) for cell in study.cells], summaries)
+    answered = answer([PlannedCell(cell.axes, cell.spec.to_dict(), _usual(cell.spec)) for cell in study.cells], summaries)
     finders = [SecretFinder(one, network=False) for one in runs]
     named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
     page = [
@@ -110,3 +109,13 @@ def _study_texts(
     ]
     texts = {"results.md": "\n".join(page).rstrip() + "\n", "results.csv": results_csv(named, answered)}
     return texts | ({"examples.csv": examples_csv(answered)} if examples else {})
+
+
+def _usual(spec: "AuditSpec") -> dict[str, dict[str, Any]]:
+    """What the fields stand for that an older record of this cell does not have, by component."""
+    from gradleak.core.defense import channel_of
+    from gradleak.core.specs import defaults
+
+    channel = channel_of(spec.defenses)
+    attacks = {one.name: {**defaults(one), **one.before(channel)} for one in spec.attacks}
+    return {spec.target.name: defaults(spec.target), **attacks}

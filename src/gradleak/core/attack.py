@@ -2,10 +2,10 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -139,6 +139,10 @@ class Attack(Component, ABC):
     def adapts_to(self, channel: Channel) -> bool:
         """Whether it takes into account what a known defense did to the update."""
         return False
+
+    def before(self, channel: Channel) -> Mapping[str, Any]:
+        """What fields that a record is too old to have stood for through that channel, where it is not their default."""
+        return {}
 
     @abstractmethod
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:

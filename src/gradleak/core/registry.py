@@ -1,9 +1,8 @@
 """Components by name: a decorator beside the class makes it known to the command line, YAML and the contract tests."""
 
 import difflib
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable
+from typing import ClassVar, Literal, TypeVar
 
 from gradleak.core.errors import GradleakError
 
@@ -18,7 +17,6 @@ class Component:
     name: ClassVar[str] = ""
     cites: ClassVar[str] = ""  # the paper it comes from, where there is one
     medium: ClassVar[Medium] = "any"  # what private data it is about
-    before: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # what records without a field stand for, if not its default
 
 
 Registered = TypeVar("Registered", bound=type[Component])

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradleak.attacks.learning_to_invert.hashing import Hashing, flattened
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.core.batch import Batch
-from gradleak.core.defense import Survivors, channel_of
+from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
 from gradleak.core.update import Update
@@ -25,9 +25,8 @@ def entries(update: Update, *, signs: bool) -> Float[Tensor, "clients entries"]:
     return flat.sign() if signs else flat
 
 
-def only_largest(setting: Setting) -> bool:
+def only_largest(channel: Channel) -> bool:
     """Whether clients send the largest entries and zeros: which they are then says more of the words than how large they are."""
-    channel = channel_of(setting.defenses)
     return channel.survivors is Survivors.SEEN and not channel.randomised
 
 
@@ -56,7 +55,7 @@ class HashedFeatures(Features):
 
     def __init__(self, setting: Setting, fraction: float, seed: int, signed: bool, largest: Largest = "sizes") -> None:
         target = setting.target
-        self.signs = largest == "signs" and only_largest(setting)
+        self.signs = largest == "signs" and only_largest(channel_of(setting.defenses))
         coordinates = sum(target.part(name).size for name in setting.view.visible(target))
         self.size = max(1, round(fraction * coordinates))
         self.hashing = Hashing(coordinates, self.size, Streams.root("hashing", seed), signed, target.device)
@@ -74,7 +73,7 @@ class WholeFeatures(Features):
 
     def __init__(self, setting: Setting, largest: Largest = "sizes") -> None:
         target = setting.target
-        self.signs = largest == "signs" and only_largest(setting)
+        self.signs = largest == "signs" and only_largest(channel_of(setting.defenses))
         self.groups = [target.part(name).size for name in setting.view.visible(target)]
         self.size = sum(self.groups)
         self.device = target.device

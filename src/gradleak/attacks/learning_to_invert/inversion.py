@@ -1,12 +1,11 @@
 """What all inversions of text share: how an inverter is made, trained, kept and found again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from gradleak.attacks.learning_to_invert.features import Largest
+from gradleak.attacks.learning_to_invert.features import Largest, only_largest
 from gradleak.attacks.learning_to_invert.saved import load_fit
 from gradleak.attacks.learning_to_invert.texts import AuxiliaryText, MarginalTokens
 from gradleak.core.attack import Bench
@@ -46,7 +45,6 @@ class TextInversion(TrainableAttack):
     precision: Literal["float32", "tf32", "bfloat16"] = "tf32"  # of the inverter's products on a GPU, never of gradients
     weights: str | None = None  # a fit that was saved, instead of a new one
 
-    before = MappingProxyType({"largest": "sizes"})
     source: ClassVar[type[AuxiliaryText] | type[MarginalTokens]]
     cites = PAPER
 
@@ -71,6 +69,9 @@ class TextInversion(TrainableAttack):
     def adapts_to(self, channel: Channel) -> bool:
         return True  # it learnt from updates that went through the same defense
 
+    def before(self, channel: Channel) -> Mapping[str, Any]:
+        return {"largest": "sizes"} if only_largest(channel) else {}
+
     def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
         from gradleak.attacks.learning_to_invert.fitting import Fitting  # which needs these fields
 
@@ -81,8 +82,10 @@ class TextInversion(TrainableAttack):
 
         tensors, facts = load_fit(path)
         refuse_other_setting(f"{self.name} ({path})", facts["setting"], setting)
-        if {**self.before, **facts["attack"]} != self.learnt():
-            raise GradleakError(f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields.")
+        if facts["attack"] != self.learnt():
+            raise GradleakError(
+                f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields, or fit again."
+            )
         return FittedTextInverter.from_tensors(self, setting, tensors, facts)
 
     def learnt(self) -> dict[str, Any]:

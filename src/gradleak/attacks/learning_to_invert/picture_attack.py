@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from gradleak.attacks.learning_to_invert.features import Largest
@@ -30,7 +29,6 @@ class LtiPictures(TrainableAttack):
     """Learns to invert from public pictures: an MLP from the update to the pixels, trained through the defense (LTI)."""
 
     medium: ClassVar[Medium] = "image"
-    before = MappingProxyType({"largest": "sizes"})
     cites = f"{PAPER}, section 4.1"
 
     steps: int = 600  # for small targets; the paper's 200 epochs of 50,000 pictures are 39,000
@@ -87,8 +85,10 @@ class LtiPictures(TrainableAttack):
     def load(self, path: Path, setting: Setting) -> FittedAttack:
         tensors, facts = load_fit(path)
         refuse_other_setting(f"{self.name} ({path})", facts["setting"], setting)
-        if {**self.before, **facts["attack"]} != self.learnt():
-            raise GradleakError(f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields.")
+        if facts["attack"] != self.learnt():
+            raise GradleakError(
+                f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields, or fit again."
+            )
         return FittedPictureInverter.from_tensors(self, setting, tensors, facts)
 
     def learnt(self) -> dict[str, Any]:
