@@ -1,5 +1,6 @@
 """`gradleak score`: new metrics on stored guesses."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -43,8 +44,7 @@ def score(
                 f"The secrets of {path} are not at hand: its data is gone or has changed, or the key in keys/ is another one. "
                 "Put the data back, or run the audit again with --metric."
             )
-        say = lambda sentence: console.print(sentence, soft_wrap=True)  # noqa: E731
-        scored = rescore(record, [found[place] for place in places], metrics, where, say)
+        scored = rescore(record, [found[place] for place in places], metrics, where, partial(console.print, soft_wrap=True))
         write_record(path.parent, scored)
         for one in metrics:
             worst = scored.worst_case[one.name]

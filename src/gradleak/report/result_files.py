@@ -49,10 +49,11 @@ def _provenance(
     commands = Counter(run_command(study, one.cell, found.record) for one in answered for found in one.answers)
     yield from ("## How it was run", "")
     yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
-    others = {record.id: record for record in compared if record.id not in {one.id for one in records}}.values()
+    ours = {record.id for record in records}
+    others = {record.id: record for record in compared if record.id not in ours}
     if others:
-        attacks = _spread(name for record in others for name in record.attacks)
-        when = _spread(record.created[:10] for record in others)
+        attacks = _spread(name for record in others.values() for name in record.attacks)
+        when = _spread(record.created[:10] for record in others.values())
         yield f"- Of no cell of this study, but in the papers' tables below: {len(others)} records of {attacks} ({when})"
     yield f"- When: {_spread(record.created[:10] for record in records)}. Where: {_spread(map(machine_of, records))}."
     for label, model in _models(records).items():
