@@ -10,17 +10,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.matching.linear_algebra import bring_to_unit_size, find_eigenvectors, require_finite
+
 
 def row_factor(
     matrix: Float[Tensor, "*lead outputs inputs"],
 ) -> tuple[Float[Tensor, "*lead rank"], Float[Tensor, "*lead rank inputs"]]:
     """Singular values, falling, and as many orthonormal rows; those of value zero are arbitrary. Double precision, on the CPU."""
-    wide = matrix.detach().double().cpu()
+    wide, scale = bring_to_unit_size(require_finite(matrix, "row factors").cpu())
     if wide.shape[-2] >= wide.shape[-1]:
-        squares, vectors = torch.linalg.eigh(wide.mT @ wide)
-        return squares.flip(-1).clamp_min(0).sqrt(), vectors.flip(-1).mT
-    squares, vectors = torch.linalg.eigh(wide @ wide.mT)
-    values = squares.flip(-1).clamp_min(0).sqrt()
+        squares, vectors = find_eigenvectors(wide.mT @ wide)
+        return squares.flip(-1).clamp_min(0).sqrt() * scale[..., 0], vectors.flip(-1).mT
+    squares, vectors = find_eigenvectors(wide @ wide.mT)
+    values = squares.flip(-1).clamp_min(0).sqrt() * scale[..., 0]
     rows = vectors.flip(-1).mT @ wide
     return values, rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-300)
 
