@@ -1,13 +1,16 @@
 """Every decomposition has an answer or a sentence, on matrices that single drivers fail on, at any scale."""
 
+import ast
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import gradleak
 from gradleak.core.errors import GradleakError
 from gradleak.matching import linear_algebra, rounding
 from gradleak.matching.linear_algebra import (
@@ -319,3 +322,17 @@ def test_errors_in_every_entry_have_no_singular_value_far_above_theirs():
     for shape in [(50, 50), (300, 40)]:
         largest = float(find_singular_values(0.01 * draw(*shape))[0])
         assert 0.8 < largest / rounding.singular_floor(shape, 0.01) < 1.1
+
+
+DECIDING = "eig eigh eigvalsh svd svdvals qr lstsq cholesky cholesky_ex matrix_rank pinv inv solve".split()
+
+
+def test_nothing_ill_conditioned_is_done_outside_of_this_room():
+    source = Path(gradleak.__file__).parent
+    rooms = {source / "matching" / "linear_algebra.py", source / "attacks" / "span" / "proof.py"}
+    strays = []
+    for path in set(source.rglob("*.py")) - rooms:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in DECIDING and "linalg" in ast.unparse(node.value):
+                strays.append(f"{path.relative_to(source)}:{node.lineno}")
+    assert not strays, f"use gradleak.matching.linear_algebra instead: {strays}"

@@ -20,8 +20,8 @@ from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
 from gradleak.core.registry import register
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
-
-SIGNAL = 1e-5  # singular values below this share of the largest are rounding
+from gradleak.matching.linear_algebra import decompose
+from gradleak.matching.rounding import signal_floor
 
 
 class SpanDistance:
@@ -60,10 +60,12 @@ def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions in
     if part.name not in observation.update.tensors:
         return torch.zeros(width, part.shape[-1], device=target.device, dtype=target.dtype)
     matrix = matrix_of(target, part, observation.update.tensors[part.name])[0]
-    _, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    most = sum(observation.knows.lengths) if observation.knows.lengths else len(values)
-    kept = (values > SIGNAL * values[0]) & (torch.arange(len(values), device=values.device) < most)
-    scaled: Tensor = right * kept[:, None]
+    found = decompose(matrix)
+    count = len(found.values)
+    most = sum(observation.knows.lengths) if observation.knows.lengths else count
+    floor = signal_floor(matrix.shape[-1], matrix.dtype) * found.values[0]
+    kept = (found.values > floor) & (torch.arange(count, device=floor.device) < most)
+    scaled: Tensor = found.right * kept[:, None]
     return scaled.to(target.dtype)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradleak.core.parts import Part
+from gradleak.core.sums import sum_over, sum_squares
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +38,10 @@ class Update:
         return Update({name: tensor.detach().clone() for name, tensor in self.tensors.items()}, self.per_example)
 
     def whole_norms(self) -> Tensor:
-        """The norm over all tensors together, [clients], or [clients, examples] if per example."""
+        """The norm over all tensors together, [clients], or [clients, examples] if per example; the same bits in any company."""
         axes = 2 if self.per_example else 1
-        squares = [
-            tensor.flatten(axes).square().sum(-1) if tensor.ndim > axes else tensor.square() for tensor in self.tensors.values()
-        ]
-        return torch.stack(squares).sum(0).sqrt()
+        dtype = next(iter(self.tensors.values())).dtype
+        return sum_over(torch.stack([sum_squares(tensor, axes) for tensor in self.tensors.values()]), 0).sqrt().to(dtype)
 
     def scaled(self, factors: Tensor) -> "Update":
         """Every client (every example, if per example) multiplied by a factor of its own."""
@@ -54,7 +53,7 @@ class Update:
 
     def norms(self) -> Mapping[str, Tensor]:
         """The norm of each tensor of each client."""
-        return {name: tensor.flatten(1).norm(dim=1) for name, tensor in self.tensors.items()}
+        return {name: sum_squares(tensor, 1).sqrt().to(tensor.dtype) for name, tensor in self.tensors.items()}
 
 
 def _mapped(change: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:

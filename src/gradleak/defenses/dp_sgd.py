@@ -7,6 +7,7 @@ from gradleak.core.defense import Channel, Defense, Guarantee
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
+from gradleak.core.sums import sum_over
 from gradleak.core.update import Update
 from gradleak.defenses.accounting import gaussian_guarantees, refuse_accounting
 from gradleak.defenses.clipping import clipped, finite, refuse_clip
@@ -42,7 +43,7 @@ class DpSgd(Defense):
             )
         small = clipped(update, self.clip)
         examples = next(iter(small.tensors.values())).shape[1]
-        mean = Update({name: tensor.mean(1) for name, tensor in small.tensors.items()})
+        mean = Update({name: sum_over(tensor, 1) / examples for name, tensor in small.tensors.items()})
         return with_noise(mean, self._noise_on_sum / examples, rngs)
 
     @property

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-from gradleak.matching.rounding import backward_error_bound, gram_error_bound
+from gradleak.matching.rounding import backward_error_bound, gram_error_bound, unit_rounding
 
 Answer = TypeVar("Answer")
 Driver = Callable[[Tensor], Answer]  # takes a matrix in double precision, with leading axes
@@ -152,14 +152,14 @@ def factor_gram(gram: Float[Tensor, "*lead size size"], terms: int, ridge: float
     Each entry of the matrix is a sum of so many products, whose rounding may have made it indefinite: the ridge is never less
     than that, and where a matrix needs more, it alone gets ten times as much until it has a factor. Gradients pass through.
     """
-    size = gram.shape[-1]
-    if not size:
+    if not gram.shape[-1]:
         return gram
-    least = max(ridge, gram_error_bound(terms, size, gram.dtype))
-    largest = gram.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
+    diagonal = gram.detach().diagonal(dim1=-2, dim2=-1)
+    largest = diagonal.amax(-1)
     largest = torch.where(largest > 0, largest, 1.0)  # a matrix of zeros has the identity's factor, scaled
-    added = least * largest
-    identity = torch.eye(size, device=gram.device, dtype=gram.dtype)
+    rows = (diagonal > 0).sum(-1)  # zero rows are padding, and do not count
+    added = gram_error_bound(terms, rows, gram.dtype).clamp_min(max(ridge, unit_rounding(gram.dtype))) * largest
+    identity = torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
     while True:
         factor: Tensor = torch.linalg.cholesky_ex(gram + added[..., None, None] * identity).L
         # Whatever is not finite in a row of the factor is in its diagonal entry, too
@@ -174,6 +174,14 @@ def factor_gram(gram: Float[Tensor, "*lead size size"], terms: int, ridge: float
                 f"no Cholesky factor was found of a matrix of shape {_shape(gram)}: it is no Gram matrix, even with a ridge of "
                 f"{MOST_RIDGE:g} of its largest entry. Please report this with the command that led here."
             )
+
+
+def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor, "columns rows"]:
+    """The pseudo-inverse in double precision; directions weaker than `cutoff` of the strongest are left out."""
+    found = decompose(matrix)
+    kept = found.values > cutoff * found.values[:1]
+    inverse: Tensor = (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
+    return inverse
 
 
 def count_rank(values: Float[Tensor, "*lead values"], floor: float | Tensor) -> Shaped[Tensor, "*lead"]:

@@ -19,8 +19,9 @@ from gradleak.matching.adaptation import adapted, common_channel, noise_squares,
 from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
 from gradleak.matching.distances import Distance, Statistics
 from gradleak.matching.factored import FactoredSums
-from gradleak.matching.plan import SILENT, make_plan, matchable
+from gradleak.matching.plan import make_plan, matchable
 from gradleak.matching.readings import WHOLE, Reading
+from gradleak.matching.rounding import cancelled_share
 from gradleak.matching.terms import vector_sums
 
 
@@ -193,12 +194,13 @@ def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[
 
 
 def _weights(
-    observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float = SILENT
+    observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float | None = None
 ) -> Float[Tensor, "observations tensors"]:
     """One where a tensor is seen and carries signal, zero elsewhere."""
     sizes = torch.stack([tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1)
     seen = torch.tensor([[name in observation.update.tensors for name in observed] for observation in observations]).to(
         sizes.device
     )
+    silent = cancelled_share(sizes.dtype) if silent is None else silent  # of the median: a smaller tensor carries rounding
     medians = torch.stack([row[shown].median() for row, shown in zip(sizes, seen, strict=True)])
     return (seen & (sizes > silent * medians[:, None])).to(sizes.dtype)

@@ -11,8 +11,7 @@ from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.capture import NORMS, Kind, call_shapes, kind_of
-
-SILENT = 1e-6  # a tensor whose root mean square is this far under the median carries rounding, not signal
+from gradleak.matching.rounding import cancelled_share
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def structurally_silent(target: Target) -> set[str]:
     median = sorted(sizes.values())[len(sizes) // 2]
     slices = {part.name: part.of(gradients[part.parameter]) for part in target.parts if part.cut is not None}
     sizes |= {name: float(gradient.square().mean().sqrt()) for name, gradient in slices.items()}
-    return {name for name, size in sizes.items() if size <= SILENT * median}
+    return {name for name, size in sizes.items() if size <= cancelled_share(target.dtype) * median}
 
 
 def make_plan(target: Target, names: Iterable[str]) -> Plan:

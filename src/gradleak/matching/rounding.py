@@ -19,6 +19,8 @@ own tests accept up to 50·n·2u, and so does this package.
 import math
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 LAPACK_ACCEPTS = 50.0  # times size times eps: the threshold of LAPACK's own test programs for eigenvalues (sep.in) and svd.in
 
@@ -44,13 +46,13 @@ def sum_error_bound(terms: int, dtype: torch.dtype) -> float:
     return share / (1 - share) if share < 1 else math.inf
 
 
-def gram_error_bound(terms: int, size: int, dtype: torch.dtype) -> float:
-    """How negative rounding can make an eigenvalue of a Gram matrix of `size` rows, as a share of its largest diagonal entry.
+def gram_error_bound(terms: int, rows: Int[Tensor, "*lead"], dtype: torch.dtype) -> Float[Tensor, "*lead"]:
+    """How negative rounding can make an eigenvalue of a Gram matrix of so many rows, as a share of its largest diagonal entry.
 
-    Each entry is off by γ of the terms times the largest diagonal entry at most, the matrix by `size` times that in norm; the
-    Cholesky factorisation itself fails only below `size`·γ of the size (Higham 2002, Theorem 10.7).
+    Each entry is off by γ of the terms times the largest diagonal entry at most, the matrix by `rows` times that in norm; the
+    Cholesky factorisation itself fails only below `rows`·γ of rows + 1 (Higham 2002, Theorem 10.7).
     """
-    return size * (sum_error_bound(terms, dtype) + sum_error_bound(size + 1, dtype))
+    return rows.to(dtype) * (terms + rows + 1) * unit_rounding(dtype)
 
 
 def singular_floor(shape: tuple[int, int], entry_error: float) -> float:
@@ -76,6 +78,25 @@ def gradient_difference(sums: list[int], dtype: torch.dtype) -> float:
     two orders make √2 of the root. It holds up to the factor by which the network itself spreads differences in its activations.
     """
     return math.sqrt(2 * sum(sums)) * unit_rounding(dtype)
+
+
+def signal_floor(inputs: int, dtype: torch.dtype) -> float:
+    """The share of a gradient's largest singular value under which its directions cannot be explained by inputs taken anew.
+
+    dW = Σ_t δ_t x_tᵀ was made of a client's x_t. Ours went through sums in another order, and miss them by the difference of two
+    computations through sums as long as the layer is wide. Nor is a direction found by way of a Gram matrix in double precision
+    (row_factor.py) better than the root of that matrix's own error.
+    """
+    return max(gradient_difference([inputs], dtype), math.sqrt(inputs * unit_rounding(torch.float64)))
+
+
+def cancelled_share(dtype: torch.dtype) -> float:
+    """The share of other tensors' size under which a tensor is only what rounding leaves of terms that cancel.
+
+    The gradient of a key's bias is a sum over tokens that is zero in exact numbers; rounding leaves √n·u of the terms' size.
+    Batches have some hundreds of tokens, and the root makes little of more.
+    """
+    return sum_error(256, dtype)
 
 
 def backward_error_bound(size: int, dtype: torch.dtype) -> float:

@@ -20,6 +20,7 @@ from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, kind_of
 from gradleak.matching.inputs import matrix_of, module_of
+from gradleak.matching.linear_algebra import decompose, orthonormalise
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Heads:
         return bases
 
     def _basis(self, target: Target, blocks: Float[Tensor, "heads width inputs"], sentences: int) -> Tensor:
-        left, _, right = torch.linalg.svd(blocks.double().cpu(), full_matrices=False)
+        found = decompose(blocks.cpu())
         if self.part.module == "key":
-            basis: Tensor = left[..., :sentences]
+            basis: Tensor = found.left[..., :sentences]
             return basis.to(target.device, target.dtype)
         weight = target.module.get_parameter(self.part.parameter).detach()
         by_head = weight.view(self.count, -1, weight.shape[1]).double().cpu()
-        basis = torch.linalg.qr(by_head @ right[:, :sentences].mT).Q
+        basis = orthonormalise(by_head @ found.right[:, :sentences].mT)
         return basis.to(target.device, target.dtype)
 
     def outside(

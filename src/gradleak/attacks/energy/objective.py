@@ -24,16 +24,16 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.linear_algebra import factor_gram
+from gradleak.matching.rounding import signal_floor
 from gradleak.matching.row_factor import row_factor
 
 FLOOR = 1e-13  # of a squared share: what inputs in float32 cannot tell from nothing
-RIDGE = 1e-12  # added to Gram matrices (which are taken in double precision), relative to their largest entry
 MIXED = ("attention_output", "ffn_out")  # fed by averages of tokens, or by what a nonlinear layer makes of each
 UNMIXED = ("query", "key", "value", FUSED)  # in the first layer
 ASIDE = 0.1  # the weight of such matrices, and of those that show one token only, where others are seen
 ABOVE_ROUNDING = 4.0  # times what known rounding leaves unexplained: no more is asked for
 TELLING = 3000.0  # nats of evidence under noise: some hundreds a word, where a wrong one gains ten or twenty by chance
-SIGNAL = 1e-6  # singular values below this share of the largest are rounding
 
 
 class Energy:
@@ -237,15 +237,11 @@ def _rounded_off(observation: Observation, part: Part) -> float:
 def _directions(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "rank inputs"]:
     """S·Vᵀ, normalised to a largest value of one so that tiny gradients do not underflow; rounding is left out."""
     values, right = row_factor(matrix)
-    kept = values > SIGNAL * values[0]
+    kept = values > signal_floor(matrix.shape[-1], matrix.dtype) * values[0]
     return (values / values[0])[kept, None] * right[kept]
 
 
 def _factored(directions: Float[Tensor, "o c uses width"]) -> tuple[Tensor, Tensor]:
     """The directions and the Cholesky factor of their Gram matrix; masked ones are zero and count for nothing."""
     exact = directions.double()
-    gram = exact @ exact.mT
-    size = gram.shape[-1]
-    ridge = RIDGE * gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-30)  # not the mean: padding would change it
-    identity = torch.eye(size, device=gram.device, dtype=gram.dtype)
-    return exact, torch.linalg.cholesky(gram + ridge[..., None, None] * identity)
+    return exact, factor_gram(exact @ exact.mT, terms=exact.shape[-1])

@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradleak.core.observation import Observation
+from gradleak.matching.rounding import cancelled_share
 
 ABOVE_FLOOR = 10.0  # a row this many times above the quiet rows' size was touched by the batch
-ABOVE_ROUNDING = 1e-6  # of the largest row: what lies under it is rounding
 
 
 @dataclass(frozen=True)
@@ -42,5 +42,5 @@ def touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Bool[Tens
     """Rows larger than rounding and, through noise, than the noise: most rows are untouched, hence of its size."""
     norms = torch.linalg.vector_norm(rows, dim=1)
     floor = norms.quantile(0.25) if through_noise else 0.0
-    above: Tensor = (norms > ABOVE_FLOOR * floor) & (norms > ABOVE_ROUNDING * norms.max())
+    above: Tensor = (norms > ABOVE_FLOOR * floor) & (norms > cancelled_share(rows.dtype) * norms.max())
     return above

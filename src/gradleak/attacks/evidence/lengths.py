@@ -1,5 +1,7 @@
 """How long the texts of a batch are, and how many different inputs they make."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,6 +11,8 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED
 from gradleak.core.streams import Streams
 from gradleak.matching.inputs import linear_parts, matrix_of
+from gradleak.matching.linear_algebra import find_singular_values
+from gradleak.matching.rounding import mixed_sum_error, singular_floor
 
 ATTENTION = ("query", "key", "value", FUSED)
 CLEAR_GAP = 100.0  # between neighbouring singular values; measured at the rank 1e4 to 1e7 in float32, elsewhere under 5
@@ -42,7 +46,7 @@ def distinct_tokens(observation: Observation) -> Finding | None:
     if not first:
         return None
     matrices = [matrix_of(observation.target, part, observation.update.tensors[part.name])[0] for part in first]
-    rank = _rank(torch.cat(matrices).double())
+    rank = _rank(torch.cat(matrices))
     if rank is None:
         return None
     names = ", ".join(dict.fromkeys(part.module.replace("_", ", ") for part in first))
@@ -51,11 +55,14 @@ def distinct_tokens(observation: Observation) -> Finding | None:
 
 def _rank(matrix: Float[Tensor, "outputs inputs"]) -> int | None:
     """Where the singular values fall furthest from one to the next; none where that is no clear gap."""
-    values = torch.linalg.svdvals(_sketched(matrix))
+    values = find_singular_values(_sketched(matrix.double()))
     if len(values) < 3 or not bool(values[0] > 0):
         return None
     # Full rank leaves no rounding to compare with; and the outputs of a LayerNorm nearly lie in a space one narrower.
-    gaps = values[:-2] / values[1:-1].clamp_min(values[0] * torch.finfo(values.dtype).eps)
+    # Values under what rounding makes are taken as equal: where rows are zero, the smallest are endlessly far under the others.
+    outputs, inputs = matrix.shape
+    entry = mixed_sum_error(matrix.dtype) * float(values.square().sum().sqrt()) / math.sqrt(outputs * inputs)
+    gaps = values[:-2] / values[1:-1].clamp_min(singular_floor((outputs, inputs), entry))
     rank = int(gaps.argmax()) + 1
     return rank if float(gaps[rank - 1]) >= CLEAR_GAP else None
 

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.matching.linear_algebra import find_eigenvectors
+
 POWER = 0.25  # of a direction's variance, by which it is divided; 0.5 would make noise as large as signal and learns worse
 WEAKEST = 1e-7  # of the largest variance: rounding, no signal
 
@@ -30,7 +32,7 @@ def decorrelated(
     centred = ((features - centre) * scaled).double()
     clients, size = centred.shape
     few = clients < size
-    variances, vectors = torch.linalg.eigh((centred @ centred.mT if few else centred.mT @ centred) / clients)
+    variances, vectors = find_eigenvectors((centred @ centred.mT if few else centred.mT @ centred) / clients)
     kept = min(directions, len(variances))
     variances, vectors = variances.flip(0)[:kept], vectors.flip(1)[:, :kept]
     sound = variances > WEAKEST * variances[0].clamp_min(1e-300)

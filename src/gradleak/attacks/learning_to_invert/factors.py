@@ -18,6 +18,7 @@ from gradleak.core.target import Target
 from gradleak.core.trainable import Setting
 from gradleak.core.update import Update
 from gradleak.matching.capture import Kind, captured, kind_of
+from gradleak.matching.linear_algebra import decompose, invert, orthonormalise
 from gradleak.matching.plan import owners_of
 
 REST_BINS = 4096  # for tensors that are no matrices over tokens and too large to be taken as they are
@@ -116,15 +117,16 @@ def _basis(
     name: str, means: Float[Tensor, "tokens size"], content: Float[Tensor, "samples width"], rows: bool
 ) -> dict[str, Tensor]:
     """Orthonormal directions of the places and of the content, and how places are told apart."""
-    places, mixed = torch.linalg.qr(means.mT)  # means.T = places @ mixed
-    unmixing = torch.linalg.pinv(mixed.mT, rtol=ILL_CONDITIONED).mT  # [tokens, places]
+    places = orthonormalise(means.double().mT)
+    mixed = places.mT @ means.double().mT  # means.T = places @ mixed
+    unmixing = invert(mixed.mT, ILL_CONDITIONED).mT  # [tokens, places]
     unmixing = unmixing / unmixing.norm(dim=1, keepdim=True).clamp_min(1e-12)
     kept = min(content.shape[1], CONTENT_WIDTH)
-    _, _, directions = torch.linalg.svd(content[:SAMPLES] - content[:SAMPLES].mean(0), full_matrices=False)
+    directions = decompose(content[:SAMPLES] - content[:SAMPLES].mean(0)).right
     return {
-        f"{name}.places": places,
-        f"{name}.unmixing": unmixing,
-        f"{name}.content": directions[:kept].mT.contiguous(),
+        f"{name}.places": places.to(means.dtype),
+        f"{name}.unmixing": unmixing.to(means.dtype),
+        f"{name}.content": directions[:kept].mT.contiguous().to(content.dtype),
         f"{name}.rows": torch.tensor(rows),
     }
 

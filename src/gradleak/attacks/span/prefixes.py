@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradleak.attacks.span.checks import Check, Sentence
 from gradleak.attacks.span.scan import Pairs
+from gradleak.matching.linear_algebra import count_rank, decompose, find_singular_values
 
 NEW = 1e-4  # what unit inputs must have outside of others to count as a direction of their own
 
@@ -52,7 +53,7 @@ class Prefixes:
                 break
             kept.append(best)
             self.directions += ranks[best]
-            basis = torch.linalg.svd(left.pop(best), full_matrices=False).Vh[: ranks[best]]
+            basis = decompose(left.pop(best)).right[: ranks[best]]
             left = {sentence: inputs - (inputs @ basis.mT) @ basis for sentence, inputs in left.items()}
         return kept
 
@@ -71,7 +72,7 @@ def _unit(inputs: Float[Tensor, "inputs width"]) -> Float[Tensor, "inputs width"
 
 
 def _dimensions(inputs: Float[Tensor, "inputs width"]) -> int:
-    return int((torch.linalg.svdvals(inputs) > NEW).sum())
+    return int(count_rank(find_singular_values(inputs), NEW))
 
 
 @torch.no_grad()

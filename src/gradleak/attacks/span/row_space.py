@@ -11,6 +11,7 @@ from torch import Tensor
 from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
 from gradleak.matching.inputs import linear_parts, matrix_of
+from gradleak.matching.linear_algebra import decompose_rows, orthonormalise
 
 ATTENTION = ("query", "key", "value", FUSED)
 ROUNDING = 0.05  # singular values under this many units of rounding of the largest are taken as equal: their ratios mean nothing
@@ -80,14 +81,13 @@ class RowSpace:
         if rest.shape[1] <= width:
             return rest
         drawn = torch.randn(rest.shape[1], width, generator=generator, dtype=torch.float64).to(rest.device)
-        some: Tensor = torch.linalg.qr(drawn).Q
+        some: Tensor = orthonormalise(drawn)
         return rest @ some * math.sqrt(rest.shape[1] / width)
 
 
 def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
     """The span of a gradient's rows, its dimension read off the largest gap between neighbouring singular values."""
-    reduced = torch.linalg.qr(matrix.double(), mode="r").R
-    _, values, directions = torch.linalg.svd(reduced, full_matrices=True)
+    values, directions = decompose_rows(matrix)
     rounding = torch.finfo(dtype).eps
     floor = (values[0] * rounding * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
@@ -102,7 +102,7 @@ def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> Ro
 
 def row_space_in(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"], rounding: float) -> RowSpace:
     """The span of the rows of a gradient whose entries are known to be wrong by so much: what stands out of such errors."""
-    _, values, directions = torch.linalg.svd(torch.linalg.qr(matrix.double(), mode="r").R, full_matrices=True)
+    values, directions = decompose_rows(matrix)
     # The largest singular value of independent errors of unequal size (Bandeira & van Handel 2016)
     floor = float(errors.double().norm(dim=0).max() + errors.double().norm(dim=1).max())
     rank = min(int((values > floor).sum()), min(matrix.shape) - 1)

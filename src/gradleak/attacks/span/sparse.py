@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.span.row_space import RowSpace
+from gradleak.matching.linear_algebra import factor_gram, find_triangle
 
 STEPS = 80  # more gains nothing: what is left unclear stays so
-RIDGE = 1e-13
 
 
 def weights(
@@ -21,7 +21,7 @@ def weights(
     """How much of the gradient, or of what is left of it, each pair explains when as few as possible do; the largest is one."""
     if left is None:
         return _few(coordinates.mT, torch.diag(space.strengths / space.strengths[0]))
-    return _few(coordinates.mT, torch.linalg.qr(left / space.strengths[0], mode="r").R.mT)
+    return _few(coordinates.mT, find_triangle(left / space.strengths[0]).mT)
 
 
 def _few(atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measurements"]) -> Float[Tensor, "pairs"]:
@@ -29,9 +29,7 @@ def _few(atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measu
     if len(found) <= len(atoms):
         return found  # independent: each is there
     for _ in range(STEPS):
-        covariance = (atoms * found) @ atoms.mT
-        covariance.diagonal().add_(RIDGE * covariance.trace())
-        factor = torch.linalg.cholesky_ex(covariance).L
+        factor = factor_gram((atoms * found) @ atoms.mT, terms=len(found))
         leverage = found * torch.linalg.solve_triangular(factor, atoms, upper=False).square().sum(0)
         explained = found[:, None] * (atoms.mT @ torch.cholesky_solve(measured, factor))
         found = explained.square().sum(1) / leverage.clamp_min(1e-14)
