@@ -28,6 +28,14 @@ class Protocol(Component, ABC):
         """The standard deviation that rounding to the weights' own digits leaves on the entries that are sent."""
         return 0.0
 
+    def rounding_bound(self, weights: Float[Tensor, "*shape"]) -> float:
+        """The largest norm of what rounding to the weights' own digits can leave on one step's difference of weights."""
+        return 0.0
+
+    def is_one_gradient(self, examples: int) -> bool:
+        """Whether an update of so many examples is one gradient of the mean loss, times `gradient_scale`, but for rounding."""
+        return self.one_gradient
+
     @abstractmethod
     def update(self, target: Target, batches: Batch, per_example: bool = False, rngs: Sequence[Streams] = ()) -> Update:
         """The update of each client, from batches [clients, examples, …]; differentiable in embeddings that ask for gradients.

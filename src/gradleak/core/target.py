@@ -119,6 +119,11 @@ class Target(ABC):
     def dtype(self) -> torch.dtype:
         return self.vocabulary.embeddings.dtype
 
+    @property
+    def in_double(self) -> "Target":
+        """The same model with its weights in double precision: what it computes has no rounding to speak of."""
+        raise GradleakError("This kind of model has no copy in double precision.")
+
     def part(self, name: str) -> Part:
         """The part of a name, as tensors of an update are called; the name of a fused parameter is the whole of it."""
         if name not in self._by_name:

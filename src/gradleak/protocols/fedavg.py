@@ -66,6 +66,18 @@ class FedAvg(Protocol):
         roundings = sum(taken.count(places) ** 2 for places in set(taken)) / self.clients
         return float((spacing.square().mean() / 12 * roundings).sqrt())
 
+    def rounding_bound(self, weights: Float[Tensor, "*shape"]) -> float:
+        """Half the distance to the next number for the new weight, and as much again for the difference taken of it."""
+        largest = weights.detach().double().abs().clamp_min(1e-30)
+        spacing = torch.finfo(weights.dtype).eps * largest.log2().floor().exp2()
+        return float(spacing.norm())
+
+    def is_one_gradient(self, examples: int) -> bool:
+        """One local step of plain SGD over the whole batch is."""
+        if self.optimiser != "sgd" or self.clients > 1:
+            return False
+        return [sorted(places) for places in self._batches(examples, None)] == [list(range(examples))]
+
     def gradient_scale(self, examples: int) -> float:
         """Learning rate times steps: divided by it, an update of SGD is the mean gradient along the way."""
         return self.learning_rate * len(self._batches(max(1, examples // self.clients), None))

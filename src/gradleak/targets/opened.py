@@ -1,8 +1,12 @@
 """What opened transformers have in common, whatever their loss: weights, tokenizer and passes."""
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradleak.core.batch import Batch, Example
@@ -35,6 +39,17 @@ class OpenedTransformer(Target):
     @property
     def frozen_parts(self) -> tuple[Part, ...]:
         return self._weights.frozen_parts
+
+    @cached_property
+    def in_double(self) -> "OpenedTransformer":
+        if self.dtype == torch.float64:
+            return self
+        twin = copy.copy(self)
+        twin.module = copy.deepcopy(self.module).double()
+        trained = {name: twin.module.get_parameter(name) for name in self.parameters}
+        twin._weights = replace(self._weights, parameters=trained)
+        twin.vocabulary = replace(self.vocabulary, embeddings=self.vocabulary.embeddings.double())
+        return twin
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return transformer.encode(self.tokenizer, texts)

@@ -1,0 +1,197 @@
+"""Which words could stand at a place, by what they would feed the first layer: a sieve for the whole vocabulary at once.
+
+Before tokens have mixed, what a word feeds in depends on the word and its position alone. The rows of the first layer's gradient
+G = Σ_t δ_t x_tᵀ lie in the span S of the inputs x_t. Let d_p be the direction in S that is orthogonal to all of them but x_p: of
+G it shows δ_p alone. With another word, fed x', at that place the gradient can only be explained by the other inputs and x'. So it
+is missed by at least ‖G d_p‖ times the sine of the angle between d_p and the part of x' that is orthogonal to the other
+inputs. Where an input stands at two places (the same word at the same position of two sentences), neither is needed by itself; an
+x' outside of S would then show by its own δ, for whose size that of the word it replaces is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gradleak.attacks.certificate.columns import Columns
+from gradleak.attacks.certificate.counting import CLEAR
+from gradleak.attacks.span.additive import Additive, additive_of
+from gradleak.core.parts import FUSED, Part
+from gradleak.core.target import Target
+from gradleak.matching.exact import OuterSums
+from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts
+from gradleak.matching.linear_algebra import decompose
+from gradleak.matching.rounding import signal_floor
+
+ATTENTION = ("query", "key", "value", FUSED)
+NEEDED = 1e-6  # how far a leverage may be from one for an input to be needed by itself; double precision leaves 1e-10
+BLURRED = 1e-5  # of a squared share: what inputs in single precision cannot tell from nothing
+VECTORS_AT_ONCE = 2**14
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One token of the guess as the first layer sees it."""
+
+    position: int
+    direction: Float[Tensor, "width"]  # of length one; along the input itself where it is not needed
+    needed: bool
+    strength: float  # of what is seen of it
+    delta: float  # the size of its own output gradient
+
+
+class FirstLayer:
+    """The sieve of one guess."""
+
+    def __init__(self, target: Target, part: Part, places: dict[tuple[int, int], Place], basis: Tensor, floor: float) -> None:
+        self.target, self.places, self.basis, self.floor = target, places, basis, floor
+        self.inputs = ModuleInputs(target, [part])
+        self.allowed = target.vocabulary.allowed.nonzero()[:, 0]
+        self.positions = max(place.position for place in places.values()) + 1
+        self.keys = list(places)
+        self._possible: Bool[Tensor, "places words"] | None = None
+
+    def sees(self, sentence: int, token: int) -> bool:
+        """Whether anything of that token is seen above the floor."""
+        place = self.places.get((sentence, token))
+        return place is not None and max(place.strength, place.delta) > CLEAR * self.floor
+
+    def words(self, sentence: int, token: int) -> list[int]:
+        """Words that cannot be excluded at a place."""
+        return [int(word) for word in self.allowed[self.possible[self.keys.index((sentence, token))]]]
+
+    def may_stand(self, word: int, sentence: int, token: int) -> bool:
+        """Whether a word, moved there together with another change, cannot be excluded: it must not stick out of the span."""
+        place = self.places[sentence, token]
+        fed = self._fed(torch.tensor([word], device=self.target.device))[place.position, 0].double()
+        outside = fed - self.basis @ (self.basis.mT @ fed)
+        square = (outside.square().sum() - BLURRED * fed.square().sum()).clamp_min(0)
+        return float(square.sqrt()) * max(place.delta, 0.0) <= CLEAR * self.floor
+
+    @property
+    def possible(self) -> Bool[Tensor, "places words"]:
+        """Of every place, the words that are not excluded there."""
+        if self._possible is None:
+            self._possible = self._sieve()
+        return self._possible
+
+    @torch.no_grad()
+    def _sieve(self) -> Bool[Tensor, "places words"]:
+        places = [self.places[key] for key in self.keys]
+        directions = torch.stack([place.direction for place in places], dim=1)
+        additive = sums_of(self.target, self.inputs, self.positions)
+        pieces = []
+        for start in range(0, len(self.allowed), VECTORS_AT_ONCE):
+            words = slice(start, start + VECTORS_AT_ONCE)
+            if additive is not None:
+                sizes, inside, along = _of_sums(additive, words, places, self.basis, directions)
+            else:
+                sizes, inside, along = self._of_inputs(self.allowed[words], places, directions)
+            pieces.append(self._not_excluded(places, sizes, inside, along))
+        return torch.cat(pieces, dim=1).cpu()
+
+    def _not_excluded(self, places: Sequence[Place], sizes: Tensor, inside: Tensor, along: Tensor) -> Bool[Tensor, "places _"]:
+        """From squared sizes of inputs, of their parts in the span, and of those along each place's direction."""
+        outside = (sizes - inside - BLURRED * sizes).clamp_min(0)
+        strengths, deltas = (sizes.new_tensor([[getattr(place, name)] for place in places]) for name in ("strength", "delta"))
+        needed = torch.tensor([[place.needed] for place in places], device=sizes.device)
+        sines = outside / (outside + along).clamp_min(1e-300)
+        missed = torch.where(needed, strengths.square() * sines, deltas.square() * outside)
+        return missed <= (CLEAR * self.floor) ** 2
+
+    def _fed(self, words: Int[Tensor, "words"]) -> Float[Tensor, "positions words width"]:
+        return next(iter(first_inputs(self.inputs, words, self.positions).values()))
+
+    def _of_inputs(self, words: Int[Tensor, "words"], places: Sequence[Place], directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = torch.tensor([place.position for place in places], device=words.device)
+        sizes, inside, along = [], [], []
+        for some in torch.split(words, max(1, VECTORS_AT_ONCE // self.positions)):
+            fed = self._fed(some).double()
+            sizes.append(fed.square().sum(-1)[rows])
+            inside.append((fed @ self.basis).square().sum(-1)[rows])
+            along.append(torch.einsum("pwd,dp->pw", fed[rows], directions).square())
+        return torch.cat(sizes, 1), torch.cat(inside, 1), torch.cat(along, 1)
+
+
+_SUMS: "WeakKeyDictionary[Target, tuple[int, Additive | None]]" = WeakKeyDictionary()
+
+
+def sums_of(target: Target, inputs: ModuleInputs, positions: int) -> Additive | None:
+    """The model's first inputs as sums of a word's and a position's part, if they are; kept for as long as the model is."""
+    kept = _SUMS.get(target)
+    if kept is None or kept[0] < positions:
+        words = target.vocabulary.allowed.nonzero()[:, 0]
+        kept = (positions, additive_of(inputs, words, positions))
+        _SUMS[target] = kept
+    return kept[1]
+
+
+def _of_sums(
+    additive: Additive, words: slice, places: Sequence[Place], basis: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared sizes of the inputs of words at places, of their parts in a span and of those along each place's direction."""
+    norm, rows = additive.norm, torch.tensor([place.position for place in places], device=basis.device)
+    gain, shift, columns = norm.weight, norm.bias, additive.words[words]
+    columns, positions = columns - columns.mean(-1, keepdim=True), additive.positions - additive.positions.mean(-1, keepdim=True)
+    chosen = positions[rows]
+    squares = chosen.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * chosen @ columns.mT
+    deviation = (squares / columns.shape[-1] + norm.eps).sqrt()
+    both = torch.cat([basis.to(columns.dtype), directions.to(columns.dtype)], dim=1)
+    chosen, columns = chosen * gain, columns * gain
+    by_place, by_word, by_shift = chosen @ both, columns @ both, shift @ both
+    rank = basis.shape[1]
+    inside = torch.zeros_like(deviation)
+    for direction in range(rank):
+        part = (by_place[:, direction, None] + by_word[:, direction]) / deviation + by_shift[direction]
+        inside += part.square()
+    own = torch.arange(len(places), device=basis.device)
+    along = ((by_place[own, rank + own][:, None] + by_word[:, rank:].mT) / deviation + by_shift[rank:, None]).square()
+    squares = chosen.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * chosen @ columns.mT
+    across = (chosen @ shift)[:, None] + columns @ shift
+    sizes = squares / deviation.square() + 2 * across / deviation + shift.square().sum()
+    return sizes, inside, along
+
+
+def first_layer_of(
+    columns: Columns, shares: Float[Tensor, "columns"], floors: Float[Tensor, "tensors"]
+) -> FirstLayer | None:
+    """The sieve for a guess, where the first layer's query, key or value are seen."""
+    target = columns.observation.target
+    linear = linear_parts(target, list(columns.observation.update.tensors))
+    parts = [part for part in linear if part.layer == 1 and part.module in ATTENTION]
+    parts = [part for part in parts if isinstance(columns.gradients[part.name], OuterSums)]
+    if not parts:
+        return None
+    floor = float(floors[[columns.names.index(part.name) for part in parts]].norm())
+    weights = shares.view(-1, columns.labels)
+    keys, inputs, deltas = [], [], []
+    for sentence, tokens in enumerate(map(len, columns.sentences)):
+        start = sentence * columns.labels
+        rows = [columns.gradients[part.name] for part in parts]
+        here = [row for row in rows if isinstance(row, OuterSums)]
+        inputs.append(here[0].inputs[start, :tokens])
+        own = [torch.einsum("l,lto->to", weights[sentence].to(row.deltas), _of(row, start, columns.labels, tokens)) for row in here]
+        deltas.append(torch.cat(own, dim=1).norm(dim=1))
+        keys += [(sentence, token) for token in range(tokens)]
+    fed, sizes = torch.cat(inputs), torch.cat(deltas)
+    found = decompose(fed)
+    cutoff = signal_floor(fed.shape[1], target.dtype) * float(found.values[0])
+    rank = int((found.values > cutoff).sum())
+    left, values, right = found.left[:, :rank], found.values[:rank], found.right[:rank]
+    leverage = left.square().sum(1)
+    duals = (left / values) @ right
+    places = {}
+    for row, key in enumerate(keys):
+        needed = bool(leverage[row] > 1 - NEEDED)
+        length = float(duals[row].norm())
+        size = float(sizes[row])
+        direction = duals[row] / length if needed else fed[row] / fed[row].norm()
+        places[key] = Place(key[1], direction, needed, size / length if needed else 0.0, size)
+    return FirstLayer(target, parts[0], places, right.mT.contiguous(), floor)
+
+
+def _of(row: OuterSums, start: int, labels: int, tokens: int) -> Float[Tensor, "labels tokens outputs"]:
+    return row.deltas[start : start + labels, :tokens]

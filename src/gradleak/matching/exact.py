@@ -1,0 +1,233 @@
+"""Gradients of single sentences in double precision, never as matrices: what a certificate is computed from.
+
+The gradient of a linear layer is Σ_t δ_t x_tᵀ. Two such gradients have the product Σ_{t,s} (δ_t·δ_s)(x_t·x_s), and one with an
+observed matrix G has Σ_t δ_tᵀ G x_t. So how far any weighted sum of sentences' gradients is from what was seen follows from
+small tables of products, tensor by tensor, for the whole of every tensor. Word embeddings are among them, since sentences
+are given as words. What has no such form (tied weights, unknown modules) is left to autograd, one sentence at a time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gradleak.core.batch import Batch
+from gradleak.core.parts import Part
+from gradleak.core.target import Target
+from gradleak.matching.capture import Kind, Use, call_shapes, captured, kind_of
+from gradleak.matching.plan import owners_of
+
+ROWS_AT_ONCE = 1024  # of an observed matrix, turned to double precision
+KNOWN = (Kind.LINEAR, Kind.CONV1D, Kind.LAYER_NORM, Kind.RMS_NORM, Kind.EMBEDDING)
+
+
+class Gradients(ABC):
+    """One tensor's gradients, of several sentences."""
+
+    @abstractmethod
+    def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
+        """Their products with a tensor that was seen."""
+
+    @abstractmethod
+    def products(self, other: "Gradients") -> Float[Tensor, "sentences others"]:
+        """Their products with those of other sentences, in the same tensor."""
+
+    @abstractmethod
+    def summands(self) -> Float[Tensor, "sentences"]:
+        """The sizes of the terms each is a sum of: what rounding is relative to, also where terms cancel."""
+
+    @abstractmethod
+    def take(self, rows: Int[Tensor, "some"]) -> "Gradients":
+        """Those of some sentences."""
+
+    @abstractmethod
+    def paired(self, other: "Gradients") -> Float[Tensor, "sentences"]:
+        """The product of each with the other's at the same place; with itself, the squared norms."""
+
+
+@dataclass(frozen=True, eq=False)
+class OuterSums(Gradients):
+    """Σ_t δ_t x_tᵀ of a linear layer; of Conv1D the tensor is the transpose."""
+
+    inputs: Float[Tensor, "sentences tokens inputs"]
+    deltas: Float[Tensor, "sentences tokens outputs"]
+    turned: bool
+
+    def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
+        matrix = observed.mT if self.turned else observed
+        found = self.inputs.new_zeros(len(self.inputs))
+        for rows, deltas in zip(
+            matrix.split(ROWS_AT_ONCE), self.deltas.split(ROWS_AT_ONCE, dim=2), strict=True
+        ):
+            found = found + ((deltas @ rows.double()) * self.inputs).sum((1, 2))
+        return found
+
+    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
+        assert isinstance(other, OuterSums)
+        by_inputs = torch.einsum("stx,oux->sotu", self.inputs, other.inputs)
+        by_deltas = torch.einsum("stx,oux->sotu", self.deltas, other.deltas)
+        return (by_inputs * by_deltas).sum((2, 3))
+
+    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+        assert isinstance(other, OuterSums)
+        return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
+
+    def summands(self) -> Float[Tensor, "sentences"]:
+        return (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
+
+    def take(self, rows: Int[Tensor, "some"]) -> "OuterSums":
+        return OuterSums(self.inputs[rows], self.deltas[rows], self.turned)
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups(Gradients):
+    """Rows of an embedding table: the row of a word is the sum of the δ where it stands."""
+
+    ids: Int[Tensor, "sentences tokens"]
+    deltas: Float[Tensor, "sentences tokens width"]
+
+    def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
+        return (observed[self.ids].double() * self.deltas).sum((1, 2))
+
+    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
+        assert isinstance(other, Lookups)
+        alike = self.ids[:, None, :, None] == other.ids[None, :, None, :]
+        return (torch.einsum("stx,oux->sotu", self.deltas, other.deltas) * alike).sum((2, 3))
+
+    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+        assert isinstance(other, Lookups)
+        alike = self.ids[:, :, None] == other.ids[:, None, :]
+        return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
+
+    def summands(self) -> Float[Tensor, "sentences"]:
+        return self.deltas.norm(dim=2).sum(1)
+
+    def take(self, rows: Int[Tensor, "some"]) -> "Lookups":
+        return Lookups(self.ids[rows], self.deltas[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors(Gradients):
+    """Gradients that are short, or that only autograd gives, as they are."""
+
+    values: Float[Tensor, "sentences entries"]
+    sizes: Float[Tensor, "sentences"]  # of their terms
+
+    def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
+        return self.values @ observed.flatten().double()
+
+    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
+        assert isinstance(other, Vectors)
+        return self.values @ other.values.mT
+
+    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+        assert isinstance(other, Vectors)
+        return (self.values * other.values).sum(1)
+
+    def summands(self) -> Float[Tensor, "sentences"]:
+        return self.sizes
+
+    def take(self, rows: Int[Tensor, "some"]) -> "Vectors":
+        return Vectors(self.values[rows], self.sizes[rows])
+
+
+class ExactGradients:
+    """Computes the gradients of sentences in the visible parts of one model, in double precision or the client's own."""
+
+    def __init__(self, target: Target, parts: Sequence[Part]) -> None:
+        self.target, self.parts = target, tuple(parts)
+        shapes, owners = call_shapes(target), owners_of(target.module)
+        words = set(target.groups["word_embedding"])
+        self.places: dict[str, tuple[str, Kind]] = {}  # by part: its module, and that module's kind
+        for part in self.parts:
+            (module, _), *others = owners[part.parameter]
+            kind = kind_of(target.module.get_submodule(module))
+            reached = module in shapes or part.parameter in words
+            if kind in KNOWN and not others and reached:
+                assert kind is not None
+                self.places[part.name] = (module, kind)
+        self.by_autograd = tuple(part for part in self.parts if part.name not in self.places)
+
+    def of(self, batch: Batch, double: bool = True) -> dict[str, Gradients]:
+        """By part, the gradients of each example of a batch of words [examples, tokens], in double precision.
+
+        With `double` false they are computed as the client does and turned to double precision afterwards.
+        """
+        target = self.target.in_double if double else self.target
+        names = dict.fromkeys(module for module, _ in self.places.values())
+        modules = {name: target.module.get_submodule(name) for name in names}
+        wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
+        copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
+        with torch.enable_grad():
+            with captured(modules, len(batch.mask)) as uses:
+                losses = target.losses(batch, copies)
+            outputs = [use.output for name in uses.calls for use in uses.calls[name]]
+            slopes = iter(
+                torch.autograd.grad(losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True)
+                if outputs
+                else ()
+            )
+            calls = {
+                name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls
+            }
+            found = dict(self._by_form(target, calls))
+            return found | dict(self._by_autograd(losses, copies))
+
+    def _by_form(
+        self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]
+    ) -> Iterator[tuple[str, Gradients]]:
+        for part in self.parts:
+            if part.name not in self.places:
+                continue
+            name, kind = self.places[part.name]
+            module, used = target.module.get_submodule(name), calls[name]
+            if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
+                yield part.name, _short(part, module, kind, used)
+                continue
+            deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).double()
+            if kind is Kind.EMBEDDING:
+                assert isinstance(module, nn.Embedding)
+                ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
+                if module.padding_idx is not None:
+                    deltas = deltas * (ids != module.padding_idx)[..., None]
+                yield part.name, Lookups(ids, deltas)
+                continue
+            inputs = torch.cat([_by_token(use.inputs.detach()) for use, _ in used], dim=1).double()
+            cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
+            yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
+
+    def _by_autograd(
+        self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Gradients]]:
+        if not copies:
+            return
+        each = [
+            torch.autograd.grad(loss, list(copies.values()), retain_graph=True, materialize_grads=True) for loss in losses
+        ]
+        places = {name: place for place, name in enumerate(copies)}
+        for part in self.by_autograd:
+            values = torch.stack([part.of(one[places[part.parameter]]).flatten() for one in each]).double()
+            yield part.name, Vectors(values, values.norm(dim=1))
+
+
+def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
+    return tensor.detach().reshape(len(tensor), -1, tensor.shape[-1])
+
+
+def _short(part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]) -> Vectors:
+    """The gradient of a bias (Σδ) or of a norm's weight (Σ δ∘x̂)."""
+    values, sizes = list[Tensor](), list[Tensor]()
+    for use, slope in used:
+        terms = slope
+        if isinstance(module, nn.LayerNorm) and part.parameter.endswith("weight"):
+            terms = slope * F.layer_norm(use.inputs.detach(), module.normalized_shape, eps=module.eps)
+        elif kind is Kind.RMS_NORM:
+            terms = slope * use.output.detach() / module.get_parameter("weight")
+        cut = part.of(_by_token(terms).double())
+        values.append(cut.sum(1))
+        sizes.append(cut.norm(dim=2).sum(1))
+    return Vectors(torch.stack(values).sum(0), torch.stack(sizes).sum(0))
