@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from gradleak.attacks.certificate import certify
 from gradleak.attacks.span import Span
-from gradleak.attacks.span.additive import additive_of
+from gradleak.matching.additive import additive_of
 from gradleak.attacks.span.assembly import _reordered
 from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.mixing import mixing_of
-from gradleak.attacks.span.proof import account
 from gradleak.attacks.span.row_space import attention_parts, space_of
 from gradleak.attacks.span.scan import Scan
-from gradleak.attacks.span.solve import Guess, Settings, Solver
+from gradleak.attacks.span.solve import Settings, Solver
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation, Round
+from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -28,7 +28,7 @@ from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
 from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Parts
+from gradleak.views import Everything, Lamp, Parts
 
 Observe = Callable[..., Observation]
 TEXTS = ("my phone number is five five zero one .", "the cat is red .", "she never paid the bank again soon")
@@ -43,7 +43,7 @@ WIDE = {
 
 def attacked(observation: Observation, attack: Span | None = None) -> Reconstruction:
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(observation.target))
-    (guess,) = (attack or Span()).reconstruct([observation.limited_to(())], bench)
+    (guess,) = (attack or Span()).reconstruct([observation.limited_to([Fact.BATCH_SIZE])], bench)
     return guess
 
 
@@ -120,9 +120,13 @@ def test_a_word_that_has_anothers_embedding_is_not_certified(random_model: Calla
         table[dog] = table[cat]
     target = TextClassifier("twins", model, tokenizer)
     assert target.vocabulary.twins.nonzero()[:, 0].tolist() == sorted([dog, cat])
-    with_twin, without = (attacked(observe(target, [text], [1])) for text in ("he saw the dog", "he saw the car"))
-    assert not with_twin.certified and "same embedding" in with_twin.note
-    assert without.certified
+    hidden, seen = (
+        [attacked(observe(target, [text], [1], view=view)) for text in ("he saw the dog", "he saw the car")]
+        for view in (Lamp(), Everything())
+    )
+    assert [guess.certified for guess in hidden] == [False, True]
+    assert "in several ways" in hidden[0].note
+    assert all(guess.certified for guess in seen)  # rows of the word embeddings tell them apart
 
 
 def test_a_view_without_the_first_layer_is_refused_by_name(wide: Target, observe: Observe) -> None:
@@ -159,18 +163,13 @@ def wrong_guesses(target: Target, text: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("kind", ["exchanged", "swapped", "shorter", "longer"])
 @pytest.mark.parametrize("beside", [(), TEXTS[1:2]])
-@pytest.mark.parametrize("with_gradient", [True, False])
-def test_a_near_miss_is_never_certified(
-    wide: Target, observe: Observe, kind: str, beside: tuple[str, ...], with_gradient: bool
-) -> None:
-    observation = observe(wide, (TEXTS[0], *beside)).limited_to(())
+def test_a_near_miss_is_never_certified(wide: Target, observe: Observe, kind: str, beside: tuple[str, ...]) -> None:
+    observation = observe(wide, (TEXTS[0], *beside)).limited_to([Fact.BATCH_SIZE])
     right = sorted(ids_of(wide, (TEXTS[0], *beside)), key=len, reverse=True)
     wrong = [wrong_guesses(wide, TEXTS[0])[kind], *right[1:]]
-    solver = solver_of(observation)
-    for sentences, expected in ((right, True), (wrong, False)):
-        told = account(observation, sentences) if with_gradient else None
-        assert solver.certain(Guess(sentences, complete=True), told) is expected
-    assert account(observation, wrong).unexplained > 0.01
+    assert certify(observation, right).proven
+    missed = certify(observation, wrong)
+    assert not missed.proven and missed.misfit > 100
 
 
 def solver_of(observation: Observation) -> Solver:
@@ -183,9 +182,9 @@ def solver_of(observation: Observation) -> Solver:
 
 
 def test_a_missing_sentence_is_not_certified(wide: Target, observe: Observe) -> None:
-    observation = observe(wide, TEXTS[:2]).limited_to(())
-    told = account(observation, sorted(ids_of(wide, TEXTS[:1])))
-    assert told is not None and told.unexplained > 0.01
+    observation = observe(wide, TEXTS[:2]).limited_to([Fact.BATCH_SIZE])
+    told = certify(observation, sorted(ids_of(wide, TEXTS[:1])))
+    assert not told.proven and told.misfit > 100
 
 
 def test_an_update_that_was_changed_is_not_certified(wide: Target, observe: Observe) -> None:

@@ -81,6 +81,6 @@ def test_minilm_gives_up_canaries_in_bf16(minilm: Target, observe: Callable[...,
     secrets = ("My PIN is 4471, please keep it.", "Call me at 555-0142 after seven.")
     seen = [observe(minilm, (text,), index=place, defenses=(Rounding(),)) for place, text in enumerate(secrets)]
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(minilm))
-    found = Span().reconstruct([one.limited_to({Fact.DEFENSE}) for one in seen], bench)
+    found = Span().reconstruct([one.limited_to({Fact.DEFENSE, Fact.BATCH_SIZE}) for one in seen], bench)
     assert [guess.sentences for guess in found] == [(tuple(ids),) for ids in minilm.encode(secrets)]
     assert all(guess.certified for guess in found)

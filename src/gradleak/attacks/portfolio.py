@@ -48,6 +48,10 @@ class Portfolio(Attack):
     def requires(self) -> frozenset[Fact]:
         return frozenset().union(*(member.requires for member in self.members))
 
+    @property
+    def uses(self) -> frozenset[Fact]:
+        return frozenset().union(*(member.uses for member in self.members))
+
     def adapts_to(self, channel: Channel) -> bool:
         return any(member.adapts_to(channel) for member in self.members)  # the nearest guess by LAMP's distance counts
 

@@ -107,8 +107,9 @@ class AuditSpec:
         return tuple(fact for fact in self.know if not (self.target.labels_are_tokens and fact is Fact.LABELS))
 
     def told(self, attack: Attack) -> frozenset[Fact]:
-        """The facts an attack requires of this target: without labels where its guess is its labels."""
-        return attack.requires - ({Fact.LABELS} if self.target.labels_are_tokens else set())
+        """The facts an attack requires or uses of this target: without labels where its guess is its labels."""
+        wanted = attack.requires | (attack.uses & frozenset(self.know))
+        return wanted - ({Fact.LABELS} if self.target.labels_are_tokens else set())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the record's spec, and what its id is the hash of."""

@@ -136,6 +136,11 @@ class Attack(Component, ABC):
         """Facts without which it cannot run. Labels are granted of classifiers only: of a language model they are the secret."""
         return frozenset()
 
+    @property
+    def uses(self) -> frozenset[Fact]:
+        """Facts that it makes use of where they are granted, and can do without."""
+        return frozenset()
+
     def adapts_to(self, channel: Channel) -> bool:
         """Whether it takes into account what a known defense did to the update."""
         return False

@@ -9,6 +9,7 @@ are given as words. What has no such form (tied weights, unknown modules) is lef
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -135,11 +136,23 @@ class Vectors(Gradients):
         return Vectors(self.values[rows], self.sizes[rows])
 
 
+_PLANS: "WeakKeyDictionary[Target, dict[tuple[str, ...], ExactGradients]]" = WeakKeyDictionary()
+
+
+def gradients_of(target: Target, names: tuple[str, ...]) -> "ExactGradients":
+    """Computes gradients of these parts of a model; how is found out once and kept for as long as the model is."""
+    plans = _PLANS.setdefault(target, {})
+    if names not in plans:
+        plans[names] = ExactGradients(target, [target.part(name) for name in names])
+    return plans[names]
+
+
 class ExactGradients:
     """Computes the gradients of sentences in the visible parts of one model, in double precision or the client's own."""
 
     def __init__(self, target: Target, parts: Sequence[Part]) -> None:
-        self.target, self.parts = target, tuple(parts)
+        self._target = ref(target)  # plans are kept by target, and must not keep it
+        self.parts = tuple(parts)
         shapes, owners = call_shapes(target), owners_of(target.module)
         words = set(target.groups["word_embedding"])
         self.places: dict[str, tuple[str, Kind]] = {}  # by part: its module, and that module's kind
@@ -151,6 +164,12 @@ class ExactGradients:
                 assert kind is not None
                 self.places[part.name] = (module, kind)
         self.by_autograd = tuple(part for part in self.parts if part.name not in self.places)
+
+    @property
+    def target(self) -> Target:
+        found = self._target()
+        assert found is not None
+        return found
 
     def of(self, batch: Batch, double: bool = True) -> dict[str, Gradients]:
         """By part, the gradients of each example of a batch of words [examples, tokens], in double precision.

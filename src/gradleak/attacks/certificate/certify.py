@@ -4,14 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from gradleak.attacks.certificate.columns import Columns, columns_of, distinct, parts_seen
+from gradleak.attacks.certificate.columns import Columns, columns_of, distinct
 from gradleak.attacks.certificate.counting import Count, Counting
 from gradleak.attacks.certificate.neighbours import Neighbourhood
 from gradleak.core.attack import Sentences
 from gradleak.core.observation import Observation
-from gradleak.matching.exact import ExactGradients
+from gradleak.matching.exact import gradients_of
 
 MOST_COLUMNS = 256  # sentences times labels: products of more would take longer than the attack
 
@@ -29,47 +27,74 @@ class Certificate:
 
 def certify(observation: Observation, sentences: Sequence[Sequence[int]]) -> Certificate:
     """Holds a guess against the whole of what was seen; docs/certificates.md has the definition and its assumptions."""
-    obstacle = obstacle_of(observation)
     guess = distinct(sentences)
-    if obstacle or not guess or any(len(sentence) == 0 for sentence in guess):
-        return Certificate(False, note=obstacle or "There is no guess.")
-    target = observation.target
+    obstacle = obstacle_of(observation, guess)
+    if obstacle:
+        return Certificate(False, note=obstacle)
+    return _judge(_columns(observation, guess))
+
+
+def fits(observation: Observation, sentences: Sequence[Sequence[int]]) -> bool:
+    """Whether sentences make up what was seen, each some number of times, whatever else may."""
+    guess = distinct(sentences)
+    if obstacle_of(observation, guess):
+        return False
+    columns = _columns(observation, guess)
+    return any(_fitting(columns, size) for size in _sizes(columns))
+
+
+def _columns(observation: Observation, guess: Sentences) -> Columns:
+    return columns_of(observation, guess, gradients_of(observation.target, tuple(observation.update.tensors)))
+
+
+def obstacle_of(observation: Observation, guess: Sentences) -> str:
+    """Why nothing of this observation can be proven, or nothing of this guess; empty where something may be."""
+    target, size = observation.target, _known_size(observation)
     labels = 1 if target.labels_are_tokens else target.classes
-    if len(guess) * labels > MOST_COLUMNS:
-        return Certificate(False, note=f"{len(guess)} sentences with {labels} labels are too many to be held against the update.")
-    if any(len(sentence) < 2 for sentence in guess) and target.labels_are_tokens:
-        return Certificate(False, note="A text of one token teaches a language model nothing.")
-    columns = columns_of(observation, guess, ExactGradients(target, parts_seen(observation)))
-    return _judge(columns, max(len(guess), len(sentences)))
-
-
-def obstacle_of(observation: Observation) -> str:
-    """Why nothing of this observation can be proven; empty where something may be."""
     if observation.protocol.dropout:
         return "The client's dropout changed the update in a way that only the client knows."
     if not observation.channel.only_scaled:
         return "A defense changed the update: what is behind it can be likely, not proven."
-    size = observation.knows.batch_size or 1
-    if not observation.protocol.is_one_gradient(size):
+    if not observation.protocol.is_one_gradient(size or 1):
         return "The update is not one gradient: it is not computed anew from a guess."
+    if _scaled_one_by_one(observation) and size != 1:
+        return "Every example was scaled down by itself: how often each is there does not show."
+    if not guess or min(map(len, guess)) < (2 if target.labels_are_tokens else 1):
+        return "There is no guess of which a model would learn."
+    if len(guess) * labels > MOST_COLUMNS:
+        return f"{len(guess)} sentences with {labels} labels are too many to be held against the update."
     return ""
 
 
-def _judge(columns: Columns, guessed: int) -> Certificate:
-    observation = columns.observation
-    known = observation.knows.batch_size
-    if known is None and observation.knows.lengths is not None:
-        known = len(observation.knows.lengths)
+def _known_size(observation: Observation) -> int | None:
+    knows = observation.knows
+    return knows.batch_size if knows.lengths is None else len(knows.lengths)
+
+
+def _scaled_one_by_one(observation: Observation) -> bool:
     defenses = observation.knows.defenses or ()
-    if defenses and defenses[0].wants_per_example and observation.channel.clip is not None and (known or guessed) > 1:
-        return Certificate(False, note="Every example was scaled down by itself: how often each is there does not show.")
-    scaled = observation.channel.clip is not None
-    for size in [known] if known is not None else range(len(columns.sentences), 2 * len(columns.sentences) + 8):
-        counting = Counting(columns, size, scaled)
-        counts = counting.counts()
-        if counts and columns.misfit(counts[0].shares(), counts[0].scale) <= 1:
-            return _concluded(columns, counts[0], len(counts), known is not None)
-    return Certificate(False, misfit=counting.least, note="The update does not follow from the guess.")
+    return bool(defenses) and defenses[0].wants_per_example and observation.channel.clip is not None
+
+
+def _sizes(columns: Columns) -> Sequence[int]:
+    """The batch size that is known, or those that would do."""
+    known, sentences = _known_size(columns.observation), len(columns.sentences)
+    return [known] if known is not None else range(sentences, 2 * sentences + 8)
+
+
+def _fitting(columns: Columns, size: int) -> list[Count]:
+    """Ways to count, the best of which makes up what was seen; none where it does not."""
+    counts = Counting(columns, size, columns.observation.channel.clip is not None).counts()
+    return counts if counts and columns.misfit(counts[0].shares(), counts[0].scale) <= 1 else []
+
+
+def _judge(columns: Columns) -> Certificate:
+    for size in _sizes(columns):
+        counts = _fitting(columns, size)
+        if counts:
+            return _concluded(columns, counts[0], len(counts), _known_size(columns.observation) is not None)
+    least = Counting(columns, size, columns.observation.channel.clip is not None).least
+    return Certificate(False, misfit=least, note="The update does not follow from the guess.")
 
 
 def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -> Certificate:
@@ -86,9 +111,9 @@ def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -
         return Certificate(False, repeated, labels, misfit, note)
 
     if ways > 1:
-        return unproven("These sentences make up the update in several numbers: how often each is there does not show.")
-    if min(count.totals) == 0:
-        return unproven("A sentence of the guess is not needed to make up the update.")
+        return unproven("The sentences that were found make up the update in several ways: how often each is there does not show.")
+    if min(count.totals) == 0:  # a sentence of the guess is not needed
+        return certify(columns.observation, repeated)
     if not size_is_known:
         return unproven("The batch size is not known, and the same batch several times over gives the same update.")
     others = Neighbourhood(columns, count).others()
@@ -97,9 +122,3 @@ def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -
     if others:
         return unproven(f"The guess is one of at least {others + 1} that fit: another word or order does as well.")
     return Certificate(True, repeated, labels, misfit)
-
-
-def certify_all(pairs: Sequence[tuple[Observation, Sequence[Sequence[int]]]]) -> list[Certificate]:
-    """The certificates of several guesses."""
-    with torch.no_grad():
-        return [certify(observation, sentences) for observation, sentences in pairs]

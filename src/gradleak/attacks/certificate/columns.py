@@ -7,7 +7,6 @@ alone. What may stay between the truth and what was seen is the floor: rounding,
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,6 @@ from torch import Tensor
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
-from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.exact import ExactGradients, Gradients
 from gradleak.matching.rounding import gradient_difference, sum_error
@@ -38,13 +36,15 @@ class Columns:
     gradients: dict[str, Gradients]
     products: Float[Tensor, "tensors columns columns"]
     along: Float[Tensor, "tensors columns"]  # with what was seen, in the size of a gradient
+    seen_squared: Float[Tensor, "tensors"]  # the same with itself
     rounding: Float[Tensor, "tensors"]  # what it may leave of each tensor, of an update that was not scaled down
     beyond: Float[Tensor, "tensors"]  # what else may: a channel's rounding, and that of the products
     predicted: Float[Tensor, "sentences labels"]
 
-    @cached_property
-    def seen_squared(self) -> Float[Tensor, "tensors"]:
-        return torch.stack([seen_as_gradient(self.observation, name).square().sum() for name in self.names]).cpu()
+    @property
+    def width(self) -> int:
+        """Tokens of the longest sentence: what all are padded to."""
+        return max(map(len, self.sentences))
 
     def floors(self, scale: float = 1.0) -> Float[Tensor, "tensors"]:
         """How far each tensor of the truth may be from what was seen of it, if the update was scaled down by so much."""
@@ -64,29 +64,44 @@ def columns_of(observation: Observation, sentences: Sentences, exact: ExactGradi
     gradients, rounded = exact.of(batch), exact.of(batch, double=False)
     names = tuple(gradients)
     products = torch.stack([one.products(one) for one in gradients.values()]).cpu()
-    seen = {name: seen_as_gradient(observation, name) for name in names}
-    along = torch.stack([gradients[name].along(seen[name]) for name in names]).cpu()
+    along = torch.stack([along_seen(observation, name, gradients[name]) for name in names])
+    sizes = [_size_seen(observation, name) for name in names]
     predicted = torch.ones(len(sentences), 1, dtype=torch.float64)
     if labels > 1:
         with torch.no_grad():
             predicted = target.in_double.probabilities(_every(batch, labels)).cpu()
     rounding = [_rounding(observation, name, gradients[name], rounded[name]) for name in names]
-    beyond = [_beyond(observation, name, gradients[name], seen[name]) for name in names]
+    beyond = [_beyond(observation, name, gradients[name], size) for name, size in zip(names, sizes, strict=True)]
     floors = (torch.tensor(found, dtype=torch.float64) for found in (rounding, beyond))
-    return Columns(observation, sentences, labels, names, gradients, products, along, *floors, predicted)
+    squares = torch.tensor(sizes, dtype=torch.float64).square()
+    return Columns(observation, sentences, labels, names, gradients, products, along, squares, *floors, predicted)
 
 
-def batch_of(target: Target, sentences: Sentences, labels: int) -> Batch:
-    """Every sentence with each of the first labels, as examples of one batch."""
+def batch_of(target: Target, sentences: Sentences, labels: int, width: int = 0) -> Batch:
+    """Every sentence with each of the first labels, as examples of one batch; at least so wide where padding is read."""
+    repeated = [sentence for sentence in sentences for _ in range(labels)]
+    return lay_out(target, repeated, [label for _ in sentences for label in range(labels)], width)
+
+
+def lay_out(target: Target, sentences: Sequence[Sequence[int]], labels: Sequence[int], width: int) -> Batch:
+    """Sentences as a client batches them, beside one of that width where padding is read."""
     if target.labels_are_tokens:
         return target.batch_of(sentences, None)
-    repeated = [sentence for sentence in sentences for _ in range(labels)]
-    return target.batch_of(repeated, [label for _ in sentences for label in range(labels)])
+    if not target.attend_padding:
+        return target.batch_of(sentences, labels)
+    widest = [target.vocabulary.pad] * width
+    return target.batch_of([*sentences, widest], [*labels, 0])[: len(sentences)]
 
 
-def seen_as_gradient(observation: Observation, name: str) -> Tensor:
-    """A tensor that was seen, in double precision and the size of a gradient."""
-    return observation.update.tensors[name][0].double() / observation.gradient_scale
+def along_seen(observation: Observation, name: str, gradients: Gradients) -> Float[Tensor, "columns"]:
+    """The products of gradients with a tensor that was seen, in the size of a gradient."""
+    return gradients.along(observation.update.tensors[name][0]).cpu() / observation.gradient_scale
+
+
+def _size_seen(observation: Observation, name: str) -> float:
+    """The norm of a tensor that was seen, in the size of a gradient; no copy of it is made."""
+    norm = torch.linalg.vector_norm(observation.update.tensors[name], dtype=torch.float64)
+    return float(norm) / observation.gradient_scale
 
 
 def depth_of_sums(target: Target) -> list[int]:
@@ -111,13 +126,13 @@ def _rounding(observation: Observation, name: str, gradients: Gradients, rounded
     return TIMES_MEASURED * measured + expected
 
 
-def _beyond(observation: Observation, name: str, gradients: Gradients, seen: Tensor) -> float:
+def _beyond(observation: Observation, name: str, gradients: Gradients, seen: float) -> float:
     """What a channel is known to round off, and the floor of distances that are differences of products.
 
     A product of n terms in double precision is off by √n·u of their size; a distance is the root of three of them.
     """
     terms = observation.target.part(name).size
-    size = float(seen.norm()) + float(gradients.summands().max())
+    size = seen + float(gradients.summands().max())
     return 2 * math.sqrt(sum_error(terms, torch.float64)) * size + _rounded_off(observation, name)
 
 
@@ -138,11 +153,6 @@ def _rounded_off(observation: Observation, name: str) -> float:
         weights = part.of(target.parameters[part.parameter])
         left += observation.protocol.rounding_bound(weights) if weights.numel() else 0.0
     return left / observation.gradient_scale
-
-
-def parts_seen(observation: Observation) -> list[Part]:
-    """All that is visible."""
-    return [observation.target.part(name) for name in observation.update.tensors]
 
 
 def distinct(sentences: Sequence[Sequence[int]]) -> Sentences:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from gradleak.attacks.certificate.columns import Columns
 from gradleak.attacks.certificate.counting import CLEAR
-from gradleak.attacks.span.additive import Additive, additive_of
+from gradleak.matching.additive import Additive, additive_of, centre, squares_normalised, squares_of_sums
 from gradleak.core.parts import FUSED, Part
 from gradleak.core.target import Target
-from gradleak.matching.exact import OuterSums
+from gradleak.matching.exact import Lookups, OuterSums
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts
 from gradleak.matching.linear_algebra import decompose
 from gradleak.matching.rounding import signal_floor
@@ -36,6 +36,7 @@ VECTORS_AT_ONCE = 2**14
 class Place:
     """One token of the guess as the first layer sees it."""
 
+    word: int
     position: int
     direction: Float[Tensor, "width"]  # of length one; along the input itself where it is not needed
     needed: bool
@@ -46,12 +47,15 @@ class Place:
 class FirstLayer:
     """The sieve of one guess."""
 
-    def __init__(self, target: Target, part: Part, places: dict[tuple[int, int], Place], basis: Tensor, floor: float) -> None:
+    def __init__(
+        self, target: Target, part: Part, places: dict[tuple[int, int], Place], basis: Tensor, floor: float, allowed: Tensor
+    ) -> None:
         self.target, self.places, self.basis, self.floor = target, places, basis, floor
         self.inputs = ModuleInputs(target, [part])
-        self.allowed = target.vocabulary.allowed.nonzero()[:, 0]
+        self.allowed = allowed
         self.positions = max(place.position for place in places.values()) + 1
-        self.keys = list(places)
+        special = {*target.vocabulary.specials, target.vocabulary.pad}
+        self.keys = [key for key, place in places.items() if place.word not in special]
         self._possible: Bool[Tensor, "places words"] | None = None
 
     def sees(self, sentence: int, token: int) -> bool:
@@ -82,16 +86,21 @@ class FirstLayer:
     def _sieve(self) -> Bool[Tensor, "places words"]:
         places = [self.places[key] for key in self.keys]
         directions = torch.stack([place.direction for place in places], dim=1)
-        additive = sums_of(self.target, self.inputs, self.positions)
+        few = len(self.allowed) * self.positions < VECTORS_AT_ONCE
+        additive = None if few else sums_of(self.target, self.inputs, self.positions)
         pieces = []
         for start in range(0, len(self.allowed), VECTORS_AT_ONCE):
-            words = slice(start, start + VECTORS_AT_ONCE)
+            words = self.allowed[start : start + VECTORS_AT_ONCE]
             if additive is not None:
-                sizes, inside, along = _of_sums(additive, words, places, self.basis, directions)
+                sizes, inside, along = _of_sums(additive, self._numbers(words), places, self.basis, directions)
             else:
-                sizes, inside, along = self._of_inputs(self.allowed[words], places, directions)
+                sizes, inside, along = self._of_inputs(words, places, directions)
             pieces.append(self._not_excluded(places, sizes, inside, along))
         return torch.cat(pieces, dim=1).cpu()
+
+    def _numbers(self, words: Int[Tensor, "words"]) -> Int[Tensor, "words"]:
+        """Where words stand among all that are allowed, in whose order their sums are kept."""
+        return self.target.vocabulary.allowed.cumsum(0)[words] - 1
 
     def _not_excluded(self, places: Sequence[Place], sizes: Tensor, inside: Tensor, along: Tensor) -> Bool[Tensor, "places _"]:
         """From squared sizes of inputs, of their parts in the span, and of those along each place's direction."""
@@ -130,29 +139,19 @@ def sums_of(target: Target, inputs: ModuleInputs, positions: int) -> Additive | 
 
 
 def _of_sums(
-    additive: Additive, words: slice, places: Sequence[Place], basis: Tensor, directions: Tensor
+    additive: Additive, words: Int[Tensor, "words"], places: Sequence[Place], basis: Tensor, directions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Squared sizes of the inputs of words at places, of their parts in a span and of those along each place's direction."""
     norm, rows = additive.norm, torch.tensor([place.position for place in places], device=basis.device)
-    gain, shift, columns = norm.weight, norm.bias, additive.words[words]
-    columns, positions = columns - columns.mean(-1, keepdim=True), additive.positions - additive.positions.mean(-1, keepdim=True)
-    chosen = positions[rows]
-    squares = chosen.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * chosen @ columns.mT
-    deviation = (squares / columns.shape[-1] + norm.eps).sqrt()
-    both = torch.cat([basis.to(columns.dtype), directions.to(columns.dtype)], dim=1)
-    chosen, columns = chosen * gain, columns * gain
-    by_place, by_word, by_shift = chosen @ both, columns @ both, shift @ both
-    rank = basis.shape[1]
-    inside = torch.zeros_like(deviation)
-    for direction in range(rank):
-        part = (by_place[:, direction, None] + by_word[:, direction]) / deviation + by_shift[direction]
-        inside += part.square()
-    own = torch.arange(len(places), device=basis.device)
-    along = ((by_place[own, rank + own][:, None] + by_word[:, rank:].mT) / deviation + by_shift[rank:, None]).square()
-    squares = chosen.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * chosen @ columns.mT
-    across = (chosen @ shift)[:, None] + columns @ shift
-    sizes = squares / deviation.square() + 2 * across / deviation + shift.square().sum()
-    return sizes, inside, along
+    shift, columns = norm.bias, centre(additive.words[words])
+    chosen = centre(additive.positions)[rows]
+    deviation = (squares_of_sums(chosen, columns) / columns.shape[-1] + norm.eps).sqrt()
+    chosen, columns = chosen * norm.weight, columns * norm.weight
+    span, own = basis.to(columns.dtype), directions.to(columns.dtype)
+    sizes = squares_normalised(chosen, columns, deviation, shift)
+    inside = squares_normalised(chosen @ span, columns @ span, deviation, shift @ span)
+    along = ((chosen * own.mT).sum(1)[:, None] + (columns @ own).mT) / deviation + (shift @ own)[:, None]
+    return sizes, inside, along.square()
 
 
 def first_layer_of(
@@ -168,7 +167,8 @@ def first_layer_of(
     floor = float(floors[[columns.names.index(part.name) for part in parts]].norm())
     weights = shares.view(-1, columns.labels)
     keys, inputs, deltas = [], [], []
-    for sentence, tokens in enumerate(map(len, columns.sentences)):
+    for sentence, words in enumerate(columns.sentences):
+        tokens = columns.width if target.attend_padding else len(words)
         start = sentence * columns.labels
         rows = [columns.gradients[part.name] for part in parts]
         here = [row for row in rows if isinstance(row, OuterSums)]
@@ -189,8 +189,23 @@ def first_layer_of(
         length = float(duals[row].norm())
         size = float(sizes[row])
         direction = duals[row] / length if needed else fed[row] / fed[row].norm()
-        places[key] = Place(key[1], direction, needed, size / length if needed else 0.0, size)
-    return FirstLayer(target, parts[0], places, right.mT.contiguous(), floor)
+        places[key] = Place(_word(columns, *key), key[1], direction, needed, size / length if needed else 0.0, size)
+    return FirstLayer(target, parts[0], places, right.mT.contiguous(), floor, _words_seen(columns))
+
+
+def _words_seen(columns: Columns) -> Int[Tensor, "words"]:
+    """The words that may stand in a sentence: where the word embeddings' own gradient is seen, those that have one."""
+    target, tensors = columns.observation.target, columns.observation.update.tensors
+    allowed = target.vocabulary.allowed
+    for name in target.groups["word_embedding"]:
+        if name in tensors and isinstance(columns.gradients[name], Lookups):
+            allowed = allowed & tensors[name][0].any(1)
+    return allowed.nonzero()[:, 0]
+
+
+def _word(columns: Columns, sentence: int, token: int) -> int:
+    words = columns.sentences[sentence]
+    return words[token] if token < len(words) else columns.observation.target.vocabulary.pad
 
 
 def _of(row: OuterSums, start: int, labels: int, tokens: int) -> Float[Tensor, "labels tokens outputs"]:

@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.certificate.columns import Columns, batch_of, seen_as_gradient
+from gradleak.attacks.certificate.columns import Columns, along_seen, batch_of, lay_out
 from gradleak.attacks.certificate.counting import CLEAR, Count
 from gradleak.attacks.certificate.first_layer import FirstLayer, first_layer_of
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.parts import FUSED, Part
-from gradleak.matching.exact import ExactGradients, OuterSums
+from gradleak.matching.exact import ExactGradients, OuterSums, gradients_of
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import orthonormalise
 
@@ -122,7 +122,8 @@ class Neighbourhood:
         if not parts or not changes:
             return list(changes)
         inputs = ModuleInputs(self.target, parts[:1])
-        seen = torch.cat([matrix_of(self.target, part, seen_as_gradient(self.observation, part.name)) for part in parts])
+        tensors, scale = self.observation.update.tensors, self.observation.gradient_scale
+        seen = torch.cat([matrix_of(self.target, part, tensors[part.name])[0] for part in parts]).double() / scale
         floor = float(torch.tensor([self._floor(part) for part in parts]).norm())
         kept = [self._fed(inputs, [sentence])[0] for sentence in self.columns.sentences]
         bases = dict[tuple[int, ...], Tensor]()
@@ -158,9 +159,10 @@ class Neighbourhood:
 
     @torch.no_grad()
     def _fed(self, inputs: ModuleInputs, sentences: Sequence[Sentence]) -> list[Float[Tensor, "tokens width"]]:
-        batch = batch_of(self.target, tuple(sentences), 1)
+        batch = batch_of(self.target, tuple(sentences), 1, self.columns.width)
         rows = next(iter(inputs(batch).values())).double()
-        return [row[: len(sentence)] for row, sentence in zip(rows, sentences, strict=True)]
+        read = [rows.shape[1] if self.target.attend_padding else len(sentence) for sentence in sentences]
+        return [row[:tokens] for row, tokens in zip(rows, read, strict=True)]
 
     def _basis_of_others(self, kept: Sequence[Tensor], changed: tuple[int, ...]) -> Float[Tensor, "width rank"]:
         """An orthonormal basis of what all other sentences feed in, and the changed ones where they are there twice."""
@@ -182,7 +184,7 @@ class Neighbourhood:
         """How far each is from what was seen at the best weight it can have, in floors."""
         if not changes:
             return
-        exact = ExactGradients(self.target, [self.target.part(name) for name in self.columns.names])
+        exact = gradients_of(self.target, self.columns.names)
         longest = max(len(sentence) for change in changes for sentence in change.sentences)
         step = max(1, TOKENS_AT_ONCE // (2 * longest))
         for start in range(0, len(changes), step):
@@ -210,7 +212,7 @@ class Neighbourhood:
         squares, products, left = [], [], []
         for number, name in enumerate(columns.names):
             gradients = made[name]
-            along = gradients.along(seen_as_gradient(self.observation, name)).cpu()
+            along = along_seen(self.observation, name, gradients)
             across = gradients.products(columns.gradients[name]).cpu()
             inner = along - (across * kept[owner]).sum(1)
             products.append(torch.zeros(len(changes), dtype=torch.float64).index_add(0, owner, inner))
@@ -231,11 +233,9 @@ class Neighbourhood:
         return place * self.columns.labels + max(range(len(numbers)), key=numbers.__getitem__)
 
     def _labelled(self, flat: Sequence[tuple[int, Sentence]], shift: int) -> Batch:
-        if self.target.labels_are_tokens:
-            return self.target.batch_of([sentence for _, sentence in flat], None)
         count = self.columns.labels
         labels = [(self._column(place) % count + shift) % count for place, _ in flat]
-        return self.target.batch_of([sentence for _, sentence in flat], labels)
+        return lay_out(self.target, [sentence for _, sentence in flat], labels, self.columns.width)
 
 
 def _exchanged(sentence: Sentence, place: int, word: int) -> Sentence:

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.attacks.certificate import certify
 from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
 from gradleak.attacks.energy.lexicon import lexicon
 from gradleak.attacks.energy.objective import Energy, layers_needed, looked_at
@@ -23,8 +24,6 @@ from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 from gradleak.matching.rough import rough_products
-
-NEEDED = 2.0  # nats by which the objective must rise without a word for the word to be proven
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class EnergyAttack(Attack):
                 for problem, one in zip(group, searched, strict=True):
                     found[problem.observation.index].append(one)
         best = self._judged([self._best(found[observation.index]) for observation in observations], bench)
+        best = [_certified(observation, guess) for observation, guess in zip(observations, best, strict=True)]
         seconds = (time.monotonic() - began) / len(observations)
         return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in best]
 
@@ -119,7 +119,7 @@ class EnergyAttack(Attack):
         search.on_progress = lambda done, total: _report(search, bench, done, total)
         search.run()
         search.settle()
-        whole, proven = search.solved(search.best, search.best_scores), certified(search)
+        whole = search.solved(search.best, search.best_scores)
         return [
             Found(
                 float(search.best_scores[row]),
@@ -127,7 +127,6 @@ class EnergyAttack(Attack):
                 Draft(problem, rows.sentences(search.best[row], row), likely[0][row], likely[1][row]),
                 Reconstruction(
                     sentences=rows.sentences(search.best[row], row),
-                    certified=bool(proven[row]),
                     loss=float(search.best_scores[row]),
                     cost=Cost(steps=search.passes),
                 ),
@@ -170,26 +169,12 @@ def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
     return list(groups.values())
 
 
-def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
-    """Rows whose words explain all that was seen, and in which no word could be left out.
-
-    Sentences of a batch are told apart where tokens have mixed only: where that is not seen, nothing is proven. Nor is it where
-    what was seen is more or less than one gradient of the client's model as we compute it.
-    """
-    exact = [
-        _exact(problem.observation) and not search.rows.target.vocabulary.has_twins(search.rows.sentences(search.best[row], row))
-        for row, problem in enumerate(search.rows.problems)
-    ]
-    whole = search.solved(search.best, search.best_scores)
-    without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
-    needed = (without >= search.best_scores[:, None] + NEEDED).all(1)
-    assert isinstance(search.energy, Energy)
-    apart = search.rows.mask.shape[1] == 1 or search.energy.sees_tokens_mixed
-    return whole & needed & apart & torch.tensor(exact, device=whole.device)
-
-
-def _exact(observation: Observation) -> bool:
-    return observation.channel.exact and observation.protocol.one_gradient and not observation.protocol.dropout
+def _certified(observation: Observation, guess: Reconstruction) -> Reconstruction:
+    """The guess with what the update proves of it."""
+    certificate = certify(observation, guess.sentences)
+    if not certificate.proven:
+        return replace(guess, note=guess.note or certificate.note)
+    return replace(guess, certified=True, labels=certificate.labels)
 
 
 def _report(search: WordSearch, bench: Bench, done: int, total: int) -> None:

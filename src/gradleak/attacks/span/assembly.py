@@ -23,6 +23,7 @@ TOGETHER = 8  # changes at different positions taken in one step
 NEARLY = -1.7  # decades of mean miss, under which the order of words is worth a look: a batch's words are there
 WORST, NEAR = 6, 3  # words whose place is doubted, and how far from it they are tried
 BLENDED = 8  # attempts at once where they begin with blends, of which most lead somewhere
+FRUITLESS = 48  # steps without a new sentence after which the search hands over: of those that ended later none was found
 BETTER = 1e-4  # decades
 
 Going = Callable[[int, float], bool]  # whether to go on, after so many steps and with such a score
@@ -56,10 +57,14 @@ class Assembly:
         attempts: int,
         tries: int,
         rng: torch.Generator,
+        explains: Callable[[Sequence[Sentence]], bool] = lambda found: False,
     ) -> None:
         self.check, self.choose, self.blends, self.tries, self.rng = check, choose, blends, tries, rng
+        self.explains = explains
         self.patience = 0 if blends else PATIENCE
         self.found: list[Sentence] = []
+        self.complete = False  # what was found explains the whole update
+        self.fruitless = 0  # steps since the last sentence was found
         self.choices = choices
         lengths = self.choices.lengths.flip(0)[:attempts].tolist()
         starts = [self.choices.likeliest(length) for length in lengths]
@@ -75,8 +80,9 @@ class Assembly:
             self._collect(going_on)
         for step in range(steps):
             lowest = min(attempt.best_score for attempt in self.attempts)
-            if self.left <= 0 or not going_on(step, lowest):
+            if self.left <= 0 or self.fruitless == FRUITLESS or not going_on(step, lowest):
                 return step
+            self.fruitless += 1
             stuck = [attempt for attempt, moved in zip(self.attempts, self._move(), strict=True) if not moved]
             self._collect(going_on)
             self._shake([attempt for attempt in stuck if attempt.sentence not in self.found], going_on)
@@ -84,8 +90,11 @@ class Assembly:
 
     @property
     def left(self) -> int:
-        """Tokens not accounted for: each has a direction of its own where tokens have mixed."""
-        return self.check.space.rank - self.check.tokens(self.found)
+        """Tokens not accounted for: each has a direction of its own where tokens have mixed.
+
+        How many directions there are is an estimate. What was found may explain the whole update before they are used up.
+        """
+        return 0 if self.complete else self.check.space.rank - self.check.tokens(self.found)
 
     def unfinished(self) -> list[Sentence]:
         """The best sentences that were not proved, best first."""
@@ -137,20 +146,35 @@ class Assembly:
         return [[(next(scores), sentence) for sentence in group] for group in trials]
 
     def _collect(self, going_on: Going) -> None:
-        """Notes sentences that fit exactly; their searches begin anew, and with luck end at once."""
-        while self._note() and self.left > 0 and going_on(0, min(attempt.score for attempt in self.attempts)):
-            self.choices = (self.choose(self.found) or self.choices).within(self.left)
-            for attempt in self.attempts:  # what is left is clearer now: nobody stays long with an old start
-                attempt.redraws = self.patience
-            self._restart([attempt for attempt in self.attempts if attempt.sentence in self.found], going_on)
+        """Notes sentences that fit exactly; their searches begin anew, and with luck end at once.
+
+        It goes on only while that finds new sentences, of which there are no more than directions.
+        """
+        while True:
+            new = self._note()
+            known = [attempt for attempt in self.attempts if attempt.sentence in self.found]
+            if not known or self.left <= 0 or not going_on(0, min(attempt.score for attempt in self.attempts)):
+                return
+            if new:
+                self.choices = (self.choose(self.found) or self.choices).within(self.left)
+                for attempt in self.attempts:  # what is left is clearer now: nobody stays long with an old start
+                    attempt.redraws = self.patience
+            self._restart(known, going_on)
+            if not new:
+                return
 
     def _note(self) -> bool:
-        """Whether any attempt has a sentence that is to be replaced: one that fits, found now or before."""
+        """Whether any attempt has a sentence that fits and was not found before."""
+        before = len(self.found)
         for attempt in self.attempts:
             attempt.keep()
             if attempt.score < self.check.fits and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
                 self.found.append(attempt.sentence)
-        return any(attempt.sentence in self.found for attempt in self.attempts)
+        if len(self.found) == before:
+            return False
+        self.fruitless = 0
+        self.complete = self.left <= 0 or self.explains(self.found)
+        return True
 
     def _shake(self, stuck: list[Attempt], going_on: Going) -> None:
         """Stuck sentences go back to their best with some words drawn anew; after a while they begin anew."""

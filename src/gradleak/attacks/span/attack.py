@@ -10,7 +10,7 @@ from gradleak.attacks.span.solve import Settings, Solver
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation
+from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 from gradleak.matching.inputs import ModuleInputs
 
@@ -29,6 +29,11 @@ class Span(Attack):
     tries: int = 32  # exchanges of words tried for each in one step
     steps: int = 400  # of the search, at most
     beam: int = 64  # prefixes alive, for models that do not read ahead
+
+    @property
+    def uses(self) -> frozenset[Fact]:
+        """The certificate does: the same batch several times over gives the same update."""
+        return frozenset({Fact.BATCH_SIZE})
 
     def adapts_to(self, channel: Channel) -> bool:
         return channel.only_scaled

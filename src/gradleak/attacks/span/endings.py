@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.span.checks import Sentence
-from gradleak.attacks.span.proof import compared, gradient, observed
+from gradleak.attacks.span.sentence_gradient import compared, gradient, observed
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.span.checks import Check, Sentence
-from gradleak.attacks.span.proof import gradient
+from gradleak.attacks.span.sentence_gradient import gradient
 from gradleak.attacks.span.row_space import RowSpace, attention_parts, parts_seen
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part

@@ -12,16 +12,16 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
 from gradleak.matching.inputs import linear_parts, matrix_of
 from gradleak.matching.linear_algebra import decompose_rows, orthonormalise
+from gradleak.matching.rounding import gradient_difference
 
 ATTENTION = ("query", "key", "value", FUSED)
 ROUNDING = 0.05  # singular values under this many units of rounding of the largest are taken as equal: their ratios mean nothing
 CLEAR_GAP = 30.0  # a smaller largest ratio of neighbours is no edge between signal and rounding
 CLEAR_OF_FLOOR = 3.0  # times what a declared channel adds; a weakest direction nearer to it may not be the weakest there is
-INSIDE = 1.5  # expected rounding errors away from the span; true inputs were seen up to 0.4, others from 0.8
-# Expected errors away from the span that a deeper input may have: a client's pass over another batch rounds otherwise than ours
-# (up to 5 seen in models 384 wide, 35 in one of 768), a wrong word makes 1000. A declared channel's errors are far above that,
-# and known in size.
-HOLDS, HOLDS_IN_CHANNEL = 100.0, 1.5
+INSIDE = 1.5  # expected errors away from the span that an input may be. More than the true ones may pass: the search decides
+# The same for a deeper input, which went through more sums than the width of the layer. A declared channel's errors are far above
+# those, and known in size.
+HOLDS, HOLDS_IN_CHANNEL = 8.0, 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class RowSpace:
     directions: Float[Tensor, "width width"]  # the first `rank` of them span the rows, the others the rest
     strengths: Float[Tensor, "rank"]
     noise: float  # in a gradient's direction
-    rounding: float  # of one number
+    rounding: float  # of an input of length one, as two machines compute it
     exact: bool  # signal and noise are far apart, and something is left outside of the span
     through_channel: bool = False  # the noise is what a defense is known to add
 
@@ -88,8 +88,7 @@ class RowSpace:
 def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
     """The span of a gradient's rows, its dimension read off the largest gap between neighbouring singular values."""
     values, directions = decompose_rows(matrix)
-    rounding = torch.finfo(dtype).eps
-    floor = (values[0] * rounding * ROUNDING).clamp_min(1e-300)
+    floor = (values[0] * torch.finfo(dtype).eps * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
     ratios = ladder[:-1] / ladder[1:]
     rank = int(ratios.argmax()) + 1
@@ -97,10 +96,10 @@ def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> Ro
     if not exact:
         rank = _above_noise(values, matrix.shape)
     noise = float(ladder[rank]) if exact else float(values.median())
-    return RowSpace(directions, ladder[:rank], noise, rounding, exact)
+    return RowSpace(directions, ladder[:rank], noise, input_rounding(matrix), exact)
 
 
-def row_space_in(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"], rounding: float) -> RowSpace:
+def row_space_in(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]) -> RowSpace:
     """The span of the rows of a gradient whose entries are known to be wrong by so much: what stands out of such errors."""
     values, directions = decompose_rows(matrix)
     # The largest singular value of independent errors of unequal size (Bandeira & van Handel 2016)
@@ -108,7 +107,12 @@ def row_space_in(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, 
     rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
     exact = rank > 0 and float(values[rank - 1]) > CLEAR_OF_FLOOR * floor >= CLEAR_OF_FLOOR * float(values[rank])
     rank = max(rank, 1)
-    return RowSpace(directions, values[:rank], floor, rounding, exact, through_channel=True)
+    return RowSpace(directions, values[:rank], floor, input_rounding(matrix), exact, through_channel=True)
+
+
+def input_rounding(matrix: Float[Tensor, "outputs inputs"]) -> float:
+    """How far an input of length one may be from the client's: its norm and mean are sums as long as the layer is wide."""
+    return gradient_difference([matrix.shape[1]], matrix.dtype)
 
 
 def _above_noise(values: Float[Tensor, "values"], shape: torch.Size) -> int:
@@ -137,7 +141,7 @@ def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     if channel.exact:
         space = row_space(rows, rows.dtype)
     else:
-        space = row_space_in(rows, channel.errors(rows, observation.knows.batch_size or 1), torch.finfo(rows.dtype).eps)
+        space = row_space_in(rows, channel.errors(rows, observation.knows.batch_size or 1))
     # Dropout leaves a clear span, but of inputs that no word has: what fits it exactly is nothing, what fits best is a ranking.
     # Where entries are missing or only signs are seen, no span is exact either.
     return replace(space, exact=False) if observation.protocol.dropout or not channel.every_entry else space

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.evidence import longest_length
-from gradleak.attacks.span.additive import additive_of
+from gradleak.matching.additive import additive_of
 from gradleak.attacks.span.row_space import INSIDE, RowSpace
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams

@@ -1,5 +1,6 @@
 """One observation from the words that fit to sentences and, where the update proves them, the certificate."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from gradleak.attacks.certificate import certify, fits
 from gradleak.attacks.span.assembly import Assembly
 from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.checks import Check, Sentence, checks_of
@@ -15,7 +17,6 @@ from gradleak.attacks.span.choices import Choices, choices_of
 from gradleak.attacks.span.endings import with_last_words
 from gradleak.attacks.span.mixing import mixing_of
 from gradleak.attacks.span.prefixes import Prefixes, reads_ahead
-from gradleak.attacks.span.proof import Account, account
 from gradleak.attacks.span.remainder import remainder_of
 from gradleak.attacks.span.row_space import RowSpace
 from gradleak.attacks.span.scan import Pairs
@@ -66,22 +67,20 @@ class Solver:
         """The reconstruction; its cost holds a share of what all observations were scanned with."""
         begun = time.monotonic()
         guess = self._guess()
-        told = account(self.observation, guess.sentences)
-        proved = told is not None and told.proved
-        sentences = told.sentences if told is not None and proved else tuple(guess.sentences)
-        certain = self.certain(guess, told)
+        certificate = certify(self.observation, guess.sentences)
+        sentences = certificate.sentences or tuple(guess.sentences)
         return Reconstruction(
             sentences=sentences,
-            certified=certain,
-            loss=None if told is None else told.unexplained,
-            labels=told.labels if told is not None and proved else None,
+            certified=certificate.proven,
+            loss=certificate.misfit if math.isfinite(certificate.misfit) else None,
+            labels=certificate.labels,
             trace=Trace(guesses=((guess.steps, sentences),)),
             cost=Cost(shared_seconds + time.monotonic() - begun, guess.steps),
-            note="" if certain else self._obstacle(guess),
+            note="" if certificate.proven else self._obstacle(guess) or certificate.note,
         )
 
     def _obstacle(self, guess: Guess) -> str:
-        """Why a guess is not proved."""
+        """What stood in the way of the search, if anything did."""
         width = len(self.space.directions)
         if not self.space.exact:
             return (
@@ -89,24 +88,7 @@ class Solver:
             )
         if not self.checks:
             return f"No deeper layer has an exact span: hidden, changed, or as many tokens as the model is wide ({width})."
-        if self.observation.target.vocabulary.has_twins(guess.sentences):
-            return "A word of the guess has the same embedding as another word: the model cannot tell them apart."
-        return (
-            "The search ended before all tokens were found."
-            if not guess.complete
-            else "The update does not follow from the guess."
-        )
-
-    def certain(self, guess: Guess, told: Account | None) -> bool:
-        """Whether the update proves a guess: every token fits every layer looked at, and together they explain the gradient.
-
-        Where the gradient cannot be computed from the guess, all directions of a deeper layer must be used up instead, and the
-        update must have come through unchanged: behind noise a wrong word may fit a span.
-        """
-        read = [sentence[:-1] if self.observation.target.labels_are_tokens else sentence for sentence in guess.sentences]
-        held = self.space.exact and all(check.holds(sentence) for check in self.checks for sentence in read)
-        held = held and not self.observation.target.vocabulary.has_twins(guess.sentences)
-        return held and (told.proved if told is not None else guess.complete and not self.space.through_channel)
+        return "" if guess.complete else "The search ended before all tokens were found."
 
     def _guess(self) -> Guess:
         if not self.checks:
@@ -123,7 +105,9 @@ class Solver:
         mixing = mixing_of(check) if self.by_position else None
         blends = Blends(mixing, check, choices) if mixing else None
         rng = self.bench.streams_of(self.observation).child("assembly").generator()
-        search = Assembly(check, choices, self._choices, blends, self.settings.attempts, self.settings.tries, rng)
+        search = Assembly(
+            check, choices, self._choices, blends, self.settings.attempts, self.settings.tries, rng, self._explains
+        )
         steps = search.run(self.settings.steps, self._going_on)
         sentences, left = list(search.found), search.left
         complete = left == 0
@@ -132,6 +116,10 @@ class Solver:
                 sentences.append(sentence)
                 left -= check.tokens([sentence])
         return Guess(sentences or search.unfinished()[:1], complete, steps)
+
+    def _explains(self, found: Sequence[Sentence]) -> bool:
+        """Whether sentences make up the whole update."""
+        return fits(self.observation, found)
 
     def _choices(self, found: Sequence[Sentence]) -> Choices | None:
         """What there is to choose from beside sentences that were found; none where it makes no sentence."""

@@ -29,28 +29,28 @@ class Additive:
     def misses(self, directions: Float[Tensor, "width some"]) -> Float[Tensor, "positions words"]:
         """The part of each input along some directions, relative to its size."""
         gain, shift = self.norm.weight, self.norm.bias
-        rows, columns = _centred(self.positions), _centred(self.words)
+        rows, columns = centre(self.positions), centre(self.words)
         width = rows.shape[-1]
-        deviation = (_of_sums(rows, columns) / width + self.norm.eps).sqrt()
+        deviation = (squares_of_sums(rows, columns) / width + self.norm.eps).sqrt()
         rows, columns = rows * gain, columns * gain
-        sizes = _normalised(rows, columns, deviation, shift)
-        along = _normalised(rows @ directions, columns @ directions, deviation, shift @ directions)
+        sizes = squares_normalised(rows, columns, deviation, shift)
+        along = squares_normalised(rows @ directions, columns @ directions, deviation, shift @ directions)
         return (along.clamp_min(0) / sizes).sqrt()
 
 
-def _centred(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+def centre(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
     return rows - rows.mean(-1, keepdim=True)
 
 
-def _of_sums(rows: Float[Tensor, "rows width"], columns: Float[Tensor, "columns width"]) -> Float[Tensor, "rows columns"]:
+def squares_of_sums(rows: Float[Tensor, "rows width"], columns: Float[Tensor, "columns width"]) -> Float[Tensor, "rows columns"]:
     """The squared norm of every sum of one of each."""
     return rows.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * rows @ columns.mT
 
 
-def _normalised(rows: Tensor, columns: Tensor, deviation: Tensor, shift: Tensor) -> Float[Tensor, "rows columns"]:
+def squares_normalised(rows: Tensor, columns: Tensor, deviation: Tensor, shift: Tensor) -> Float[Tensor, "rows columns"]:
     """The squared norm of every sum of one of each, divided by its deviation and shifted."""
     across = (rows @ shift)[:, None] + columns @ shift
-    return _of_sums(rows, columns) / deviation.square() + 2 * across / deviation + shift.square().sum()
+    return squares_of_sums(rows, columns) / deviation.square() + 2 * across / deviation + shift.square().sum()
 
 
 @torch.no_grad()

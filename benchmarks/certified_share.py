@@ -1,0 +1,66 @@
+"""How many sentences span and energy get back and certify: python benchmarks/certified_share.py --out certified.jsonl.
+
+MiniLM-L6, the first tuning sentences of CoLA (never the published test rows), batch size 1: span on everything, energy on one
+matrix of one layer at a time. A line a cell: word for word, certified, certified and wrong (must be zero), seconds, and the share
+of them that certifying took.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gradleak.audit import AuditSpec
+from gradleak.audit.runner import Finished, run_audits
+
+LAYERS = range(1, 7)
+MODULES = ("query", "key", "value", "ffn_in")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="minilm")
+    parser.add_argument("--data", default="cola:selection=lamp_tune")
+    parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("certified.jsonl"))
+    chosen = parser.parse_args()
+    cells = [settings(chosen, "span", "everything")]
+    views = [{"name": "parts", "layers": str(layer), "modules": [module]} for layer in LAYERS for module in MODULES]
+    cells += [settings(chosen, "energy", view) for view in views]
+    for group in (cells[:1], cells[1:]):
+        found = run_audits(group, device=chosen.device)
+        for spec, finished in zip(group, found, strict=True):
+            line = describe(spec, finished)
+            print(json.dumps(line), flush=True)
+            with chosen.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def settings(chosen: argparse.Namespace, attack: str, view: object) -> AuditSpec:
+    plain = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "attacks": [attack], "view": view}
+    return replace(AuditSpec.from_plain(plain), time_limit=None)
+
+
+def describe(spec: AuditSpec, finished: object) -> dict[str, object]:
+    """One cell's counts; the error's sentence where it could not be attacked."""
+    cell = {"attack": spec.attacks[0].name, "view": repr(spec.view), "torch": torch.__version__}
+    if not isinstance(finished, Finished):
+        return cell | {"refused": str(finished)}
+    (record,) = finished.record.attacks.values()
+    right = [example.values["exact_match"] == 1.0 for example in record.examples]
+    proven = [example.certified for example in record.examples]
+    return cell | {
+        "n": len(right),
+        "exact": sum(right),
+        "certified": sum(proven),
+        "wrongly": sum(one and not two for one, two in zip(proven, right, strict=True)),
+        "each": "".join("c" if two else "r" if one else "." for one, two in zip(right, proven, strict=True)),
+        "seconds": round(record.cost.seconds, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
