@@ -20,9 +20,9 @@ class Outcome:
     """One attack on one client batch."""
 
     reconstruction: Reconstruction
-    objective_at_guess: float | None
-    objective_at_truth: float | None
     update_norm: float
+    objective_at_guess: float | None = None  # both are known when nothing is attacked any more
+    objective_at_truth: float | None = None
 
 
 class Parts:
@@ -89,7 +89,7 @@ def _read(plain: dict[str, Any]) -> Outcome:
         found["note"],
         pictures=tuple(Picture((*shape,), base64.b64decode(pixels)) for *shape, pixels in found["pictures"]),
     )
-    return Outcome(reconstruction, plain["objective_at_guess"], plain["objective_at_truth"], plain["update_norm"])
+    return Outcome(reconstruction, plain["update_norm"])  # objectives are computed anew: older versions kept them too
 
 
 def _sentences(plain: list[list[int]]) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +19,7 @@ from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
 Sentences = tuple[tuple[int, ...], ...]
+Unit = Literal["", "nats", "log"]  # of an objective: a distance, a likelihood, or the log of a distance
 
 
 @dataclass(frozen=True)
@@ -151,3 +152,11 @@ class Attack(Component, ABC):
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
         """What it minimises, at given batches of token ids; none where it has no such number."""
         return None
+
+    def objective_unit(self, observation: Observation) -> Unit:
+        """What the objective of this observation is counted in: what counts as rounding depends on it."""
+        return ""
+
+    def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
+        """What its search adds to the objective for texts that are unlikely beforehand, in the objective's unit."""
+        return 0.0
