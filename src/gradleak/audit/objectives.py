@@ -47,7 +47,7 @@ def objectives(
 
 
 def is_right(guess: Reconstruction, secret: PrivateBatch) -> bool:
-    """Whether a guess holds the secret's sentences, all and no others, beside their labels where it has any; never of pictures."""
+    """Whether a guess holds the secret's sentences and no others, beside their labels where it has any; never of pictures."""
     if secret.batch.pixels is not None:
         return False
     guessed, true = tuple(map(tuple, guess.sentences)), sentences_of(secret)

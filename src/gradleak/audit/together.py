@@ -17,7 +17,7 @@ from gradleak.audit.noise import Ratios, noise_ratios
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Progress
+from gradleak.core.attack import Attack, Bench, Progress, Scale
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
@@ -174,9 +174,11 @@ class Together:
         held = [(self._member(one).outcomes[key], one.index % self.stride) for one in observations]
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
         secrets = [self._secret(one) for one in observations]
-        values = objectives(self.fits.ready(key, attack), limited, secrets, found, self.beliefs.words)
-        for (outcomes, batch), at_guess, at_truth in zip(held, *values, strict=True):
-            outcomes[batch] = replace(outcomes[batch], objective_at_guess=at_guess, objective_at_truth=at_truth)
+        ready = self.fits.ready(key, attack)
+        at_guess, at_truth = objectives(ready, limited, secrets, found, self.beliefs.words)
+        for (outcomes, batch), one, guess, truth in zip(held, limited, at_guess, at_truth, strict=True):
+            scale = ready.objective_scale(one) if truth is not None else Scale()
+            outcomes[batch] = replace(outcomes[batch], objective_at_guess=guess, objective_at_truth=truth, scale=scale)
 
     def _bench(self) -> SharedBench:
         """A fresh one; the time of the attack begins with it."""

@@ -19,7 +19,14 @@ from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
 Sentences = tuple[tuple[int, ...], ...]
-Unit = Literal["", "nats", "log"]  # of an objective: a distance, a likelihood, or the log of a distance
+# What an objective may be off by, as a share of the sums it is made of. Those are sums of up to 1e8 products in float32 (unit
+# roundoff 6e-8): taken in blocks, as every library does, they are off by about log2(1e8) = 27 roundoffs; one is held against
+# another: 3e-6; and the gradients in the products carry some roundoffs themselves.
+ROUNDING = 1e-5
+
+# Of one attack of several: it came to its end, its time was up before, it would not begin, it ended with an error, or there was
+# no time to begin.
+Fate = Literal["ran", "cut", "refused", "failed", "no_time"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,14 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What an objective is counted in, and by how much two of them may differ for no reason but rounding."""
+
+    unit: str = ""  # "nats" of a likelihood, "log" of a distance; a distance itself has none
+    rounding: float = ROUNDING
+
+
+@dataclass(frozen=True)
 class Stage:
     """What one attack of several made of an observation."""
 
@@ -46,6 +61,12 @@ class Stage:
     sentences: Sentences
     certified: bool
     cost: Cost
+    fate: Fate = "ran"
+    reason: str = ""  # for any other fate, in a sentence
+
+    @property
+    def has_guess(self) -> bool:
+        return self.fate in ("ran", "cut")
 
 
 @dataclass(frozen=True)
@@ -153,9 +174,9 @@ class Attack(Component, ABC):
         """What it minimises, at given batches of token ids; none where it has no such number."""
         return None
 
-    def objective_unit(self, observation: Observation) -> Unit:
-        """What the objective of this observation is counted in: what counts as rounding depends on it."""
-        return ""
+    def objective_scale(self, observation: Observation) -> Scale:
+        """What the objective of this observation is counted in; as it stands, of something like a share or a cosine."""
+        return Scale()
 
     def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
         """What its search adds to the objective for texts that are unlikely beforehand, in the objective's unit."""
