@@ -217,7 +217,8 @@ def _without(member: Attack, fate: Fate, reason: str, seconds: float) -> Stage:
 def _brief(error: Exception) -> str:
     """The error's name and its first line: what follows is of use to who mends the program."""
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first[:LONGEST]}" if first else f"{type(error).__name__}."
+    name = type(error).__name__.lstrip("_")
+    return f"{name}: {first[:LONGEST]}" if first else f"{name}."
 
 
 def _share(bench: Bench, turns: int) -> Bench:
