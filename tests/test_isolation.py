@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.audit import AuditSpec, run_audit
+from gradleak.audit import AuditSpec, run_audit, together
 from gradleak.audit.client import observe, private_batches
+from gradleak.audit.runner import Finished, run_audits
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
@@ -179,8 +180,15 @@ class Spy(Attack):
         found.append(leaks((self, observations, bench), KNOWN[0]))
         return [Reconstruction(sentences=((1, 2),) * observation.batch_size) for observation in observations]
 
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Tensor:
+        """Not walked in the end, when it is shown the truth: the audit attacks no more, and every reconstruction is made."""
+        if not done:
+            found.append(leaks((self, observations, batches), KNOWN[0]))
+        return torch.zeros(len(observations))
+
 
 KNOWN: list[Secrets] = []
+done: list[bool] = []  # once every attack has run
 
 
 def settings(**changes: Any) -> AuditSpec:
@@ -195,6 +203,14 @@ def settings(**changes: Any) -> AuditSpec:
     return AuditSpec.from_plain(plain | changes)
 
 
+@pytest.fixture(autouse=True)
+def notice_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes when the audit begins to show the truth to attacks."""
+    done.clear()
+    plain = together.objectives
+    monkeypatch.setattr(together, "objectives", lambda *given: done.append(True) or plain(*given))
+
+
 @pytest.mark.parametrize("target", ["tiny", "tiny_causal", "tiny_causal:shape=llama"])  # a language model's labels are the text
 @pytest.mark.parametrize("view", ["everything", "lamp", "parts:layers=1,modules=[query]"])
 @pytest.mark.parametrize("defenses", [[], ["gaussian_noise:std=0.01"]])
@@ -203,7 +219,7 @@ def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target:
     KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
-    assert found == [[]]
+    assert found == [[], []]
 
 
 @dataclass(frozen=True)
@@ -239,7 +255,7 @@ def test_nor_is_a_private_picture(defenses: list[str]) -> None:
     assert leaks(private[0].batch.pixels.clone(), KNOWN[0])  # the walk knows one when it sees one
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
-    assert found == [[]]
+    assert found == [[], []]
 
 
 @pytest.mark.parametrize("target", ["tiny", "tiny_causal"])
@@ -248,7 +264,7 @@ def test_nor_are_the_masks_of_a_client_that_trains_with_dropout(target: str) -> 
     KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
-    assert found == [[]]
+    assert found == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +283,67 @@ def test_nor_from_what_private_examples_or_local_training_leave(changes: dict[st
     KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
-    assert found == [[]]
+    assert found == [[], []]
+
+
+remembered: list[tuple[int, ...]] = []  # what the thief was shown; a module outlives every copy of an attack
+stolen: list[tuple[tuple[int, ...], ...]] = []
+
+
+@dataclass(frozen=True)
+class Thief(Attack):
+    """Remembers every batch at which its objective was asked for, and answers with it."""
+
+    name = "thief"
+    number: int = 0  # several of one audit
+    told: bool = True
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return frozenset(Fact) if self.told else frozenset()
+
+    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        stolen.append(tuple(remembered))
+        guess = remembered[-1] if remembered else (1, 2)
+        return [Reconstruction(sentences=(guess,) * (observation.knows.batch_size or 1)) for observation in observations]
+
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Tensor:
+        remembered.extend(tuple(row.tolist()) for batch in batches if batch.ids is not None for row in batch.ids)
+        return torch.zeros(len(observations))
+
+
+@pytest.mark.parametrize("room", [1, 2**30], ids=["a group for each batch", "one group"])
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("target", ["tiny", "tiny_causal"])
+def test_an_attack_that_remembers_its_objectives_has_no_answer_when_it_runs(
+    target: str, told: bool, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "UPDATES_IN_MEMORY", room)
+    specs = [settings(target=target, limit=3, defenses=chosen) for chosen in ([], ["gaussian_noise:std=0.01"])]
+    private = private_batches(specs[0], specs[0].target.open(torch.device("cpu")))
+    secrets = set(secrets_of(private).ids)
+    remembered.clear()
+    stolen.clear()
+    results = run_audits([replace(spec, attacks=(Thief(0, told), Thief(1, told))) for spec in specs])
+    assert len(stolen) == (6 if room == 1 else 2)
+    assert all(rows and not secrets & set(rows) for rows in stolen)  # it was tried, and on made-up batches only
+    assert secrets <= set(remembered)  # in the end it was shown them all: the test would see it, were that any earlier
+    for finished in results:
+        assert isinstance(finished, Finished)
+        for attack in finished.record.attacks.values():
+            assert attack.scores["exact_match"].mean == 0 and all(one.objective_at_truth == 0 for one in attack.batches)
+
+
+def test_what_a_thief_would_have_had_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thief does steal where it is shown the truth first, as an audit once did: or the test above would prove nothing."""
+    spec = settings(limit=1, batch_size=1)
+    target = spec.target.open(torch.device("cpu"))
+    (private,) = private_batches(spec, target)
+    remembered.clear()
+    Thief().objective([observe(spec, target, private, 0)], [private.batch])
+    monkeypatch.setattr(together, "make_up", lambda seen, bench: private.batch)
+    record = run_audit(replace(spec, attacks=(Thief(),))).record
+    assert record.attacks["thief"].scores["exact_match"].mean == 1
 
 
 @pytest.fixture(scope="module")

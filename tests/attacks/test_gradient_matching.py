@@ -10,12 +10,14 @@ from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.problems import Problem, lay_out
 from gradleak.attacks.recipes.dlg import Dlg
+from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.recipes.tag import Tag
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.core.update import Update
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.views import Lamp
 
@@ -163,3 +165,17 @@ def test_the_objective_is_zero_at_the_truth_and_larger_elsewhere(
     wrong = make_private(tiny64, ["the dog is red and my salary is bad ."], [1]).batch  # type: ignore[attr-defined]
     at_truth, at_wrong = (float(Tag().objective([seen], [batch])[0]) for batch in (truth, wrong))
     assert at_truth < 1e-9 < at_wrong
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_what_counts_as_rounding_grows_with_what_a_distance_is_made_of(
+    tiny64: Target, observe: Callable[..., Observation], scale: float
+) -> None:
+    seen = observe(tiny64, [TEXTS[0]], [1])
+    small = Update({name: scale * tensor for name, tensor in seen.update.tensors.items()})
+    seen = replace(seen, rounds=(Round(seen.target, small),))
+    squares = sum(float(tensor.square().sum()) for tensor in small.tensors.values())
+    absolutes = sum(float(tensor.abs().sum()) for tensor in small.tensors.values())
+    assert Dlg().objective_scale(seen).rounding == pytest.approx(1e-5 * squares)
+    assert Tag().objective_scale(seen).rounding == pytest.approx(1e-5 * (squares + Tag().l1_weight * absolutes))
+    assert LampCos().objective_scale(seen).rounding == 1e-5  # of a cosine the size cancels

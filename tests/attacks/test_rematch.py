@@ -160,3 +160,28 @@ def test_the_judge_finds_what_energy_alone_cannot(tiny64: Target, observe: Obser
         return sum(a == b for guess, secret in pairs for a, b in zip(guess.sentences[0], secret, strict=True))
 
     assert right(judge=True) > right(judge=False)
+
+
+@pytest.mark.parametrize("defenses", [(GaussianNoise(0.02),), (Pruning(0.1),), ()], ids=["noise", "pruning", "none"])
+def test_the_loss_of_a_guess_is_the_objective_that_decided_and_its_penalty(
+    tiny64: Target, observe: Observe, defenses: tuple[Defense, ...]
+) -> None:
+    attack, seen, prior = EnergyAttack(restarts=0), seen_of(tiny64, observe, defenses)[-1:], FrequentWords().open(tiny64)
+    for one, guess in zip(seen, attack.reconstruct(seen, Bench(Streams.root("attacker", 0), prior)), strict=True):
+        objective = float(attack.objective([one], [tiny64.batch_of(guess.sentences, [1])])[0])
+        assert guess.loss == pytest.approx(objective + attack.penalty(one, guess.sentences, prior), rel=1e-6)
+
+
+def test_under_noise_energys_objective_is_the_likelihood_of_the_whole_update(tiny64: Target, observe: Observe) -> None:
+    attack, seen = EnergyAttack(), seen_of(tiny64, observe, (GaussianNoise(0.01),))[:1]
+    right = tuple(tiny64.encode([TEXTS[0]])[0])
+    wrong = (*right[:2], tiny64.encode(["bank"])[0][1], *right[3:])
+    at_truth, at_wrong = (float(attack.objective(seen, [tiny64.batch_of([one], [1])])[0]) for one in (right, wrong))
+    update, observed = seen[0].undefended, seen[0].update.tensors
+    squares = [
+        sum(float((tensor - observed[name]).square().sum()) for name, tensor in sent.items())
+        for sent in (update(tiny64.batch_of([one], [1])[None], []).tensors for one in (right, wrong))
+    ]
+    assert at_wrong - at_truth == pytest.approx((squares[1] - squares[0]) / 2 / 0.01**2, rel=1e-6)  # −log p, in nats
+    assert at_wrong - at_truth > 10
+    assert attack.objective_scale(seen[0]).unit == "nats" and attack.penalty(seen[0], (right,), FrequentWords().open(tiny64)) > 0

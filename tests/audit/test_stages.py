@@ -1,9 +1,23 @@
 """Attacks made of several: each one's own score, on the batches that reached it."""
 
+import io
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
+from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.recipes.lamp import LampPlus
+from gradleak.attacks.span.attack import Span
 from gradleak.audit import AuditSpec, run_audit
+from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.core.attack import Bench, Cost, Reconstruction, Stage
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
 from gradleak.records.schema import Record
+from gradleak.report.terminal import print_record
 
 
 def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks(tmp_path: Path) -> None:
@@ -26,3 +40,96 @@ def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks(tmp_path: P
 def test_an_attack_that_is_only_itself_has_no_stages() -> None:
     record = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["tag:steps=1"]})).record
     assert record.attacks["tag"].stages == ()
+
+
+def refuse(attack: Span, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
+    raise GradleakError("This one refuses.")
+
+
+def fail(attack: EnergyAttack, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
+    if any(one.index == 1 for one in observations):
+        raise MemoryError("no room")
+    return [Reconstruction(((2, 3),)) for _ in observations]
+
+
+def guess(attack: LampPlus, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
+    return [Reconstruction(tuple((2,) * length for length in one.knows.lengths)) for one in observations]
+
+
+def test_what_became_of_every_member_is_recorded_flagged_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Span, "reconstruct", refuse)
+    monkeypatch.setattr(EnergyAttack, "reconstruct", fail)
+    monkeypatch.setattr(LampPlus, "reconstruct", guess)
+    plain = {"target": "tiny", "limit": 2, "attacks": ["portfolio"], "prior": "frequent_words"}
+    record = run_audit(AuditSpec.from_plain(plain), out=tmp_path).record
+    (attack,) = record.attacks.values()
+    assert [(stage.attack, stage.batches) for stage in attack.stages] == [("span", ()), ("energy", (0,)), ("lamp_plus", (0, 1))]
+    fates = [[(one.fate, one.batches, one.reason) for one in stage.fates] for stage in attack.stages]
+    assert fates == [[("refused", (0, 1), "This one refuses.")], [("failed", (1,), "MemoryError: no room")], []]
+    details = {flag.name: flag.detail for flag in attack.flags}
+    assert details["member_failed"] == "span refused: This one refuses. energy failed: MemoryError: no room."
+    assert "member_out_of_time" not in details
+    assert Record.from_json(json.loads(json.dumps(record.to_json()))).attacks["portfolio"].stages == attack.stages
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_record(console, record, {})
+    said = console.export_text()
+    assert "span: refused 2 batches: This one refuses." in said
+    assert "failed on 1 batch: MemoryError: no room" in said
+    assert "! member_failed (portfolio): span refused" in said
+
+
+def test_a_stage_of_an_older_record_has_no_fates(tmp_path: Path) -> None:
+    record = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["portfolio:steps=0,restarts=0"]})).record
+    plain = record.to_json()
+    for stage in plain["attacks"]["portfolio"]["stages"]:
+        del stage["fates"]
+    for batch in plain["attacks"]["portfolio"]["batches"]:
+        del batch["objective_unit"], batch["objective_rounding"]
+    read = Record.from_json(plain).attacks["portfolio"]
+    assert all(stage.fates == () for stage in read.stages)
+    assert all(batch.objective_unit == "" and batch.objective_rounding is None for batch in read.batches)
+
+
+def test_a_part_keeps_what_became_of_members_and_an_older_one_is_read(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, "audit")
+    stages = (
+        Stage("span", (), False, Cost(1.0), "refused", "It does not apply."),
+        Stage("energy", ((1, 2),), False, Cost(2.0, 3)),
+    )
+    outcome = Outcome(Reconstruction(((1, 2),), stages=stages), 0.5)
+    parts.save("part", [outcome])
+    assert parts.load("part") == [outcome]
+    path = tmp_path / "parts" / "audit" / "part.json"
+    (plain,) = json.loads(path.read_text())
+    plain["objective_at_guess"] = plain["objective_at_truth"] = 1.0  # as older versions kept them
+    del plain["scale"]
+    for stage in plain["reconstruction"]["stages"]:
+        del stage["fate"], stage["reason"]
+    path.write_text(json.dumps([plain]))
+    (read,) = parts.load("part") or []
+    assert read.objective_at_truth is None  # computed anew
+    assert read.reconstruction.stages == tuple(replace(stage, fate="ran", reason="") for stage in stages)
+
+
+def test_under_noise_a_wrong_word_of_energys_is_a_failed_search_by_so_many_nats(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"target": "tiny", "limit": 1, "attacks": ["energy"], "prior": "frequent_words"}
+    spec = AuditSpec.from_plain(plain | {"defenses": ["gaussian_noise:std=0.01"], "dtype": "float64"})
+    (example,) = spec.data.load(1)
+    words: list[tuple[int, ...]] = []
+
+    def wrong(attack: EnergyAttack, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
+        target = observations[0].target
+        right = target.encode([example.text])[0]
+        words.append((*right[:2], target.encode(["bank"])[0][1], *right[3:]))
+        return [Reconstruction((words[-1],))]
+
+    monkeypatch.setattr(EnergyAttack, "reconstruct", wrong)
+    attack = run_audit(spec).record.attacks["energy"]
+    (batch,) = attack.batches
+    assert batch.objective_unit == "nats" and batch.objective_rounding == 1.0
+    assert batch.objective_at_guess is not None and batch.objective_at_truth is not None
+    worse = batch.objective_at_guess - batch.objective_at_truth
+    assert worse > 10
+    details = {flag.name: flag.detail for flag in attack.flags}
+    assert details["search_failed"] == f"The guess is worse than the truth in 1 of 1 batches, by {worse:.3g} nats at the median."
+    assert "other_answer_fits" not in details

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.audit import AuditSpec, run_audit
+from gradleak.audit import AuditSpec, run_audit, together
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.display import Silent
 from gradleak.audit.outcomes import Parts
@@ -51,12 +51,12 @@ def test_audits_in_one_call_are_the_audits_alone() -> None:
 def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
     private = private_batches(DIFFERENT[0], tiny64)
     held = [Member(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
-    together = Together(held, tiny64, Parts(None, ""), Silent())
-    seen = together._observe(range(together.stride))
+    audits = Together(held, tiny64, Parts(None, ""), Silent())
+    seen = audits._observe(range(audits.stride))
     assert len({one.index for one in seen}) == len(seen) == sum(len(setting.private) for setting in held)
     for one in seen:
-        spec, batch = held[one.index // together.stride].spec, one.index % together.stride
-        alone = observe(spec, tiny64, held[one.index // together.stride].private[batch], batch)
+        spec, batch = held[one.index // audits.stride].spec, one.index % audits.stride
+        alone = observe(spec, tiny64, held[one.index // audits.stride].private[batch], batch)
         assert list(one.update.tensors) == list(alone.update.tensors)
         assert all(torch.equal(tensor, alone.update.tensors[name]) for name, tensor in one.update.tensors.items())
 
@@ -98,3 +98,35 @@ def test_a_call_that_was_cut_goes_on_from_its_parts(tmp_path: Path, monkeypatch:
 
 def _interrupted(*given: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "UPDATES_IN_MEMORY", 1)  # a group for each batch
+    undisturbed = run_audits([settings()])[0]
+    with monkeypatch.context() as cut:
+        cut.setattr(together, "objectives", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_audits([settings()], out=tmp_path)
+    assert has_parts(tmp_path, [settings()])
+    for attack in settings().attacks:
+        monkeypatch.setattr(type(attack), "reconstruct", _interrupted)
+    resumed = run_audits([settings()], out=tmp_path)[0]
+    assert isinstance(undisturbed, Finished) and isinstance(resumed, Finished)
+    for key, whole in undisturbed.record.attacks.items():
+        for one, other in zip(whole.batches, resumed.record.attacks[key].batches, strict=True):
+            assert one.objective_at_truth is not None and one.objective_at_guess is not None
+            assert one.objective_at_truth == pytest.approx(other.objective_at_truth, abs=1e-9)
+            assert one.objective_at_guess == pytest.approx(other.objective_at_guess, abs=1e-9)
+
+
+def test_groups_make_no_difference_to_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [settings(), settings(defenses=["gaussian_noise:std=0.01"], draws=2)]
+    at_once = run_audits(specs)
+    monkeypatch.setattr(together, "UPDATES_IN_MEMORY", 1)
+    for one, other in zip(at_once, run_audits(specs), strict=True):
+        assert isinstance(one, Finished) and isinstance(other, Finished)
+        assert one.record.findings == other.record.findings and len(one.record.findings) > 0
+        for key, ours in one.record.attacks.items():
+            theirs = other.record.attacks[key].batches
+            found = [(batch.batch, batch.objective_at_truth) for batch in ours.batches]
+            assert found == [(batch.batch, pytest.approx(batch.objective_at_truth, abs=1e-9)) for batch in theirs]

@@ -1,26 +1,34 @@
 """Several attacks in turn, the exact ones first; the next one gets what the ones before could not prove."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks import evidence
+from gradleak.attacks.certificate import with_certificate
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.energy.judge import can_judge, labels_of
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.gradient_matching.problems import side_by_side
+from gradleak.attacks.outright import say_nothing, say_outright
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span.attack import Span
-from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Stage
+from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Stage
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
+
+CERTIFYING = ("span", "energy")  # members that hold their guesses against the update themselves
+COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
+LONGEST = 300  # characters of an error
+COMPUTING = (GradleakError, MemoryError, RuntimeError, ArithmeticError)  # RuntimeError: out of memory on a GPU, and LinAlgError
 
 
 @register("attack", "portfolio")
@@ -56,20 +64,25 @@ class Portfolio(Attack):
         return any(member.adapts_to(channel) for member in self.members)  # the nearest guess by LAMP's distance counts
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        """The proven guess of each observation, or of those that were made the one that matches best."""
-        made: dict[int, list[tuple[str, Reconstruction]]] = {observation.index: [] for observation in observations}
-        settled: set[int] = set()
-        for member in self.members:
-            left = [one for one in observations if one.index not in settled]
-            if not left or bench.out_of_time:
-                break
-            for observation, guess in zip(left, _attempted(member, left, bench), strict=True):
-                if guess is None:
-                    continue
-                made[observation.index].append((member.name, in_order(guess, observation.knows.lengths)))
-                if _settled(observation, made[observation.index][-1][1]):
-                    settled.add(observation.index)
-        return [self._chosen(observation, made[observation.index]) for observation in observations]
+        """The proven guess of each observation, or of those that were made the one that matches best.
+
+        A member that refuses, fails or has no time leaves word of that, and the next one goes on.
+        """
+        runs = {observation.index: Run(observation) for observation in observations}
+        kept_back = 0.0 if bench.deadline is None else COMPARING * (bench.deadline - time.monotonic())
+        early = bench if bench.deadline is None else replace(bench, deadline=bench.deadline - kept_back)
+        for place, member in enumerate(self.members):
+            left = [one for one in observations if not runs[one.index].settled]
+            turn = _share(early, len(self.members) - place)
+            for one, (stage, guess) in zip(left, _attempt(member, left, turn) if left else (), strict=True):
+                runs[one.index].add(stage, guess, early)
+        for run in runs.values():
+            if not run.guesses:
+                run.say_outright(bench)
+        _refuse_where_nothing_applies(list(runs.values()))
+        if bench.deadline is not None:  # what was kept back is there even if a member took more than its share
+            bench = replace(bench, deadline=max(bench.deadline, time.monotonic() + kept_back))
+        return [self._chosen(run, bench) for run in runs.values()]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
         try:
@@ -77,49 +90,95 @@ class Portfolio(Attack):
         except GradleakError:  # nothing that is seen can be matched
             return None
 
-    def _chosen(self, observation: Observation, made: Sequence[tuple[str, Reconstruction]]) -> Reconstruction:
-        if not made:
-            raise GradleakError("No attack of the portfolio applies to what is visible: see gradleak list attacks.")
-        best = min(made, key=lambda one: self._distance(observation, one[1]))[1]
-        stages = tuple(Stage(name, guess.sentences, guess.certified, guess.cost) for name, guess in made)
+    def _chosen(self, run: "Run", bench: Bench) -> Reconstruction:
+        """The nearest of a run's guesses; of those that there is no time to compare, the one that is best by its making."""
+        stages = tuple(run.stages)
         cost = Cost(sum(stage.cost.seconds for stage in stages), sum(stage.cost.steps for stage in stages))
+        if not run.guesses:
+            return Reconstruction(say_nothing(run.observation), cost=cost, stages=stages)
+        best, nearest = run.likeliest, None
+        if len({guess.sentences for guess in run.guesses}) > 1 and not best.certified:
+            for guess in run.guesses:
+                distance = torch.inf if bench.out_of_time else self._distance(run.observation, guess)
+                if distance < torch.inf and (nearest is None or distance < nearest):
+                    best, nearest = guess, distance
         return replace(best, cost=cost, stages=stages)
 
     def _distance(self, observation: Observation, guess: Reconstruction) -> float:
-        """How far a guess is from what was seen; a proven one is nearest of all."""
-        if guess.certified:
-            return -1.0
+        """How far a guess is from what was seen; infinitely where that cannot be told."""
         if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
             return torch.inf
         labels = guess.labels or _labels(observation)
         fits = observation.target.labels_are_tokens or (labels is not None and len(labels) == len(guess.sentences))
         if not fits:
             return torch.inf
-        batch = observation.target.batch_of(guess.sentences, labels)
-        with torch.no_grad():
-            found = self.objective([observation], [batch])
+        try:
+            with torch.no_grad():
+                found = self.objective([observation], [observation.target.batch_of(guess.sentences, labels)])
+        except COMPUTING:  # too large to compare, say: no reason to lose what was found
+            return torch.inf
         return torch.inf if found is None else float(found[0])
 
 
-def _settled(observation: Observation, guess: Reconstruction) -> bool:
-    """Whether a guess is proven, or nothing but noise is left of what was seen without it."""
-    if guess.certified or not can_judge(observation):
-        return guess.certified
-    if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
+@dataclass(eq=False)
+class Run:
+    """What the members made of one observation so far."""
+
+    observation: Observation
+    stages: list[Stage] = field(default_factory=list)
+    guesses: list[Reconstruction] = field(default_factory=list)
+    settled: bool = False
+
+    def add(self, stage: Stage, guess: Reconstruction | None, bench: Bench) -> None:
+        """What the next member made of it."""
+        if guess is not None:
+            if stage.attack not in CERTIFYING:
+                guess = with_certificate(self.observation, guess)
+                stage = replace(stage, certified=guess.certified)
+            guess = in_order(guess, self.observation.knows.lengths)
+            self.guesses.append(guess)
+            self.settled = guess.certified or (not bench.out_of_time and _fits(self.observation, guess))
+            stage = replace(stage, sentences=guess.sentences)
+            if self.settled:  # nothing was left to do when the time was up
+                stage = replace(stage, fate="ran", reason="")
+        self.stages.append(stage)
+
+    def say_outright(self, bench: Bench) -> None:
+        """Lets the update speak for itself, where no member has a guess."""
+        began = time.monotonic()
+        said = say_outright(self.observation, bench)
+        if said is not None:
+            self.guesses.append(Reconstruction(said))
+            self.stages.append(Stage("outright", said, False, Cost(time.monotonic() - began)))
+
+    @property
+    def likeliest(self) -> Reconstruction:
+        """The guess that is proven, or the last of a member that came to its end, or the last."""
+        made = list(zip([stage for stage in self.stages if stage.has_guess], self.guesses, strict=True))
+        ended = [guess for stage, guess in made if stage.fate == "ran"] or self.guesses
+        return next((guess for guess in self.guesses if guess.certified), ended[-1])
+
+
+def _fits(observation: Observation, guess: Reconstruction) -> bool:
+    """Whether nothing but noise is left of what was seen without a guess."""
+    if not can_judge(observation) or observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
         return False
     batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
-    return bool(Matched([observation]).fits(side_by_side([batch])))
+    try:
+        return bool(Matched([observation]).fits(side_by_side([batch])))
+    except COMPUTING:
+        return False
 
 
 def in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:
     """Its sentences in the order of the known lengths, which span does not look at; as they are where lengths do not fit."""
-    left = list(guess.sentences)
-    if lengths is None or sorted(map(len, left)) != sorted(lengths):
+    if lengths is None or sorted(map(len, guess.sentences)) != sorted(lengths):
         return guess
-    ordered = []
+    left, order = list(range(len(guess.sentences))), list[int]()
     for length in lengths:
-        ordered.append(left.pop(next(place for place, sentence in enumerate(left) if len(sentence) == length)))
-    return replace(guess, sentences=tuple(ordered))
+        order.append(left.pop(next(place for place, one in enumerate(left) if len(guess.sentences[one]) == length)))
+    labels = None if guess.labels is None else tuple(guess.labels[place] for place in order)
+    return replace(guess, sentences=tuple(guess.sentences[place] for place in order), labels=labels)
 
 
 def _labels(observation: Observation) -> tuple[int, ...] | None:
@@ -130,9 +189,59 @@ def _labels(observation: Observation) -> tuple[int, ...] | None:
     return None if found is None else found.values
 
 
-def _attempted(member: Attack, observations: Sequence[Observation], bench: Bench) -> Sequence[Reconstruction | None]:
-    """The member's guesses, or none where it does not apply to what is visible."""
+def _attempt(
+    member: Attack, observations: Sequence[Observation], bench: Bench, spent: float = 0.0
+) -> list[tuple[Stage, Reconstruction | None]]:
+    """For each observation what the member made of it: a guess, or the reason why there is none.
+
+    Where it gives up on several at once, each half is tried by itself, so that one of them does not stop it for all: that is at
+    most as often the whole work as halves can be halved.
+    """
+    if bench.out_of_time:
+        return [(_without(member, "no_time", "No time was left for it.", spent), None)] * len(observations)
+    began = time.monotonic()
+    fate: Fate
     try:
-        return member.reconstruct(observations, bench)
-    except GradleakError:
-        return [None] * len(observations)
+        return [_made(member, guess, bench) for guess in member.reconstruct(observations, bench)]
+    except GradleakError as error:
+        fate, reason = "refused", str(error)
+    except Exception as error:  # whatever it is, it is kept and shown, and others may still do better
+        fate, reason = "failed", _brief(error)
+    spent += (time.monotonic() - began) / len(observations)
+    if len(observations) == 1:
+        return [(_without(member, fate, reason, spent), None)]
+    half = len(observations) // 2
+    return [*_attempt(member, observations[:half], bench, spent), *_attempt(member, observations[half:], bench, spent)]
+
+
+def _made(member: Attack, guess: Reconstruction, bench: Bench) -> tuple[Stage, Reconstruction]:
+    stage = Stage(member.name, guess.sentences, guess.certified, guess.cost)
+    return (replace(stage, fate="cut", reason="Its time was up before it had ended.") if bench.out_of_time else stage), guess
+
+
+def _without(member: Attack, fate: Fate, reason: str, seconds: float) -> Stage:
+    return Stage(member.name, (), False, Cost(seconds), fate, reason)
+
+
+def _brief(error: Exception) -> str:
+    """The error's name and its first line: what follows is of use to who mends the program."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    name = type(error).__name__.lstrip("_")
+    return f"{name}: {first[:LONGEST]}" if first else f"{name}."
+
+
+def _share(bench: Bench, turns: int) -> Bench:
+    """The bench of whoever is next of so many: of the time that is left each gets as much, and what one leaves is the others'."""
+    if bench.deadline is None:
+        return bench
+    now = time.monotonic()
+    return replace(bench, deadline=now + (bench.deadline - now) / turns)
+
+
+def _refuse_where_nothing_applies(runs: Sequence[Run]) -> None:
+    """Says why, where every member refuses all that is seen; one that fails or has no time leaves a record instead."""
+    stages = [stage for run in runs for stage in run.stages]
+    if any(run.guesses for run in runs) or any(stage.fate != "refused" for stage in stages):
+        return
+    reasons = dict.fromkeys(f"{stage.attack}: {stage.reason}" for stage in stages)
+    raise GradleakError(f"No attack of the portfolio applies to what is visible. {' '.join(reasons)}")

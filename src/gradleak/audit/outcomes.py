@@ -7,11 +7,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradleak.core.attack import Cost, Reconstruction, Stage, Trace
+from gradleak.core.attack import Cost, Reconstruction, Scale, Stage, Trace
 from gradleak.core.picture import Picture
 
 
@@ -20,9 +20,10 @@ class Outcome:
     """One attack on one client batch."""
 
     reconstruction: Reconstruction
-    objective_at_guess: float | None
-    objective_at_truth: float | None
     update_norm: float
+    objective_at_guess: float | None = None  # both are known when nothing is attacked any more
+    objective_at_truth: float | None = None
+    scale: Scale = field(default_factory=Scale)  # of both
 
 
 class Parts:
@@ -75,7 +76,15 @@ def _read(plain: dict[str, Any]) -> Outcome:
     )
     labels = None if found["labels"] is None else tuple(found["labels"])
     stages = tuple(
-        Stage(one["attack"], _sentences(one["sentences"]), one["certified"], Cost(**one["cost"])) for one in found["stages"]
+        Stage(
+            one["attack"],
+            _sentences(one["sentences"]),
+            one["certified"],
+            Cost(**one["cost"]),
+            one.get("fate", "ran"),  # older versions kept those that ran only
+            one.get("reason", ""),
+        )
+        for one in found["stages"]
     )
     cost = Cost(**found["cost"])
     reconstruction = Reconstruction(
@@ -89,7 +98,7 @@ def _read(plain: dict[str, Any]) -> Outcome:
         found["note"],
         pictures=tuple(Picture((*shape,), base64.b64decode(pixels)) for *shape, pixels in found["pictures"]),
     )
-    return Outcome(reconstruction, plain["objective_at_guess"], plain["objective_at_truth"], plain["update_norm"])
+    return Outcome(reconstruction, plain["update_norm"])  # objectives are computed anew: older versions kept them too
 
 
 def _sentences(plain: list[list[int]]) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import Outcome
 from gradleak.audit.pictures import as_data_uri, picture_pairs
 from gradleak.audit.spec import AuditSpec
@@ -60,6 +61,7 @@ def score_attack(
         batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
         knowledge=tuple(sorted(spec.told(attack))),
         flags=(
+            *_objective_flags(private, outcomes),
             *_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters, _rebuilt(pairs, blind_pairs)),
             *_defense_flags(spec, attack),
         ),
@@ -155,6 +157,8 @@ def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:
         loss=found.loss,
         objective_at_guess=outcome.objective_at_guess,
         objective_at_truth=outcome.objective_at_truth,
+        objective_unit=outcome.scale.unit,
+        objective_rounding=None if outcome.objective_at_truth is None else outcome.scale.rounding,
         update_norm=outcome.update_norm,
         losses=found.trace.losses,
         guesses=tuple((step, tuple(target.decode(ids) for ids in guess)) for step, guess in found.trace.guesses),
@@ -172,14 +176,11 @@ def _flags(
     clusters: Sequence[int],
     rebuilt: bool,
 ) -> tuple[RaisedFlag, ...]:
-    at_guess = [outcome.objective_at_guess for outcome in outcomes]
-    at_truth = [outcome.objective_at_truth for outcome in outcomes]
     raised = [
-        flags.search_failed(at_guess, at_truth),
         flags.few_examples(len(clusters) // spec.draws),
         flags.generous_knowledge(told),
         flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
-        flags.no_objective(any(value is not None for value in at_truth)),
+        flags.no_objective(any(outcome.objective_at_truth is not None for outcome in outcomes)),
         flags.unmodelled_dropout(spec.protocol.dropout),
     ]
     leading = next((metric for metric in spec.metrics if metric.name in flags.LEADING), None)
@@ -188,6 +189,19 @@ def _flags(
         worse, better = (theirs, ours) if leading.direction == "higher" else (ours, theirs)
         raised.append(flags.near_chance(paired_difference(better, worse, clusters).low, leading.name))
     return tuple(flag for flag in raised if flag is not None)
+
+
+def _objective_flags(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]) -> list[RaisedFlag]:
+    """A wrong guess is the search's fault or the objective's; of pictures, never right to the last bit, only one is told."""
+    at_guess = [outcome.objective_at_guess for outcome in outcomes]
+    at_truth = [outcome.objective_at_truth for outcome in outcomes]
+    scales = [(outcome.scale.unit, outcome.scale.rounding) for outcome in outcomes]
+    right = [
+        batch.batch.pixels is not None or is_right(outcome.reconstruction, batch)
+        for batch, outcome in zip(private, outcomes, strict=True)
+    ]
+    raised = flags.search_failed(at_guess, at_truth, scales), flags.other_answer_fits(at_guess, at_truth, right, scales)
+    return [flag for flag in raised if flag is not None]
 
 
 def _rebuilt(pairs: Sequence[Pair], blind: Sequence[Pair]) -> bool:

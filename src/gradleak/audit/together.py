@@ -1,7 +1,7 @@
 """Attacks several audits in one call: what differs between them is only the secrets and what was seen of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,12 +12,13 @@ from gradleak.audit.client import compute, look, protect, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
 from gradleak.audit.fits import Fits
+from gradleak.audit.made_up import make_up
 from gradleak.audit.noise import Ratios, noise_ratios
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Progress
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.attack import Attack, Bench, Progress, Scale
+from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
@@ -70,19 +71,43 @@ class Together:
         self.fits = Fits(self.shared, target, self.beliefs.words, parts.out, display)  # of what learns: it runs alone
 
     def attack_all(self) -> None:
-        """Gives every member that can be attacked its outcomes and findings, and every other its refusal."""
+        """Gives every member that can be attacked its outcomes and findings, and every other its refusal.
+
+        First every attack on every batch, and only then the objectives at the truth: an attack may keep what it is shown.
+        """
         attacks = self.shared.attack_keys()
         for member in self.members:
             member.outcomes = {name: [] for key in attacks for name in (key, f"blind of {key}")}
         size = self._batches_at_once()
-        for start in range(0, self.stride, size):
-            observations = self._observe(range(start, min(start + size, self.stride)))
+        groups = [range(start, min(start + size, self.stride)) for start in range(0, self.stride, size)]
+        observations: list[Observation] = []
+        for group in groups:
+            observations = self._observe(group)
             for place, (key, attack) in enumerate(attacks.items()):
-                self._run(key, attack, observations, f"{place}-{start}-{start + size}")
+                self._run(key, attack, observations, f"{place}-{group.start}-{group.start + size}")
+        for group in reversed(groups):  # the last is still at hand; others are computed again, since not all may fit in memory
+            seen = observations if group is groups[-1] else [one for *_, one in self._look(group)]
+            for key, attack in attacks.items():
+                self._compare(key, attack, [one for one in seen if self._member(one).refusal is None])
 
     def _observe(self, batches: range) -> list[Observation]:
-        """What is seen in all audits; an index says member and batch, so that none is there twice."""
+        """What is seen in all audits, with what is noted of it; a member is refused here or never."""
         observations = []
+        for member, computed, seen in self._look(batches):
+            batch = seen.index % self.stride
+            own = replace(seen, index=batch)
+            try:
+                self._try_out(own)
+            except GradleakError as error:
+                member.refusal = error
+                continue
+            member.findings += finding_records([own], member.private)
+            member.noise.append(noise_ratios(member.spec, self.target, member.private[batch], computed, batch))
+            observations.append(seen)
+        return [one for one in observations if self._member(one).refusal is None]
+
+    def _look(self, batches: range) -> Iterator[tuple[Member, Update, Observation]]:
+        """What each client computes and what is seen of it; an index says member and batch, so that none is there twice."""
         for batch in batches:
             computed: dict[tuple[object, ...], Update] = {}  # once for all defenses and views of one secret
             sent: dict[tuple[object, ...], Update] = {}
@@ -98,20 +123,20 @@ class Together:
                     if key not in sent:
                         sent[key] = protect(spec, computed[alike], batch)
                     seen = look(spec, self.target, private, sent[key], batch)
-                    self._try_out(seen, private)
                 except GradleakError as error:
                     member.refusal = error
                     continue
-                member.findings += finding_records([seen], member.private)
-                member.noise.append(noise_ratios(spec, self.target, private, computed[alike], batch))
-                observations.append(replace(seen, index=place * self.stride + batch))
-        return [one for one in observations if self._member(one).refusal is None]
+                yield member, computed[alike], replace(seen, index=place * self.stride + batch)
 
-    def _try_out(self, seen: Observation, private: PrivateBatch) -> None:
-        """Lets attacks refuse what they can do nothing with: beside others, which they can use, they would not notice."""
+    def _try_out(self, seen: Observation) -> None:
+        """Lets attacks refuse what they can do nothing with: beside others, which they can use, they would not notice.
+
+        They are tried on a batch that is made up: the true one is nothing to show to an attack that has yet to run.
+        """
         if seen.index == 0:
             for attack in self.shared.attacks:
-                attack.objective([self._limited(attack, seen)], [private.batch])
+                limited = self._limited(attack, seen)
+                attack.objective([limited], [make_up(limited, self._bench())])
 
     def _run(self, key: str, attack: Attack, observations: Sequence[Observation], part: str) -> None:
         """Adds the attack's outcomes on these observations to their settings: computed, or as an earlier run left them."""
@@ -130,21 +155,37 @@ class Together:
 
     def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
         """The attack's outcomes, then the blind attack's with the same knowledge."""
-        progress = Progress()
-        deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
-        streams = Streams.root("attacker", self.shared.seed)
-        bench = SharedBench(streams, self.beliefs.words, progress, deadline, pictures=self.beliefs.pictures, stride=self.stride)
+        bench = self._bench()
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
-        with self.display.watch(f"{key} on {len(observations)} batches", progress):
+        with self.display.watch(f"{key} on {len(observations)} batches", bench.progress):
             found = attack.reconstruct(observations, bench)
         if self.target.device.type == "cuda":
             self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self.target.device))
         blind = Blind().reconstruct(observations, replace(bench, progress=Progress(), deadline=None))
         norms = [update_norm(observation) for observation in observations]
-        guesses, truths = objectives(attack, observations, [self._secret(one) for one in observations], found)
-        judged = [Outcome(*four) for four in zip(found, guesses, truths, norms, strict=True)]
-        return judged + [Outcome(guess, None, None, norm) for guess, norm in zip(blind, norms, strict=True)]
+        return [Outcome(guess, norm) for guess, norm in zip([*found, *blind], [*norms, *norms], strict=True)]
+
+    def _compare(self, key: str, attack: Attack, observations: Sequence[Observation]) -> None:
+        """Adds to the attack's outcomes its objective at guess and truth. It is cheap, so that parts on disk do without."""
+        if not observations:
+            return
+        limited = [self._limited(attack, one) for one in observations]
+        held = [(self._member(one).outcomes[key], one.index % self.stride) for one in observations]
+        found = [outcomes[batch].reconstruction for outcomes, batch in held]
+        secrets = [self._secret(one) for one in observations]
+        ready = self.fits.ready(key, attack)
+        at_guess, at_truth = objectives(ready, limited, secrets, found, self.beliefs.words)
+        for (outcomes, batch), one, guess, truth in zip(held, limited, at_guess, at_truth, strict=True):
+            scale = ready.objective_scale(one) if truth is not None else Scale()
+            outcomes[batch] = replace(outcomes[batch], objective_at_guess=guess, objective_at_truth=truth, scale=scale)
+
+    def _bench(self) -> SharedBench:
+        """A fresh one; the time of the attack begins with it."""
+        deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
+        streams = Streams.root("attacker", self.shared.seed)
+        words, pictures = self.beliefs.words, self.beliefs.pictures
+        return SharedBench(streams, words, deadline=deadline, pictures=pictures, stride=self.stride)
 
     def _limited(self, attack: Attack, observation: Observation) -> Observation:
         return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})
@@ -152,8 +193,8 @@ class Together:
     def _member(self, observation: Observation) -> Member:
         return self.members[observation.index // self.stride]
 
-    def _secret(self, observation: Observation) -> Batch:
-        return self._member(observation).private[observation.index % self.stride].batch
+    def _secret(self, observation: Observation) -> PrivateBatch:
+        return self._member(observation).private[observation.index % self.stride]
 
     def _batches_at_once(self) -> int:
         """How many batches of each member fit in memory: attacks may lay out all with every tensor that any of them shows."""

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +19,14 @@ from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
 Sentences = tuple[tuple[int, ...], ...]
+# What an objective may be off by, as a share of the sums it is made of. Those are sums of up to 1e8 products in float32 (unit
+# roundoff 6e-8): taken in blocks, as every library does, they are off by about log2(1e8) = 27 roundoffs; one is held against
+# another: 3e-6; and the gradients in the products carry some roundoffs themselves.
+ROUNDING = 1e-5
+
+# Of one attack of several: it came to its end, its time was up before, it would not begin, it ended with an error, or there was
+# no time to begin.
+Fate = Literal["ran", "cut", "refused", "failed", "no_time"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,14 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What an objective is counted in, and by how much two of them may differ for no reason but rounding."""
+
+    unit: str = ""  # "nats" of a likelihood, "log" of a distance; a distance itself has none
+    rounding: float = ROUNDING
+
+
+@dataclass(frozen=True)
 class Stage:
     """What one attack of several made of an observation."""
 
@@ -45,6 +61,12 @@ class Stage:
     sentences: Sentences
     certified: bool
     cost: Cost
+    fate: Fate = "ran"
+    reason: str = ""  # for any other fate, in a sentence
+
+    @property
+    def has_guess(self) -> bool:
+        return self.fate in ("ran", "cut")
 
 
 @dataclass(frozen=True)
@@ -156,3 +178,11 @@ class Attack(Component, ABC):
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
         """What it minimises, at given batches of token ids; none where it has no such number."""
         return None
+
+    def objective_scale(self, observation: Observation) -> Scale:
+        """What the objective of this observation is counted in; as it stands, of something like a share or a cosine."""
+        return Scale()
+
+    def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
+        """What its search adds to the objective for texts that are unlikely beforehand, in the objective's unit."""
+        return 0.0

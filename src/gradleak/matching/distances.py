@@ -46,6 +46,10 @@ class Distance(ABC):
         """What to minimise where entries were rounded up or down at random."""
         return self
 
+    def of_nothing(self, squares: float, absolutes: float) -> float:
+        """The distance of a candidate without gradient, from the sums of G² and of |G|: one, where the observed size cancels."""
+        return 1.0
+
     @abstractmethod
     def for_any_size(self) -> "Distance":
         """What to minimise where the update was scaled down by an unknown factor."""
@@ -138,6 +142,9 @@ class SquaredL2(Distance):
         squares = sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
         return (squares * sums.weights[:, None]).sum(-1)
 
+    def of_nothing(self, squares: float, absolutes: float) -> float:
+        return squares
+
     def for_signs(self) -> Distance:
         return WrongSignSquares()
 
@@ -155,6 +162,9 @@ class L2L1(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         squares = sums.first - sums.noise_squared[:, None]
         return ((squares + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
+
+    def of_nothing(self, squares: float, absolutes: float) -> float:
+        return squares + self.l1_weight * absolutes
 
     def for_signs(self) -> Distance:
         return WrongSignSquares()

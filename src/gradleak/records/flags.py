@@ -1,14 +1,15 @@
-"""Ten reasons to doubt a number, each decided by a rule with its number in it."""
+"""Thirteen reasons to doubt a number, each decided by a rule with its number in it."""
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BEYOND_LUCK = 4  # tokens of a text that is not hit by chance
 FEWEST_EXAMPLES = 30
 FAILED_SHARE = 0.10  # of the batches
-RELATIVE_EXCESS = 1e-3  # of the objective at the truth
-ABSOLUTE_EXCESS = 1e-6  # the objective at the truth may be zero up to rounding
+ROUNDING = 1e-5  # of an objective, and of a distance of one, where nothing else is said: core/attack.py says why
+UNITS = {"nats": " nats", "log": " of the log"}
 DEAD_NORM = 1e-8
 DEAD_SHARE = 0.10  # of the batches
 GENEROUS = ("labels", "lengths")
@@ -37,9 +38,18 @@ _ALL = (
     Flag(
         "search_failed",
         f"In at least {FAILED_SHARE:.0%} of the batches the attack's objective at its guess exceeds the objective at the truth "
-        f"by more than {RELATIVE_EXCESS:g} of it (and by more than {ABSOLUTE_EXCESS:g}).",
+        f"by more than rounding: {ROUNDING:g} of the sums that a distance is made of, 0.1 of the log of one, 1 nat of a "
+        "likelihood.",
         "The search stopped short of an answer that fits the update better: the low score is the search's, not the defense's.",
         "Give the attack more steps, more starts or a better prior; until then read the score as a lower bound on the leak.",
+    ),
+    Flag(
+        "other_answer_fits",
+        f"In at least {FAILED_SHARE:.0%} of the batches the guess is not the private text, and the attack's objective at it is "
+        "lower than at the truth, or the same to rounding (as in search_failed).",
+        "The search did its work, and what it minimises cannot tell the truth from another answer: the update does not say (a "
+        "defense that holds, a narrow view), or this objective does not look at all of it.",
+        "Run attacks with another objective or a better prior beside it; more search with this one will not help.",
     ),
     Flag(
         "near_chance",
@@ -97,22 +107,78 @@ _ALL = (
         "It protects from whoever gets the model, not from the server: the scores are those of no such defense.",
         "Do not count it against an honest-but-curious server: noise must be added on the client (dp_sgd, client_dp).",
     ),
+    Flag(
+        "member_failed",
+        "At least 1 attack of several in turn refused at least 1 batch, or ended with an error on it.",
+        "Others went on without it: what it would have rebuilt there is missing from the score.",
+        "Read its reason: some attacks apply to other views only; elsewhere mend what it names and run again.",
+    ),
+    Flag(
+        "member_out_of_time",
+        "At least 1 attack of several in turn was not begun on at least 1 batch, or was cut, because its time was up.",
+        "What it would have rebuilt with more time is missing from the score.",
+        "Raise --time-limit; until then the leak may be larger.",
+    ),
 )
 FLAGS = {flag.name: flag for flag in _ALL}
 
 
-def search_failed(at_guess: Sequence[float | None], at_truth: Sequence[float | None]) -> RaisedFlag | None:
+Objectives = Sequence[float | None]
+Scales = Sequence[tuple[str, float]]  # for every batch the unit of its objective, and what of it may be rounding
+
+
+def search_failed(at_guess: Objectives, at_truth: Objectives, scales: Scales | None = None) -> RaisedFlag | None:
     """Compares the objective at guess and truth, batch by batch; batches without both numbers are left out."""
-    judged = [
-        (guess, truth)
-        for guess, truth in zip(at_guess, at_truth, strict=True)
-        if guess is not None and truth is not None and math.isfinite(truth)
-    ]
+    excesses = _excesses(at_guess, at_truth, scales)
     # "not <=" rather than ">": a guess whose objective is not a number is a failed search too
-    failed = [pair for pair in judged if not pair[0] - pair[1] <= max(RELATIVE_EXCESS * abs(pair[1]), ABSOLUTE_EXCESS)]
-    if not judged or len(failed) / len(judged) < FAILED_SHARE:
+    failed = [one for one in excesses if not one.difference <= one.rounding]
+    if not excesses or len(failed) / len(excesses) < FAILED_SHARE:
         return None
-    return RaisedFlag("search_failed", f"The guess is worse than the truth in {len(failed)} of {len(judged)} batches.")
+    detail = f"The guess is worse than the truth in {len(failed)} of {len(excesses)} batches{_by_how_much(failed)}."
+    return RaisedFlag("search_failed", detail)
+
+
+def other_answer_fits(
+    at_guess: Objectives, at_truth: Objectives, right: Sequence[bool], scales: Scales | None = None
+) -> RaisedFlag | None:
+    """From the same, and from which guesses are the truth."""
+    excesses = _excesses(at_guess, at_truth, scales)
+    fitting = [one for one in excesses if not right[one.batch] and one.difference <= one.rounding]
+    if not excesses or len(fitting) / len(excesses) < FAILED_SHARE:
+        return None
+    lower = [one for one in fitting if one.difference < -one.rounding]
+    counted = f"fits as well as the truth in {len(fitting)} of {len(excesses)} batches"
+    better = f", better in {len(lower)}{_by_how_much(lower)}" if lower else ""
+    return RaisedFlag("other_answer_fits", f"A wrong guess {counted}{better}.")
+
+
+@dataclass(frozen=True)
+class _Excess:
+    """By how much a guess is worse than the truth, and how much of that may be rounding."""
+
+    batch: int
+    difference: float
+    rounding: float
+    unit: str
+
+
+def _excesses(at_guess: Objectives, at_truth: Objectives, scales: Scales | None) -> list[_Excess]:
+    found = []
+    rows = zip(at_guess, at_truth, scales or [("", ROUNDING)] * len(at_guess), strict=True)
+    for batch, (guess, truth, (unit, rounding)) in enumerate(rows):
+        if guess is not None and truth is not None and math.isfinite(truth):
+            found.append(_Excess(batch, guess - truth, max(ROUNDING * abs(truth), rounding), unit))
+    return found
+
+
+def _by_how_much(excesses: Sequence[_Excess]) -> str:
+    """The median in the unit that most have; nothing where no difference is a number."""
+    finite = [one for one in excesses if math.isfinite(one.difference)]
+    if not finite:
+        return ""
+    unit = statistics.mode(one.unit for one in finite)
+    median = statistics.median(abs(one.difference) for one in finite if one.unit == unit)
+    return f", by {median:.3g}{UNITS.get(unit, '')} at the median"
 
 
 def near_chance(difference_low: float, metric: str = "rouge1") -> RaisedFlag | None:
@@ -172,3 +238,30 @@ def one_draw(randomised: bool, draws: int) -> RaisedFlag | None:
 def seen_before_defense(after_server: bool) -> RaisedFlag | None:
     """From whether a defense comes after the server has seen the update."""
     return RaisedFlag("seen_before_defense", "The server saw the update before this defense.") if after_server else None
+
+
+@dataclass(frozen=True)
+class MemberFate:
+    """What became of one attack of several on some batches, where it did not come to its end."""
+
+    attack: str
+    fate: str  # refused, failed, cut or no_time
+    batches: int
+    reason: str = ""
+
+
+def member_failed(fates: Sequence[MemberFate]) -> RaisedFlag | None:
+    """From the attacks of several in turn that refused or ended with an error."""
+    said = [f"{one.attack} {one.fate}: {_ended(one.reason)}" for one in fates if one.fate in ("refused", "failed")]
+    return RaisedFlag("member_failed", " ".join(said)) if said else None
+
+
+def member_out_of_time(fates: Sequence[MemberFate], batches: int) -> RaisedFlag | None:
+    """From the attacks of several in turn that were cut or not begun, and the number of all batches."""
+    words = {"cut": "was cut", "no_time": "was not begun"}
+    late = [f"{one.attack} {words[one.fate]} in {one.batches} of {batches} batches" for one in fates if one.fate in words]
+    return RaisedFlag("member_out_of_time", f"{', '.join(late)}.") if late else None
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

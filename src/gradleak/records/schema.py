@@ -65,6 +65,8 @@ class BatchRecord:
     guesses: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (step, text of each example)
     seconds: float = 0.0
     steps: int = 0
+    objective_unit: str = ""  # "nats" of a likelihood, "log" of a distance; a distance itself has none
+    objective_rounding: float | None = None  # by how much objectives may differ for no other reason
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,15 @@ class CostRecord:
 
 
 @dataclass(frozen=True)
+class FateRecord:
+    """What kept one attack of several from a guess of its own, or from its last word."""
+
+    fate: str  # refused, failed, cut or no_time
+    batches: tuple[int, ...]
+    reason: str = ""  # in a sentence
+
+
+@dataclass(frozen=True)
 class StageRecord:
     """One attack of several in turn: what it scored on the batches that reached it."""
 
@@ -123,6 +134,7 @@ class StageRecord:
     certified: int  # batches whose guess it proved
     seconds: float
     scores: dict[str, Score]
+    fates: tuple[FateRecord, ...] = ()  # of batches on which it did not end by itself with a guess; none in older records
 
 
 @dataclass(frozen=True)

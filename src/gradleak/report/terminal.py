@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gradleak.records.schema import Record, StageRecord
+from gradleak.records.schema import FateRecord, Record, StageRecord
 from gradleak.report.findings import outright
 from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.numbers import counted, duration
@@ -60,11 +60,20 @@ def _print_scores(console: Console, record: Record) -> None:
 
 
 def stage_sentence(stage: StageRecord) -> str:
-    """What one attack of several did: `span: 3 batches, 3 proven, 100.0 % word for word, 20 s`."""
+    """What one attack of several did: `span: 3 batches, 3 proven, 100.0 % word for word, 20 s; refused 1 batch: …`."""
     exact = stage.scores.get("exact_match")
     scored = "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
     reached = counted(len(stage.batches), "batch", "batches")
-    return f"{stage.attack}: {reached}, {stage.certified} proven{scored}, {duration(stage.seconds)}"
+    did = [f"{reached}, {stage.certified} proven{scored}, {duration(stage.seconds)}"] if stage.batches else []
+    return f"{stage.attack}: {'; '.join([*did, *map(fate_words, stage.fates)])}"
+
+
+def fate_words(fate: FateRecord) -> str:
+    """`refused 2 batches: …`, or with what else kept an attack from its guesses."""
+    batches = counted(len(fate.batches), "batch", "batches")
+    words = {"refused": "refused", "failed": "failed on", "cut": "was cut on", "no_time": "was not begun on"}
+    said = f": {fate.reason}" if fate.reason and fate.fate in ("refused", "failed") else ""
+    return f"{words.get(fate.fate, fate.fate)} {batches}{said or (' (out of time)' if fate.fate in ('cut', 'no_time') else '')}"
 
 
 def heading(record: Record) -> str:

@@ -1,11 +1,12 @@
 """The records of a map as one picture's worth of numbers: cells, modules over all layers, and who leaks most."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.records import flags
-from gradleak.records.schema import AttackRecord, ExampleRecord, Record, Score, now
+from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record, Score, now
 from gradleak.records.scores import beside_blind
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.report.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead
@@ -58,8 +59,14 @@ def cell(layer: int, module: str, record: Record) -> HeatCell:
 def failed_share(attack: AttackRecord) -> float | None:
     """In which share of the batches the truth fits better than the guess; none where that cannot be told."""
     judged = [one for one in attack.batches if one.objective_at_truth is not None]
-    failed = [one for one in judged if flags.search_failed([one.objective_at_guess], [one.objective_at_truth])]
+    failed = [one for one in judged if _has_failed(one)]
     return len(failed) / len(judged) if judged else None
+
+
+def _has_failed(batch: BatchRecord) -> bool:
+    at_guess = math.inf if batch.objective_at_guess is None else batch.objective_at_guess  # a record writes infinity as nothing
+    rounding = flags.ROUNDING if batch.objective_rounding is None else batch.objective_rounding
+    return flags.search_failed([at_guess], [batch.objective_at_truth], [(batch.objective_unit, rounding)]) is not None
 
 
 def column(records: Records, module: str) -> dict[int, Record]:

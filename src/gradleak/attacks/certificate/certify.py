@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradleak.attacks.certificate.columns import Columns, columns_of, distinct
 from gradleak.attacks.certificate.counting import Count, Counting
 from gradleak.attacks.certificate.neighbours import Neighbourhood
-from gradleak.core.attack import Sentences
+from gradleak.core.attack import Reconstruction, Sentences
 from gradleak.core.observation import Observation
 from gradleak.matching.exact import gradients_of
 
@@ -32,6 +32,14 @@ def certify(observation: Observation, sentences: Sequence[Sequence[int]]) -> Cer
     if obstacle:
         return Certificate(False, note=obstacle)
     return _judge(_columns(observation, guess))
+
+
+def with_certificate(observation: Observation, guess: Reconstruction) -> Reconstruction:
+    """The guess with what the update proves of it, or with what stands against that."""
+    certificate = certify(observation, guess.sentences)
+    if not certificate.proven:
+        return replace(guess, note=guess.note or certificate.note)
+    return replace(guess, certified=True, sentences=certificate.sentences, labels=certificate.labels)
 
 
 def fits(observation: Observation, sentences: Sequence[Sequence[int]]) -> bool:

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.certificate import certify
+from gradleak.attacks.certificate import with_certificate
 from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
 from gradleak.attacks.energy.lexicon import lexicon
+from gradleak.attacks.energy.matched import Matched, is_likelihood
 from gradleak.attacks.energy.objective import Energy, layers_needed, looked_at
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
@@ -18,12 +19,16 @@ from gradleak.attacks.energy.sizes import by_size
 from gradleak.attacks.energy.words import filler_of, likely_words
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
-from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
+from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Scale, Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.prior import Prior
 from gradleak.core.registry import register
 from gradleak.matching.rough import rough_products
+
+NATS = Scale("nats", 1.0)  # less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too
+LOG = Scale("log", 0.1)  # of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth
 
 
 @dataclass(frozen=True)
@@ -85,21 +90,49 @@ class EnergyAttack(Attack):
                 for problem, one in zip(group, searched, strict=True):
                     found[problem.observation.index].append(one)
         best = self._judged([self._best(found[observation.index]) for observation in observations], bench)
-        best = [_certified(observation, guess) for observation, guess in zip(observations, best, strict=True)]
+        best = [with_certificate(observation, guess) for observation, guess in zip(observations, best, strict=True)]
         seconds = (time.monotonic() - began) / len(observations)
         return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in best]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+        """What decides between guesses: through a defense what matches the whole update, elsewhere what explains its spans.
+
+        No lower than where a search takes all to be matched or explained: below that it is rounding. Without the prior, which
+        the search adds where this is a likelihood: that is the penalty.
+        """
         found = torch.zeros(len(observations), device=observations[0].target.device, dtype=torch.float64)
         places = {id(observation): place for place, observation in enumerate(observations)}
-        for alike in by_tensors(observations):
-            together = [alike] if alike[0].target.padding_is_free else [[one] for one in alike]
-            for seen in together:
-                where = [places[id(one)] for one in seen]
-                secrets = side_by_side([batches[place] for place in where])
-                with torch.no_grad():
-                    found[where] = Energy(seen, self.matrices).scores(secrets, slice(None))[:, 0].double()
+        explained = [one for one in observations if not self._is_judged(one)]
+        with torch.no_grad():
+            for one, batch in zip(observations, batches, strict=True):
+                if self._is_judged(one):
+                    matched = Matched([one])
+                    scores = matched.scores(side_by_side([batch]), slice(None))[:, 0]
+                    found[places[id(one)]] = torch.maximum(scores, matched.levels(self.settings.solved))[0]
+            for alike in by_tensors(explained):
+                for seen in [alike] if alike[0].target.padding_is_free else [[one] for one in alike]:
+                    where = [places[id(one)] for one in seen]
+                    energy = Energy(seen, self.matrices)
+                    scores = energy.scores(side_by_side([batches[place] for place in where]), slice(None))[:, 0].double()
+                    found[where] = torch.maximum(scores, energy.levels(self.settings.solved).to(scores))
         return found
+
+    def objective_scale(self, observation: Observation) -> Scale:
+        likelihood = is_likelihood(observation) if self._is_judged(observation) else bool(layers_needed(observation))
+        return NATS if likelihood else LOG
+
+    def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
+        """The prior's nats over all tokens, where the objective is in nats too: both together are searched."""
+        if self.objective_scale(observation) != NATS:
+            return 0.0
+        lengths = torch.tensor([len(sentence) for sentence in sentences], device=observation.target.device)
+        ids = observation.target.batch_of(sentences, None).ids
+        assert ids is not None
+        return self.settings.prior_under_noise * float((prior.nll(ids, lengths).double() * lengths).sum())
+
+    def _is_judged(self, observation: Observation) -> bool:
+        """Whether a last search by what matches all that is visible has the last word."""
+        return self.judge and can_judge(observation)
 
     def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
         """By observation how badly every allowed word fits what was seen."""
@@ -113,7 +146,7 @@ class EnergyAttack(Attack):
         rows = lay_out(group)
         seen = [problem.observation for problem in rows.problems]
         likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        later = self.judge and all(map(can_judge, seen))  # which goes much further than restarts here
+        later = all(map(self._is_judged, seen))  # which goes much further than restarts here
         settings = replace(self.settings, restarts=0) if later else self.settings
         search = WordSearch(rows, Energy(seen, self.matrices), bench, settings, filler_of(rows.target), likely)
         search.on_progress = lambda done, total: _report(search, bench, done, total)
@@ -127,7 +160,7 @@ class EnergyAttack(Attack):
                 Draft(problem, rows.sentences(search.best[row], row), likely[0][row], likely[1][row]),
                 Reconstruction(
                     sentences=rows.sentences(search.best[row], row),
-                    loss=float(search.best_scores[row]),
+                    loss=float(torch.maximum(search.best_scores[row], search.level[row])),
                     cost=Cost(steps=search.passes),
                 ),
             )
@@ -144,7 +177,7 @@ class EnergyAttack(Attack):
     def _judged(self, found: Sequence[Found], bench: Bench) -> list[Reconstruction]:
         """The guesses, those through a defense after a search by what matches all that is visible."""
         guesses = [one.guess for one in found]
-        places = [place for place, one in enumerate(found) if self.judge and can_judge(one.draft.problem.observation)]
+        places = [place for place, one in enumerate(found) if self._is_judged(one.draft.problem.observation)]
         if not places:
             return guesses
         drafts = [found[place].draft for place in places]
@@ -154,9 +187,11 @@ class EnergyAttack(Attack):
             target.batch_of(sentences, labels_of(draft.problem.observation) or None)
             for draft, sentences in zip(drafts, after, strict=True)
         ]
-        losses = self.objective([draft.problem.observation for draft in drafts], batches)
-        for place, sentences, loss in zip(places, after, losses.tolist(), strict=True):
-            guesses[place] = replace(guesses[place], sentences=sentences, loss=loss)
+        seen = [draft.problem.observation for draft in drafts]
+        losses = self.objective(seen, batches).tolist()
+        for place, one, sentences, loss in zip(places, seen, after, losses, strict=True):
+            whole = loss + self.penalty(one, sentences, bench.prior)
+            guesses[place] = replace(guesses[place], sentences=sentences, loss=whole)
         return guesses
 
 
@@ -167,14 +202,6 @@ def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
         key = (*observation.update.tensors, observation.channel.kind, layers_needed(observation))
         groups.setdefault(key, []).append(observation)
     return list(groups.values())
-
-
-def _certified(observation: Observation, guess: Reconstruction) -> Reconstruction:
-    """The guess with what the update proves of it."""
-    certificate = certify(observation, guess.sentences)
-    if not certificate.proven:
-        return replace(guess, note=guess.note or certificate.note)
-    return replace(guess, certified=True, labels=certificate.labels)
 
 
 def _report(search: WordSearch, bench: Bench, done: int, total: int) -> None:

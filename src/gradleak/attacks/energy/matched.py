@@ -27,8 +27,7 @@ class Matched:
     cost = 4  # passes that a forward pass alone would allow: gradients are taken, and compared entry by entry under a defense
 
     def __init__(self, observations: Sequence[Observation], adaptive: bool = True, unroll: bool = False) -> None:
-        channel = observations[0].channel
-        by_noise = adaptive and channel.noisy and channel.every_entry
+        by_noise = adaptive and is_likelihood(observations[0])
         distance = SquaredL2() if by_noise else Cosine()
         self.matcher = for_observations(observations, distance, adaptive=adaptive, unroll=unroll)
         stds = [one.noise_std / one.gradient_scale if by_noise else 0.0 for one in observations]
@@ -83,3 +82,8 @@ class Matched:
     def explained(self, batch: Batch, rows: slice, level: float) -> bool:
         """Whether one row's words leave nothing to match: its score says so."""
         return True
+
+
+def is_likelihood(observation: Observation) -> bool:
+    """Whether words are judged by their likelihood: under noise of known size on every entry."""
+    return observation.channel.noisy and observation.channel.every_entry

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.attack import ROUNDING, Attack, Bench, Reconstruction, Scale
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
@@ -38,6 +38,13 @@ class MatchingAttack(Attack):
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         return self._loop.objective(observations, batches)
+
+    def objective_scale(self, observation: Observation) -> Scale:
+        """Distances are differences of sums as large as the distance of a candidate without gradient."""
+        scale, seen = observation.gradient_scale, observation.update.tensors.values()
+        squares = sum(float(tensor.double().square().sum()) for tensor in seen) / scale**2
+        absolutes = sum(float(tensor.double().abs().sum()) for tensor in seen) / abs(scale)
+        return Scale(rounding=ROUNDING * self._loop.distance.of_nothing(squares, absolutes))
 
     @property
     def _loop(self) -> MatchingLoop:
