@@ -146,7 +146,9 @@ def summarise(lines: Sequence[dict[str, Any]]) -> int:
     return int(total["wrongly"] > 0)
 
 
-def hunt(group: str, device: str = "cpu", deadline: float = math.inf, cases: int = GROUP) -> Tally | None:
+def hunt(
+    group: str, device: str = "cpu", deadline: float = math.inf, planted: int = 6, attacked: int = ATTACKED
+) -> Tally | None:
     """All cases of one group; none where there is no time left for it."""
     if time.monotonic() > deadline:
         return None
@@ -154,10 +156,10 @@ def hunt(group: str, device: str = "cpu", deadline: float = math.inf, cases: int
     kind, _, number = group.rpartition("-")
     rng = Random(group)
     target = random_model(rng, int(number)) if kind == "random" else _opened(kind, device)
-    made = [draw_case(rng, target, index, kind != "random") for index in range(cases)]
+    made = [draw_case(rng, target, index, kind != "random") for index in range(GROUP)]
     tally = Tally(group, cases=len(made), special=sum(case.special for case in made))
     proven: set[str] = set()
-    for case, guess, source in _guesses(target, made, rng, tally):
+    for case, guess, source in _guesses(target, made, rng, tally, planted, attacked):
         began = time.monotonic()
         told = certify(case.observation, guess)
         tally.certifying += time.monotonic() - began if source != "attack" else 0.0
@@ -180,14 +182,17 @@ def hunt(group: str, device: str = "cpu", deadline: float = math.inf, cases: int
     return tally
 
 
-def _guesses(target: Target, cases: Sequence[Case], rng: Random, tally: Tally) -> Iterator[tuple[Case, Sentences, str]]:
+def _guesses(
+    target: Target, cases: Sequence[Case], rng: Random, tally: Tally, planted: int, attacked: int
+) -> Iterator[tuple[Case, Sentences, str]]:
     """What attacks make of the updates, the truth, and guesses next to it."""
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(target))
     for case in cases:
         yield case, case.batch, "truth"
-        for name, guess in near_misses(rng, target, case.batch):
+        near = near_misses(rng, target, case.batch)
+        for name, guess in rng.sample(near, min(planted, len(near))):
             yield case, guess, name
-        if case.observation.index % ATTACKED:
+        if case.observation.index % attacked:
             continue
         began = time.monotonic()
         for attack, facts in ((Span(steps=20), (Fact.BATCH_SIZE,)), (EnergyAttack(restarts=0, sweeps=2), tuple(Fact))):

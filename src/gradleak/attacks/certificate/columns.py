@@ -22,6 +22,7 @@ from gradleak.matching.rounding import gradient_difference, sum_error
 # The client's rounding and ours are two draws of one size: ours is measured, and the client's is no more than this many times
 # that. For tensors of a few numbers, where a draw may be small by luck, the expected size is added (rounding.py).
 TIMES_MEASURED = 4.0
+LEAST = 1e-100  # of a floor: a gradient that is zero has none
 HALF_A_STEP = math.sqrt(3)  # the largest error of rounding over its standard deviation, which is a step over √12
 
 
@@ -48,7 +49,7 @@ class Columns:
 
     def floors(self, scale: float = 1.0) -> Float[Tensor, "tensors"]:
         """How far each tensor of the truth may be from what was seen of it, if the update was scaled down by so much."""
-        return scale * self.rounding + self.beyond
+        return (scale * self.rounding + self.beyond).clamp_min(LEAST)
 
     def misfit(self, shares: Float[Tensor, "columns"], scale: float = 1.0) -> float:
         """The largest distance of a tensor from a weighted sum of columns, in floors; the truth has at most one."""

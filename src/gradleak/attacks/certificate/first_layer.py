@@ -56,7 +56,9 @@ class FirstLayer:
         self.positions = max(place.position for place in places.values()) + 1
         special = {*target.vocabulary.specials, target.vocabulary.pad}
         self.keys = [key for key, place in places.items() if place.word not in special]
+        self.own = list(dict.fromkeys(place.word for place in places.values()))
         self._possible: Bool[Tensor, "places words"] | None = None
+        self._sticking_out: Float[Tensor, "positions words"] | None = None
 
     def sees(self, sentence: int, token: int) -> bool:
         """Whether anything of that token is seen above the floor."""
@@ -70,10 +72,16 @@ class FirstLayer:
     def may_stand(self, word: int, sentence: int, token: int) -> bool:
         """Whether a word, moved there together with another change, cannot be excluded: it must not stick out of the span."""
         place = self.places[sentence, token]
-        fed = self._fed(torch.tensor([word], device=self.target.device))[place.position, 0].double()
-        outside = fed - self.basis @ (self.basis.mT @ fed)
-        square = (outside.square().sum() - BLURRED * fed.square().sum()).clamp_min(0)
-        return float(square.sqrt()) * max(place.delta, 0.0) <= CLEAR * self.floor
+        if self._sticking_out is None:
+            self._sticking_out = self._measure()
+        return float(self._sticking_out[place.position, self.own.index(word)]) * place.delta <= CLEAR * self.floor
+
+    def _measure(self) -> Float[Tensor, "positions words"]:
+        """How far every word of the guess would stick out of the span at every position."""
+        fed = self._fed(torch.tensor(self.own, device=self.target.device)).double()
+        outside = fed - (fed @ self.basis) @ self.basis.mT
+        squares = outside.square().sum(-1) - BLURRED * fed.square().sum(-1)
+        return squares.clamp_min(0).sqrt().cpu()
 
     @property
     def possible(self) -> Bool[Tensor, "places words"]:
