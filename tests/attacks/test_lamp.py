@@ -12,7 +12,7 @@ from gradleak.attacks.gradient_matching.discrete import order_scores, token_scor
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
-from gradleak.attacks.recipes.lamp import LampCos, LampL2L1
+from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampPlus
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
@@ -139,6 +139,14 @@ def test_a_heavy_prior_decides_the_order_and_none_does_not(tiny64: Target, obser
 def test_lamp_alone_and_in_company_give_the_same_tokens_in_float64(tiny64: Target, observe: Observe) -> None:
     seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS)]
     attack = replace(SMALL, steps=80)
+    together = attack.reconstruct(seen, bench_for(tiny64))
+    alone = [attack.reconstruct([one], bench_for(tiny64))[0] for one in seen]
+    assert [guess.sentences for guess in together] == [guess.sentences for guess in alone]
+
+
+def test_a_last_search_over_words_gives_the_same_alone_and_in_company(tiny64: Target, observe: Observe) -> None:
+    seen = [observe(tiny64, texts, index=index) for index, texts in enumerate([("she left", "my cat"), ("the bank", "we paid")])]
+    attack = LampPlus(steps=3, starts=2, polish_rounds=1, word_sweeps=1, word_restarts=0)
     together = attack.reconstruct(seen, bench_for(tiny64))
     alone = [attack.reconstruct([one], bench_for(tiny64))[0] for one in seen]
     assert [guess.sentences for guess in together] == [guess.sentences for guess in alone]
