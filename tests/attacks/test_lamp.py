@@ -146,7 +146,7 @@ def test_a_heavy_prior_decides_the_order_and_none_does_not(tiny64: Target, obser
 
 
 def test_lamp_alone_and_in_company_give_the_same_tokens_in_float64(tiny64: Target, observe: Observe) -> None:
-    seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS)]
+    seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS[:2])]
     attack = replace(SMALL, steps=80)
     together = attack.reconstruct(seen, bench_for(tiny64))
     alone = [attack.reconstruct([one], bench_for(tiny64))[0] for one in seen]
