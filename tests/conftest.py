@@ -11,6 +11,7 @@ install_import_hook(
 )
 
 import importlib.util  # noqa: E402
+import os  # noqa: E402
 from collections.abc import Callable, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -32,7 +33,8 @@ from gradleak.targets.tiny_causal import TinyCausal  # noqa: E402
 from gradleak.views import Everything  # noqa: E402
 
 CPU = torch.device("cpu")
-torch.set_num_threads(1)  # the tests run in two processes: more threads would only wait for each other
+# The tests run in two processes: more threads would only wait for each other. benchmarks/arithmetics.py asks for two.
+torch.set_num_threads(int(os.environ.get("GRADLEAK_TEST_THREADS", "1")))
 TEXTS = ("the cat is red .", "my phone number is five five zero one .")  # of different lengths
 EQUAL_TEXTS = ("the cat is red .", "my dog was bad !")  # of one length
 

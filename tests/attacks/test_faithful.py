@@ -22,10 +22,11 @@ from gradleak.priors.frequent_words import FrequentWords
 
 BATCH = ["my phone number is five five zero one .", "the cat is red ."]
 Observe = Callable[..., Observation]
+Losses = tuple[tuple[int, float], ...]
 ATTACK = LampCos(steps=100, starts=4, prior_weight=0.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def seen(tiny64: Target, observe: Observe) -> Observation:
     return observe(tiny64, BATCH, [1, 0])
 
@@ -46,12 +47,18 @@ def test_faithful_is_every_slip_and_the_answer_of_the_lowest_loss() -> None:
     assert all(vars(RELEASED).values())
 
 
-@pytest.mark.parametrize("slip", ["silent_tensors", "moments_stay", "padding_in_penalty"])
-def test_every_slip_changes_the_search_of_a_batch(slip: str, seen: Observation) -> None:
-    def losses(slips: Slips) -> tuple[tuple[int, float], ...]:
-        return replace(ATTACK.loop, slips=slips).reconstruct([seen], bench_for(seen.target))[0].trace.losses
+def losses_with(slips: Slips, seen: Observation) -> Losses:
+    return replace(ATTACK.loop, slips=slips).reconstruct([seen], bench_for(seen.target))[0].trace.losses
 
-    assert losses(Slips(**{slip: True})) != losses(NONE)
+
+@pytest.fixture(scope="module")
+def without(seen: Observation) -> Losses:
+    return losses_with(NONE, seen)
+
+
+@pytest.mark.parametrize("slip", ["silent_tensors", "moments_stay", "padding_in_penalty"])
+def test_every_slip_changes_the_search_of_a_batch(slip: str, seen: Observation, without: Losses) -> None:
+    assert losses_with(Slips(**{slip: True}), seen) != without
 
 
 @pytest.mark.parametrize("stale", [False, True])
@@ -115,6 +122,6 @@ def test_a_restart_is_spent_only_where_the_first_try_failed(
 
     monkeypatch.setattr(Search, "run", counted)
     both = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(BATCH)]
-    guesses = LampPlus(steps=3, starts=2, polish_rounds=1, restarts=1).reconstruct(both, bench_for(tiny64))
+    guesses = LampPlus(steps=3, starts=2, polish_rounds=1, word_sweeps=0, restarts=1).reconstruct(both, bench_for(tiny64))
     assert tries == [[0, 1], [1]]
     assert [guess.cost.steps for guess in guesses] == [3, 6]

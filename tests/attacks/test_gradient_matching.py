@@ -45,9 +45,9 @@ def test_same_seed_gives_the_same_result_bit_for_bit(attack: Attack, tiny: Targe
     assert [guess.trace.losses for guess in once] == [guess.trace.losses for guess in again]
 
 
-@pytest.mark.parametrize("attack", [Tag(steps=60), Dlg(steps=60)])
+@pytest.mark.parametrize("attack", [Tag(steps=40), Dlg(steps=40)])
 def test_alone_and_in_company_give_the_same_tokens_in_float64(attack: Attack, tiny64: Target, observe: Observe) -> None:
-    seen = observations_of(tiny64, observe)
+    seen = observations_of(tiny64, observe)[:2]
     together = attack.reconstruct(seen, bench_for(tiny64))
     alone = [attack.reconstruct([observation], bench_for(tiny64))[0] for observation in seen]
     assert [guess.sentences for guess in together] == [guess.sentences for guess in alone]
@@ -55,7 +55,7 @@ def test_alone_and_in_company_give_the_same_tokens_in_float64(attack: Attack, ti
 
 @pytest.mark.parametrize("attack", [Tag(steps=50), Dlg(steps=50)])
 def test_alone_and_in_company_agree_in_float32_over_the_first_50_steps(attack: Attack, tiny: Target, observe: Observe) -> None:
-    seen = observations_of(tiny, observe)
+    seen = observations_of(tiny, observe)[:2]
     together = attack.reconstruct(seen, bench_for(tiny))
     for observation, shared in zip(seen, together, strict=True):
         alone = attack.reconstruct([observation], bench_for(tiny))[0]
@@ -72,7 +72,7 @@ def test_another_seed_starts_elsewhere(tiny: Target, observe: Observe) -> None:
 
 def test_the_search_finds_far_more_words_than_chance_of_a_tiny_model(tiny64: Target, observe: Observe) -> None:
     seen = observations_of(tiny64, observe)
-    guesses = Dlg(steps=300, learning_rate=0.05).reconstruct(seen, bench_for(tiny64))
+    guesses = Dlg(steps=200, learning_rate=0.05).reconstruct(seen, bench_for(tiny64))
     right = total = 0
     for text, guess in zip(TEXTS, guesses, strict=True):
         words = set(tiny64.encode([text])[0][1:-1])

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradleak.attacks.energy import rematch
 from gradleak.attacks.gradient_matching.discrete import order_scores, token_scores
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
-from gradleak.attacks.recipes.lamp import LampCos, LampL2L1
-from gradleak.core.attack import Attack, Bench
+from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampPlus
+from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
@@ -103,6 +104,15 @@ class Rising(Prior):
         return 5
 
 
+OPINIONATED = {"steps": 80, "prior_weight": 100.0}  # past a round, in which this prior insists on another order
+
+
+@pytest.fixture(scope="module")
+def full(tiny64: Target, observe: Observe) -> list[Reconstruction]:
+    seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS[:2])]
+    return replace(SMALL, **OPINIONATED).reconstruct(seen, Bench(Streams.root("attacker", 3), Rising()))
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -115,12 +125,11 @@ class Rising(Prior):
     ],
     ids=["full", "l2", "no_norm", "at_end", "no_discrete", "l2l1"],
 )
-def test_every_ablation_runs_and_differs_from_the_full_attack(attack: Attack, tiny64: Target, observe: Observe) -> None:
+def test_every_ablation_runs_and_differs_from_the_full_attack(
+    attack: Attack, tiny64: Target, observe: Observe, full: list[Reconstruction]
+) -> None:
     seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS[:2])]
-    bench = Bench(Streams.root("attacker", 3), Rising())
-    opinionated = {"steps": 110, "prior_weight": 100.0}  # past a round, in which this prior insists on another order
-    mine = replace(attack, **opinionated).reconstruct(seen, bench)
-    full = replace(SMALL, **opinionated).reconstruct(seen, bench)
+    mine = replace(attack, **OPINIONATED).reconstruct(seen, Bench(Streams.root("attacker", 3), Rising()))
     assert all(len(guess.sentences[0]) == (one.knows.lengths or (0,))[0] for guess, one in zip(mine, seen, strict=True))
     same = [guess.loss for guess in mine] == [guess.loss for guess in full]
     assert same is (attack == SMALL)
@@ -137,8 +146,20 @@ def test_a_heavy_prior_decides_the_order_and_none_does_not(tiny64: Target, obser
 
 
 def test_lamp_alone_and_in_company_give_the_same_tokens_in_float64(tiny64: Target, observe: Observe) -> None:
-    seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS)]
+    seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS[:2])]
     attack = replace(SMALL, steps=80)
+    together = attack.reconstruct(seen, bench_for(tiny64))
+    alone = [attack.reconstruct([one], bench_for(tiny64))[0] for one in seen]
+    assert [guess.sentences for guess in together] == [guess.sentences for guess in alone]
+
+
+def test_a_last_search_over_words_gives_the_same_alone_and_in_company(
+    tiny64: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rematch, "MANY", 8)  # words; the promise does not depend on how many are tried
+    monkeypatch.setattr(rematch, "NEAREST", 2)
+    seen = [observe(tiny64, texts, index=index) for index, texts in enumerate([("she left", "my cat"), ("the bank", "we paid")])]
+    attack = LampPlus(steps=3, starts=2, polish_rounds=1, word_sweeps=1, word_restarts=0)
     together = attack.reconstruct(seen, bench_for(tiny64))
     alone = [attack.reconstruct([one], bench_for(tiny64))[0] for one in seen]
     assert [guess.sentences for guess in together] == [guess.sentences for guess in alone]
