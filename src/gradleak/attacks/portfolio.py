@@ -63,7 +63,7 @@ class Portfolio(Attack):
                 if guess is None:
                     continue
                 made[observation.index].append((member.name, in_order(guess, observation.knows.lengths)))
-                if _settled(observation, made[observation.index][-1][1]):
+                if _settled(observation, made[observation.index][-1][1], bench):
                     settled.add(observation.index)
         return [self._chosen(observation, made[observation.index]) for observation in observations]
 
@@ -97,14 +97,14 @@ class Portfolio(Attack):
         return torch.inf if found is None else float(found[0])
 
 
-def _settled(observation: Observation, guess: Reconstruction) -> bool:
+def _settled(observation: Observation, guess: Reconstruction, bench: Bench) -> bool:
     """Whether a guess is proven, or nothing but noise is left of what was seen without it."""
     if guess.certified or not can_judge(observation):
         return guess.certified
     if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
         return False
     batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
-    return bool(Matched([observation]).fits(side_by_side([batch])))
+    return bool(Matched([observation]).fits(side_by_side([batch]), bench))
 
 
 def in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:

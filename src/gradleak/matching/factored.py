@@ -45,6 +45,16 @@ class FactoredSums:
         part.observed_by_autograd = {name: tensor[places] for name, tensor in self.observed_by_autograd.items()}
         return part
 
+    def bytes_beside(self, uses: int, slope: bool) -> float:
+        """What a candidate takes beside its pass: gradients that have to be built whole, tables and what autograd is left."""
+        times = (4 if slope else 2) * self.target.dtype.itemsize
+        found = times * float(sum(part.size for part in self.by_autograd))
+        for group in self.plan.groups:
+            if group.form == "lookup" and (self.residuals or self.reading.entrywise):
+                rows, width = group.members[0].part.shape
+                found += times * len(group.members) * rows * (width + uses)
+        return found
+
     def __call__(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             batch, wanted = self._differentiable(batch)

@@ -22,6 +22,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
+from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.rough import rough_products
 
 NEEDED = 2.0  # nats by which the objective must rise without a word for the word to be proven
@@ -79,8 +80,10 @@ class EnergyAttack(Attack):
         began = time.monotonic()
         found: dict[int, list[Found]] = {observation.index: [] for observation in observations}
         for alike in by_tensors(observations):
-            misfits = self._misfits(alike)
+            misfits = self._misfits(alike, bench)
             for group in by_size(problems_of(alike, self.assumptions)):
+                if bench.out_of_time and all(found[problem.observation.index] for problem in group):
+                    continue  # all have a guess
                 with rough_products(alike):
                     searched = self._search(group, bench, misfits)
                 for problem, one in zip(group, searched, strict=True):
@@ -97,16 +100,15 @@ class EnergyAttack(Attack):
             for seen in together:
                 where = [places[id(one)] for one in seen]
                 secrets = side_by_side([batches[place] for place in where])
-                with torch.no_grad():
-                    found[where] = Energy(seen, self.matrices).scores(secrets, slice(None))[:, 0].double()
+                found[where] = scores_of(Energy(seen, self.matrices), secrets)
         return found
 
-    def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
+    def _misfits(self, observations: Sequence[Observation], bench: Bench) -> dict[int, Float[Tensor, "words"]]:
         """By observation how badly every allowed word fits what was seen."""
         target = observations[0].target
         words = target.vocabulary.allowed.nonzero()[:, 0]
         parts, structures = looked_at(observations, self.matrices)
-        found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)))
+        found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)), bench)
         return {observation.index: row for observation, row in zip(observations, found, strict=True)}
 
     def _search(self, group: Sequence[Problem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Found]:
@@ -128,7 +130,7 @@ class EnergyAttack(Attack):
                 Reconstruction(
                     sentences=rows.sentences(search.best[row], row),
                     certified=bool(proven[row]),
-                    loss=float(search.best_scores[row]),
+                    loss=float(search.best_scores[row]) if bool(search.best_scores[row].isfinite()) else None,
                     cost=Cost(steps=search.passes),
                 ),
             )
@@ -146,7 +148,7 @@ class EnergyAttack(Attack):
         """The guesses, those through a defense after a search by what matches all that is visible."""
         guesses = [one.guess for one in found]
         places = [place for place, one in enumerate(found) if self.judge and can_judge(one.draft.problem.observation)]
-        if not places:
+        if not places or bench.out_of_time:
             return guesses
         drafts = [found[place].draft for place in places]
         after = judged(drafts, bench, self.settings)
@@ -159,6 +161,13 @@ class EnergyAttack(Attack):
         for place, sentences, loss in zip(places, after, losses.tolist(), strict=True):
             guesses[place] = replace(guesses[place], sentences=sentences, loss=loss)
         return guesses
+
+
+@torch.no_grad()
+def scores_of(energy: Energy, batch: Batch) -> Float[Tensor, "observations"]:
+    """The objective of one batch of each observation, a few observations at a time."""
+    each = energy.bytes(batch.mask.shape[-2], batch.mask.shape[-1])
+    return Chunks(int(BESIDE / each)).run(lambda rows: energy.scores(batch[rows], rows)[:, 0].double(), len(batch.mask))
 
 
 def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
@@ -181,8 +190,9 @@ def certified(search: WordSearch) -> Bool[Tensor, "rows"]:
         for row, problem in enumerate(search.rows.problems)
     ]
     whole = search.solved(search.best, search.best_scores)
-    without = search.losses_without(search.best).masked_fill(search.rows.fixed.flatten(1), torch.inf)
-    needed = (without >= search.best_scores[:, None] + NEEDED).all(1)
+    without, fixed = search.losses_without(search.best), search.rows.fixed.flatten(1)
+    missed = without.isfinite() & (without >= search.best_scores[:, None] + NEEDED)  # infinite: time ended before a look at it
+    needed = (missed | fixed).all(1)
     assert isinstance(search.energy, Energy)
     apart = search.rows.mask.shape[1] == 1 or search.energy.sees_tokens_mixed
     return whole & needed & apart & torch.tensor(exact, device=whole.device)

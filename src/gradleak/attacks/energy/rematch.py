@@ -36,6 +36,8 @@ class Rematch:
         """The guesses after the search, no worse by what they match (and, under noise, by the prior), and their scores."""
         ids, scores = start.clone(), torch.zeros(len(start), device=start.device, dtype=torch.float64)
         for group in places_by_size(rows.problems):
+            if self.bench.out_of_time:
+                break
             where = torch.tensor(group, device=start.device)
             part, few, many = rows.take(where), likely[0][where], likely[1][where]
             ids[where], found = self._searched(part, matched.take(where), start[where], (few, many))
@@ -47,7 +49,7 @@ class Rematch:
         search = self._from(rows, tempered, start, likely)
         self._begin_twice(search)
         best = search.best.clone()
-        going = (~matched.fits(rows.batch(rows.target.embed(best[:, None])))).nonzero()[:, 0]
+        going = (~matched.fits(rows.batch(rows.target.embed(best[:, None])), self.bench)).nonzero()[:, 0]
         if len(going):
             few, many = likely
             part = self._from(rows.take(going), tempered.take(going), best[going], (few[going], many[going]))
@@ -104,6 +106,8 @@ class WordPolish:
         """The guesses after polishing: never a worse match than before."""
         rows = search.rows
         moved = self.moves.improve(search, ids)
+        if search.bench.out_of_time:
+            return moved
         matched = Matched([problem.observation for problem in rows.problems], search.loop.adapts, search.loop.unroll)
         settings = SearchSettings(sweeps=self.sweeps, restarts=self.restarts)
         near = nearest_words(rows, search.best)

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
+from gradleak.attacks.gradient_matching.passes import distances_of
 from gradleak.attacks.gradient_matching.problems import (
     Problem,
     Rows,
@@ -74,6 +75,8 @@ class MatchingLoop:
         left = list(observations)
         for attempt in range(1 + self.restarts):
             for group in problems_of(left, self.assumptions, attempt):
+                if bench.out_of_time and all(tried[problem.observation.index] for problem in group):
+                    continue  # all have a guess
                 self._try(group, bench, tried)
             left = [one for one in left if min(guess.distance for guess in tried[one.index]) > self.good_enough]
             if not left or bench.out_of_time:
@@ -97,7 +100,7 @@ class MatchingLoop:
             for seen in [alike] if target.padding_is_free else [[one] for one in alike]:
                 where = [places[id(one)] for one in seen]
                 secrets = side_by_side([batches[place] for place in where])
-                found[where] = self.matcher(seen).distances(secrets)[:, 0].detach()
+                found[where] = distances_of(self.matcher(seen), secrets)
         return found
 
     def matcher(self, observations: Sequence[Observation]) -> Matcher:
@@ -124,7 +127,7 @@ class Search:
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
         self.matcher: Matcher = loop.matcher([problem.observation for problem in rows.problems])
-        self.slopes = Slopes(self.matcher, rows, loop.norm_weight, loop.slips.padding_in_penalty)
+        self.slopes = Slopes(self.matcher, rows, bench, loop.norm_weight, loop.slips.padding_in_penalty)
         self.frame = rows.target.embed(rows.frame)
         self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
         self.best = self.embeddings.clone()
@@ -155,6 +158,8 @@ class Search:
                 break
         if discrete is not None:
             for number in range(discrete.rounds_at_end):
+                if self.bench.out_of_time:
+                    break
                 discrete.round(self, state, number)
         losses, _ = self.losses_and_gradients()
         self._keep(self.taken, losses, last=True)
@@ -171,11 +176,11 @@ class Search:
         hypothesis = self.rows.problems[row].hypothesis
         return Reconstruction(
             sentences=self.rows.sentences(self.answers[row], row),
-            loss=float(self.best_losses[row]),
+            loss=float(self.best_losses[row]) if bool(self.best_losses[row].isfinite()) else None,
             labels=hypothesis.labels,
             cost=Cost(steps=self.taken),
             trace=Trace(
-                losses=tuple((step, float(losses[row])) for step, losses in self.losses),
+                losses=tuple((step, float(losses[row])) for step, losses in self.losses if bool(losses[row].isfinite())),
                 guesses=tuple((step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses),
             ),
         )

@@ -29,6 +29,8 @@ class Polish:
 
     def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
         """The guesses after polishing: never a worse score than before."""
+        if search.bench.out_of_time:
+            return ids
         ids = ids.clone()
         pools = _pools(search, self.nearest)
         best = token_scores(search, ids[:, None], search.matcher, self.prior_weight)[:, 0]
@@ -36,6 +38,8 @@ class Polish:
         for number in range(self.rounds):
             before = best.clone()
             for sentence in range(ids.shape[1]):
+                if search.bench.out_of_time:
+                    break
                 candidates = self._candidates(search, ids, pools, number, sentence)
                 scores = token_scores(search, candidates, search.matcher, self.prior_weight)
                 chosen = torch.where(idle < self.patience, scores.argmin(1), 0)  # the first is the guess as it is
