@@ -29,6 +29,11 @@ class Settings:
     beams: int
     prior_weight: float
 
+    def most_passes(self, examples: int) -> int:
+        """How often candidates are scored at most: at first, for every sentence of every round and twice where rows begin
+        anew, and at last."""
+        return 1 + self.rounds * (examples + 2) + 1
+
 
 class Climb:
     """Moves all rows uphill together; one that is stuck begins anew from its best, shuffled in part, until that explains all.

@@ -12,7 +12,7 @@ from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import Energy
-from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.settings import CHANGES, SearchSettings
 from gradleak.attacks.energy.steps import ENOUGH, moved_on, swept_at_once
 from gradleak.attacks.energy.words import Likely, punctuation
 from gradleak.attacks.gradient_matching.discrete import batch_nll
@@ -22,8 +22,6 @@ from gradleak.core.batch import Batch
 from gradleak.matching.chunking import Chunks, fastest, pieces, refuse_without_room
 
 TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a third of what gradients of gradients take
-
-CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
 ASKED = 16  # candidates whose likelihood the prior is asked for
 
@@ -59,7 +57,7 @@ class WordSearch:
 
     def run(self) -> None:
         """From nothing, then from the best guess changed in parts, several at once; rows that are solved are left alone."""
-        rounds = 1 + -(-self.settings.restarts // len(CHANGES))
+        rounds = self.settings.rounds
         for number in range(int(self.begun), rounds):
             open_rows = (~self.solved(self.best, self.best_scores)).nonzero()[:, 0]
             if not len(open_rows) or self.bench.out_of_time:
@@ -189,6 +187,8 @@ class WordSearch:
         here = self.slopes(ids[:, None])[:, 0]
         without = self.slopes(emptied.view(len(ids), places, *ids.shape[1:]), torch.arange(places, device=ids.device))
         half = min(self.settings.proposals // 2, len(self.rows.words))
+        if self.bench.out_of_time:  # nobody will look at them
+            return self.rows.words[:1].expand(len(ids), places, 2 * half)
         table = self.rows.target.vocabulary.embeddings[self.rows.words].T
         chosen = [
             torch.cat([(slope @ table).topk(half, largest=False).indices for slope in (row, other)], dim=-1)

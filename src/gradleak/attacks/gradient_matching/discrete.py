@@ -34,6 +34,11 @@ class DiscreteRounds:
         """Whether a round follows that many steps."""
         return not self.rounds_at_end and taken >= self.begin * steps and taken % self.every == 0
 
+    def most_passes(self, examples: int, steps: int) -> int:
+        """How often candidates are scored at most in a search of so many steps."""
+        rounds = self.rounds_at_end or steps // self.every
+        return rounds * (examples + (1 if self.across and examples > 1 else 0))
+
     def round(self, search: "Search", state: AdamState, number: int) -> None:
         """One round over every sentence of every row: the best of the candidate orders is taken."""
         slips, rows = search.loop.slips, search.rows

@@ -43,6 +43,9 @@ class Improves(Protocol):
     def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
         """Guesses that match no worse."""
 
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates are scored at most, for batches of so many sentences of so many tokens."""
+
 
 @dataclass(frozen=True)
 class MatchingLoop:
@@ -83,6 +86,16 @@ class MatchingLoop:
                 break
         seconds = (time.monotonic() - began) / len(observations)
         return [_best(tried[observation.index], seconds) for observation in observations]
+
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates or their slopes are computed at most for batches of so many sentences of so many tokens, under
+        one hypothesis and (of a last search) one size: a bound that follows from the fields alone."""
+        tried = self.start.most_passes + self.steps + 1
+        if self.discrete is not None:
+            tried += self.discrete.most_passes(examples, self.steps)
+        if self.answer_by_prior is not None:
+            tried += 2 + (0 if self.polish is None else self.polish.most_passes(examples, tokens))
+        return (1 + self.restarts) * tried
 
     def _try(self, group: Sequence[Problem], bench: Bench, tried: "dict[int, list[Tried]]") -> None:
         with rough_products([problem.observation for problem in group]):

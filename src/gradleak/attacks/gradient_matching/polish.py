@@ -27,6 +27,10 @@ class Polish:
     prior_weight: float = 0.02
     patience: int = 4  # rounds without any improvement before it stops
 
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates are scored at most."""
+        return 1 + self.rounds * examples
+
     def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
         """The guesses after polishing: never a worse score than before."""
         if search.bench.out_of_time:

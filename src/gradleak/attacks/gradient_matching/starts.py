@@ -24,12 +24,21 @@ class Start(ABC):
     def embeddings(self, rows: Rows, bench: Bench, matcher: Matcher) -> Float[Tensor, "rows examples tokens hidden"]:
         """The first embeddings, padding included."""
 
+    @property
+    def most_passes(self) -> int:
+        """How often candidates are scored for them."""
+        return 0
+
 
 @dataclass(frozen=True)
 class TwoStep(Start):
     """The best of many Gaussian draws, then the best of as many orders of it, scaled to the words' size (LAMP, section 5)."""
 
     tries: int = 500
+
+    @property
+    def most_passes(self) -> int:
+        return 2
 
     def embeddings(self, rows: Rows, bench: Bench, matcher: Matcher) -> Float[Tensor, "rows examples tokens hidden"]:
         frame = rows.target.embed(rows.frame)

@@ -109,7 +109,7 @@ class Solver:
         return held and (told.proved if told is not None else guess.complete and not self.space.through_channel)
 
     def _guess(self) -> Guess:
-        if not self.checks:
+        if not self.checks or self.bench.out_of_time:
             return self._one_by_one()
         if reads_ahead(self.checks[0]):
             return self._assembled(self.checks[0])
