@@ -55,9 +55,9 @@ class Portfolio(Attack):
         """The proven guess of each observation, or of those that were made the one that matches best."""
         made: dict[int, list[tuple[str, Reconstruction]]] = {observation.index: [] for observation in observations}
         settled: set[int] = set()
-        for member in self.members:
+        for number, member in enumerate(self.members):
             left = [one for one in observations if one.index not in settled]
-            if not left or bench.out_of_time:
+            if not left or (number and bench.out_of_time):  # the first has a guess at least, however late
                 break
             for observation, guess in zip(left, _attempted(member, left, bench), strict=True):
                 if guess is None:

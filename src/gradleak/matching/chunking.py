@@ -19,7 +19,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import in_words
 from gradleak.core.target import Target
-from gradleak.matching.capture import kind_of
+from gradleak.matching.capture import Kind, kind_of
 
 ROOM = 0.5  # of the memory that is left, for one piece: the rest is for what lies beside it, and for fragments
 WORK = {"cpu": 1e11}  # multiplications in a piece, a second or two of one core; a GPU is never so slow that it matters
@@ -38,13 +38,13 @@ GRADIENTS_AND_BACK = 6.5  # and the slope of a distance of gradients
 class Chunks:
     """Runs a function over pieces of at most `size`, halving the size (for good) whenever memory runs out."""
 
-    def __init__(self, size: int, bench: Bench | None = None) -> None:
-        self.size, self.bench = max(1, size), bench
+    def __init__(self, size: int, bench: Bench | None = None, device: torch.device | None = None) -> None:
+        self.size, self.bench, self.device = max(1, size), bench, device
 
-    def run(self, function: Callable[[slice], Tensor], total: int, missing: float = torch.inf) -> Tensor:
-        """The results of all pieces of rows, joined along the first axis; `missing` for rows that time did not allow."""
-        found = self.run_pairs(lambda rows, _: function(rows)[:, None], total, 1, torch.tensor(missing))
-        return found[:, 0]
+    def run(self, function: Callable[[slice], Tensor], total: int) -> Tensor:
+        """One number a row from pieces of rows; infinity for rows that time did not allow."""
+        missing = torch.tensor(torch.inf, device=self.device)
+        return self.run_pairs(lambda rows, _: function(rows)[:, None], total, 1, missing)[:, 0]
 
     def run_pairs(self, function: Callable[[slice, slice], Tensor], rows: int, candidates: int, missing: Tensor) -> Tensor:
         """The results [rows, candidates, …] for every row and candidate, in pieces of whole rows or of one row's candidates."""
@@ -106,20 +106,21 @@ def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> Pas
     probe = target.probe(1, PROBED)
     numbers = products = 0.0
     called: set[str] = set()
+    leaves = {name: module for name, module in target.module.named_modules() if not any(module.children())}
+    multiply = {name for name, module in leaves.items() if kind_of(module) in (Kind.LINEAR, Kind.CONV1D, Kind.CONV2D)}
 
     def note(name: str, module: nn.Module, output: Any) -> None:
         nonlocal numbers, products
-        if isinstance(output, Tensor):
-            called.add(name)
-            numbers += output.numel()
-            if kind_of(module) is not None:
-                weight = next((one for key, one in module.named_parameters() if key.endswith("weight")), None)
-                if weight is not None and weight.ndim > 1 and not isinstance(module, nn.Embedding):
-                    uses = output.numel() / _outputs(module, output)
-                    products += weight.numel() * uses
-                    numbers += uses * weight[0].numel() if isinstance(module, nn.Conv2d) else 0  # its patches, spelled out
+        if not isinstance(output, Tensor):
+            return
+        called.add(name)
+        numbers += output.numel()
+        if name in multiply:
+            weight = module.get_parameter("weight")
+            uses = output.numel() / _outputs(module, output)
+            products += weight.numel() * uses
+            numbers += uses * weight[0].numel() if isinstance(module, nn.Conv2d) else 0  # its patches, spelled out
 
-    leaves = {name: module for name, module in target.module.named_modules() if not any(module.children())}
     handles = [
         module.register_forward_hook(lambda module, _, output, name=name: note(name, module, output))
         for name, module in leaves.items()
@@ -152,7 +153,7 @@ def pieces(bench: Bench, device: torch.device, bytes_each: float, work_each: flo
     fits = ROOM * bench.memory_left(device) / max(1.0, bytes_each)
     if fits < wanted:  # a power of two, so that a few bytes more or less do not change what is computed together
         wanted = 2 ** (max(1, int(fits)).bit_length() - 1)
-    return Chunks(wanted, bench)
+    return Chunks(wanted, bench, device)
 
 
 def fastest(most: Mapping[str, int], device: torch.device) -> int:

@@ -1,6 +1,7 @@
 """The factored engine: one forward and one backward pass give every candidate's sums for every tensor."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -49,10 +50,15 @@ class FactoredSums:
         """What a candidate takes beside its pass: gradients that have to be built whole, tables and what autograd is left."""
         times = (4 if slope else 2) * self.target.dtype.itemsize
         found = times * float(sum(part.size for part in self.by_autograd))
-        for group in self.plan.groups:
-            if group.form == "lookup" and (self.residuals or self.reading.entrywise):
-                rows, width = group.members[0].part.shape
-                found += times * len(group.members) * rows * (width + uses)
+        if not self.residuals and not self.reading.entrywise:
+            return found
+        for group, observed in zip(self.plan.groups, self.observed, strict=True):
+            one = group.members[0].part.shape
+            if group.form == "lookup":
+                found += times * len(group.members) * one[0] * (one[1] + uses)
+            elif group.form == "outer":  # inputs and output gradients, beside the factors of what was seen, and their slopes
+                rank = observed.right.shape[-1] if isinstance(observed, Thin) else 0
+                found += times * len(group.members) * (uses + rank) * (one[0] + math.prod(one[1:]))
         return found
 
     def __call__(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:

@@ -233,7 +233,7 @@ class WordSearch:
         def piece(rows: slice, some: slice) -> Tensor:
             return self.energy.scores(self._batch(made(rows, some), rows), rows)
 
-        missing = torch.tensor(torch.inf, dtype=self.rows.target.dtype, device=self.rows.frame.device)
+        missing = torch.tensor(torch.inf, dtype=torch.float64, device=self.rows.frame.device)
         return self._chunks().run_pairs(piece, len(self.rows.frame), candidates, missing)
 
     def with_prior(
