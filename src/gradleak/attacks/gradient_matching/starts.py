@@ -65,12 +65,14 @@ class Draws:
 
     def __init__(self, rows: Rows, row: int, stream: Streams) -> None:
         self.rows, self.row, self.stream = rows, row, stream
-        self._begin()
+        self.next = 0  # the try that follows those drawn and given away
+        self.left = torch.zeros(0, *rows.mask.shape[1:], rows.target.hidden_size)  # drawn and not given away
+        self.generators = self._from_the_first()
 
     def take(self, some: slice) -> Float[Tensor, "some examples tokens hidden"]:
         """The tries of a slice; slices that follow one another draw nothing twice."""
         if some.start != self.next:
-            self._begin()
+            self.next, self.left, self.generators = 0, self.left[:0], self._from_the_first()
             if some.start:
                 self.take(slice(0, some.start))
         count, blocks = some.stop - some.start, [self.left]
@@ -81,11 +83,9 @@ class Draws:
         self.next = some.stop
         return drawn[:count].to(self.rows.target.device, self.rows.target.dtype)
 
-    def _begin(self) -> None:
+    def _from_the_first(self) -> list[torch.Generator]:
         count = len(self.rows.problems[self.row].hypothesis.lengths)
-        self.next = 0  # the try that follows those drawn and given away
-        self.left = torch.zeros(0, *self.rows.mask.shape[1:], self.rows.target.hidden_size)  # drawn and not given away
-        self.generators = [self.stream.child("draws", place).generator() for place in range(count)]
+        return [self.stream.child("draws", place).generator() for place in range(count)]
 
     def _block(self) -> Float[Tensor, "block examples tokens hidden"]:
         drawn = torch.zeros(BLOCK, *self.rows.mask.shape[1:], self.rows.target.hidden_size)
