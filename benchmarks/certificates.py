@@ -146,9 +146,7 @@ def summarise(lines: Sequence[dict[str, Any]]) -> int:
     return int(total["wrongly"] > 0)
 
 
-def hunt(
-    group: str, device: str = "cpu", deadline: float = math.inf, planted: int = 6, attacked: int = ATTACKED
-) -> Tally | None:
+def hunt(group: str, device: str = "cpu", deadline: float = math.inf, planted: int = 6, attacked: int = ATTACKED) -> Tally | None:
     """All cases of one group; none where there is no time left for it."""
     if time.monotonic() > deadline:
         return None

@@ -18,10 +18,13 @@ from gradleak.attacks.gradient_matching.problems import Rows, lay_out, problems_
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
+from gradleak.priors.frequent_words import FrequentWords
 
 CANDIDATES = 200
 DISTANCES: tuple[Distance, ...] = (Cosine(), SquaredL2(), L2L1())
@@ -87,7 +90,9 @@ def score_candidates(setting: Setting, rows: Rows, distance: Distance) -> None:
 def continuous_step(setting: Setting, rows: Rows, distance: Distance) -> None:
     embeddings = draw(rows, slice(None))
     observations = [problem.observation for problem in rows.problems]
-    slopes = Slopes(for_observations(observations, distance), rows)
+    slopes = Slopes(
+        for_observations(observations, distance), rows, Bench(Streams.root("engine", 0), FrequentWords().open(rows.target))
+    )
     together = setting.seconds(lambda: slopes(embeddings))
     sample = min(4, len(observations))
     plain = [for_observations([observation], distance, plain=True) for observation in observations[:sample]]

@@ -13,6 +13,9 @@ from gradleak.attacks.energy.lexicon import lexicon
 from gradleak.attacks.energy.objective import looked_at
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
+from gradleak.core.attack import Bench
+from gradleak.core.streams import Streams
+from gradleak.priors.frequent_words import FrequentWords
 
 MATRICES = ["1:query", "3:query", "5:query", "5:attention_output", "6:key", "6:value", "6:query"]
 
@@ -40,7 +43,9 @@ def ranks_of(chosen: argparse.Namespace, matrix: str) -> list[int]:
     private = private_batches(spec, target)
     seen = [observe(spec, target, batch, index) for index, batch in enumerate(private)]
     words = target.vocabulary.allowed.nonzero()[:, 0]
-    ranked = lexicon(seen, words, filler_of(target), list(zip(*looked_at(seen, None), strict=True))).argsort(1).argsort(1)
+    bench = Bench(Streams.root("lexicon", 0), FrequentWords().open(target))
+    pairs = list(zip(*looked_at(seen, None), strict=True))
+    ranked = lexicon(seen, words, filler_of(target), pairs, bench).argsort(1).argsort(1)
     found = []
     for row, batch in zip(ranked, private, strict=True):
         assert batch.batch.ids is not None

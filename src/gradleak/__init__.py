@@ -30,13 +30,18 @@ def measure(
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
+    memory: "str | int | None" = None,
     out: "str | Path | None" = None,
     keep_secrets: bool = False,
 ) -> "Finished":
-    """Audits one setting: `measure("minilm", "canaries", ["tag:steps=500"], limit=2)`. With `out` the record is written there."""
+    """Audits one setting: `measure("minilm", "canaries", ["tag:steps=500"], limit=2)`. With `out` the record is written there.
+
+    `memory` is the most that the process may hold on its device: bytes, or `6GB`.
+    """
     from pathlib import Path
 
     from gradleak.audit import AuditSpec, run_audit
+    from gradleak.core.memory import parse_memory
 
     settings: dict[str, Any] = {
         "target": target,
@@ -56,7 +61,8 @@ def measure(
     if metrics is not None:
         settings["metrics"] = list(metrics)
     folder = None if out is None else Path(out)
-    return run_audit(AuditSpec.from_plain(settings), device=device, out=folder, keep_secrets=keep_secrets)
+    most = parse_memory(memory) if isinstance(memory, str) else memory
+    return run_audit(AuditSpec.from_plain(settings), device=device, memory=most, out=folder, keep_secrets=keep_secrets)
 
 
 def __getattr__(name: str) -> Any:

@@ -95,7 +95,9 @@ def test_exact_gradients_are_those_of_plain_autograd(random_target: Callable[...
     made = gradients_of(target, tuple(target.parameters)).of(batch)
     assert batch.ids is not None
     for row in range(2):
-        one = Batch(ids=batch.ids[None, row : row + 1], mask=batch.mask[None, row : row + 1], labels=batch.labels[None, row : row + 1])
+        one = Batch(
+            ids=batch.ids[None, row : row + 1], mask=batch.mask[None, row : row + 1], labels=batch.labels[None, row : row + 1]
+        )
         wanted = FedSGD().update(target.in_double, one).tensors
         for name, gradients in made.items():
             mine, tensor = gradients.take(torch.tensor([row])), wanted[name][0]
@@ -106,9 +108,7 @@ def test_exact_gradients_are_those_of_plain_autograd(random_target: Callable[...
 
 
 @pytest.mark.parametrize("protocol", [FedAvg(learning_rate=1.0), FedAvg(learning_rate=5e-5)], ids=["1.0", "5e-5"])
-def test_one_local_step_of_plain_sgd_is_certified_through_its_rounding(
-    tiny: Target, observe: Observe, protocol: FedAvg
-) -> None:
+def test_one_local_step_of_plain_sgd_is_certified_through_its_rounding(tiny: Target, observe: Observe, protocol: FedAvg) -> None:
     seen = observe(tiny, (A,), (1,), protocol=protocol)
     assert certify(seen, encode(tiny, A)).proven
     assert not certify(seen, encode(tiny, "the cat is bad .")).proven
@@ -186,7 +186,7 @@ def test_the_truth_is_far_below_its_floor_and_one_word_far_above(tiny: Target, o
 
 def test_a_guess_keeps_what_stands_against_its_certificate(tiny: Target, observe: Observe) -> None:
     guess = Reconstruction(tuple(encode(tiny, "the cat is bad .")))
-    told = with_certificate(observe(tiny, (A,), (1,)), guess)
+    told = with_certificate(observe(tiny, (A,), (1,)), guess, bench_for(tiny))
     assert not told.certified and told.sentences == guess.sentences
     assert told.note == "The update does not follow from the guess."
 

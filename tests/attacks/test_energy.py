@@ -163,7 +163,7 @@ def test_an_update_without_matrices_of_layers_is_refused(tiny64: Target, observe
 def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe: Observe) -> None:
     seen = seen_of(tiny64, observe, Parts(layers="1", modules=("value",)))
     words = tiny64.vocabulary.allowed.nonzero()[:, 0]
-    misfits = lexicon(seen, words, filler_of(tiny64), list(zip(*looked_at(seen, None), strict=True)))
+    misfits = lexicon(seen, words, filler_of(tiny64), list(zip(*looked_at(seen, None), strict=True)), bench_for(tiny64))
     for text, misfit in zip(TEXTS, misfits, strict=True):
         ranks = misfit.argsort().argsort()
         own = [int(ranks[(words == word).nonzero()[0, 0]]) for word in tiny64.encode([text])[0] if bool((words == word).any())]
@@ -173,7 +173,7 @@ def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe:
 def test_the_first_layer_says_every_word_at_once(tiny64: Target, observe: Observe) -> None:
     for module in ("query", "key", "value"):
         rows = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=(module,)))).rows
-        found = words_of_first_layer(rows, filler_of(tiny64))
+        found = words_of_first_layer(rows, filler_of(tiny64), bench_for(tiny64))
         for row, problem in enumerate(rows.problems):
             expected = tiny64.encode([TEXTS[problem.observation.index]])[0]
             assert found[row, 0, : len(expected)].tolist() == expected

@@ -9,7 +9,6 @@ import torch
 
 from gradleak.attacks.certificate import certify
 from gradleak.attacks.span import Span
-from gradleak.matching.additive import additive_of
 from gradleak.attacks.span.assembly import _reordered
 from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.mixing import mixing_of
@@ -23,6 +22,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.matching.additive import additive_of
 from gradleak.matching.inputs import ModuleInputs, first_inputs
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier

@@ -133,11 +133,11 @@ class Run:
         """What the next member made of it."""
         if guess is not None:
             if stage.attack not in CERTIFYING:
-                guess = with_certificate(self.observation, guess)
+                guess = with_certificate(self.observation, guess, bench)
                 stage = replace(stage, certified=guess.certified)
             guess = in_order(guess, self.observation.knows.lengths)
             self.guesses.append(guess)
-            self.settled = guess.certified or (not bench.out_of_time and _fits(self.observation, guess))
+            self.settled = guess.certified or (not bench.out_of_time and _fits(self.observation, guess, bench))
             stage = replace(stage, sentences=guess.sentences)
             if self.settled:  # nothing was left to do when the time was up
                 stage = replace(stage, fate="ran", reason="")
@@ -159,13 +159,13 @@ class Run:
         return next((guess for guess in self.guesses if guess.certified), ended[-1])
 
 
-def _fits(observation: Observation, guess: Reconstruction) -> bool:
+def _fits(observation: Observation, guess: Reconstruction, bench: Bench) -> bool:
     """Whether nothing but noise is left of what was seen without a guess."""
     if not can_judge(observation) or observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
         return False
     batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
     try:
-        return bool(Matched([observation]).fits(side_by_side([batch])))
+        return bool(Matched([observation]).fits(side_by_side([batch]), bench))
     except COMPUTING:
         return False
 

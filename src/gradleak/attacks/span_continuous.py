@@ -19,6 +19,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
 from gradleak.core.registry import register
+from gradleak.matching.chunking import FORWARD_AND_BACK, Chunks, cost_of, pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import decompose
 from gradleak.matching.rounding import signal_floor
@@ -36,9 +37,19 @@ class SpanDistance:
                 "span_continuous needs the gradient of a weight matrix inside a transformer layer; none is visible."
             )
         self.inputs = ModuleInputs(self.target, self.parts)
+        self.pass_cost = cost_of(self.target, self.inputs)
         self.structures = structures_of(self.target, self.parts)
         self.bases = [torch.stack([_basis(observation, part) for observation in observations]) for part in self.parts]
         self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(self.target.dtype)
+
+    def pieces(self, rows: Rows, bench: Bench) -> Chunks:
+        """Rows of which a pass, and back, fits; the inputs of every matrix are compared, each with as many directions."""
+        _, examples, tokens = rows.mask.shape
+        directions = examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
+        needed = self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK) + 3 * self.pass_cost.element * directions
+        device, what = self.target.device, f"one step on this batch ({examples} texts of up to {tokens} tokens)"
+        refuse_without_room("span_continuous", needed, bench, device, what)
+        return pieces(bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems))
 
     def __call__(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
         inputs = self.inputs(batch)
@@ -98,6 +109,8 @@ class SpanContinuous(Attack):
         began = time.monotonic()
         found: dict[int, list[Reconstruction]] = {observation.index: [] for observation in observations}
         for start in range(self.starts):
+            if start and bench.out_of_time:
+                break
             for group in problems_of(observations, self.assumptions, attempt=start):
                 for problem, guess in zip(group, self._search(group, bench, start), strict=True):
                     found[problem.observation.index].append(guess)
@@ -114,24 +127,36 @@ class SpanContinuous(Attack):
         rows = lay_out(group)
         distance = SpanDistance([problem.observation for problem in rows.problems])
         embeddings = _drawn(rows, bench)
+        chunks = distance.pieces(rows, bench)
         state = Adam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(embeddings)
         for step in range(self.steps):
-            state.step(embeddings, self._slope(rows, distance, embeddings))
+            state.step(embeddings, self._slope(rows, distance, embeddings, chunks))
             embeddings = torch.where(rows.fixed[..., None], rows.target.embed(rows.frame), embeddings)
             bench.progress.report(start * self.steps + step + 1, self.steps * self.starts)
             if bench.out_of_time:
                 break
         ids = nearest_tokens(rows, embeddings)
-        with torch.no_grad():
-            losses = distance(rows.batch(rows.target.embed(ids)[:, None]))[:, 0].tolist()
+        losses = [_loss(rows, distance, ids, slice(row, row + 1)) for row in range(len(group))]
         return [Reconstruction(rows.sentences(ids[row], row), loss=losses[row]) for row in range(len(group))]
 
-    def _slope(self, rows: Rows, distance: SpanDistance, embeddings: Tensor) -> Tensor:
-        leaf = embeddings.detach().requires_grad_()
-        loss = distance(rows.batch(leaf[:, None])).sum()
-        norms = leaf.square().sum(-1).add(1e-12).sqrt() * rows.mask
-        spread = (norms.sum((1, 2)) / rows.mask.sum((1, 2)) - rows.target.vocabulary.mean_norm).square().sum()
-        return torch.autograd.grad(loss + self.norm_weight * spread, leaf)[0].nan_to_num_()
+    def _slope(self, rows: Rows, distance: SpanDistance, embeddings: Tensor, chunks: Chunks) -> Tensor:
+        slopes, table = torch.zeros_like(embeddings), rows.target.vocabulary
+
+        def piece(kept: slice) -> Tensor:
+            leaf, mask = embeddings[kept].detach().requires_grad_(), rows.mask[kept]
+            losses = distance(rows.batch(leaf[:, None], kept), kept)[:, 0]
+            norms = leaf.square().sum(-1).add(1e-12).sqrt() * mask
+            spread = (norms.sum((1, 2)) / mask.sum((1, 2)) - table.mean_norm).square()
+            slopes[kept] = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)[0].nan_to_num_()
+            return losses.detach()
+
+        chunks.run(piece, len(embeddings))
+        return slopes
+
+
+@torch.no_grad()
+def _loss(rows: Rows, distance: SpanDistance, ids: Tensor, row: slice) -> float:
+    return float(distance(rows.batch(rows.target.embed(ids[row])[:, None], row), row))
 
 
 def _drawn(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:

@@ -22,8 +22,17 @@ from gradleak.records.schema import spec_id
 class Fits:
     """Fits of one audit, each made when it is first asked for."""
 
-    def __init__(self, spec: AuditSpec, target: Target, prior: Prior, out: Path | None, display: Display) -> None:
+    def __init__(
+        self,
+        spec: AuditSpec,
+        target: Target,
+        prior: Prior,
+        out: Path | None,
+        display: Display,
+        memory: int | None = None,
+    ) -> None:
         self.spec, self.target, self.prior, self.out, self.display = spec, target, prior, out, display
+        self.memory = memory  # bytes the process may hold
         self.made: dict[str, FittedAttack] = {}
         self.public: list[Example] | None = None
 
@@ -47,7 +56,7 @@ class Fits:
             return attack.load(path, setting)
         progress = Progress()
         checkpoint = None if path is None else path.with_suffix(".checkpoint")
-        bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, checkpoint=checkpoint)
+        bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, checkpoint=checkpoint, memory=self.memory)
         with self.display.watch(f"{key} learns from {len(self.public)} public examples", progress):
             fitted = attack.fit(setting, self.public, bench)
         self.display.say(f"{key} {fitted.summary}")

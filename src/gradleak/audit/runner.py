@@ -39,6 +39,7 @@ def run_audit(
     spec: AuditSpec,
     *,
     device: str = "cpu",
+    memory: int | None = None,
     out: Path | None = None,
     keep_secrets: bool = False,
     display: Display | None = None,
@@ -47,8 +48,9 @@ def run_audit(
     """Audits one member. With `out`, the record is written there, and finished parts survive an interruption.
 
     Hashes are keyed by the folder's key; where the record is written elsewhere, by whoever asked for it, by theirs.
+    `memory` is what the process may hold on the device, in bytes; how much it is changes no id.
     """
-    (finished,) = run_audits([spec], device=device, out=out, keep_secrets=keep_secrets, display=display, key=key)
+    (finished,) = run_audits([spec], device=device, memory=memory, out=out, keep_secrets=keep_secrets, display=display, key=key)
     if isinstance(finished, GradleakError):
         raise finished
     return finished
@@ -58,6 +60,7 @@ def run_audits(
     specs: Sequence[AuditSpec],
     *,
     device: str = "cpu",
+    memory: int | None = None,
     out: Path | None = None,
     keep_secrets: bool = False,
     display: Display | None = None,
@@ -87,7 +90,7 @@ def run_audits(
     # Parts belong to settings, a kind of device and the very data: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}")
-    together = Together(members, target, parts, display, beliefs)
+    together = Together(members, target, parts, display, beliefs, memory)
     together.attack_all()
     results: list[Finished | GradleakError] = []
     for member in members:

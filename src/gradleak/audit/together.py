@@ -4,8 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from gradleak.attacks.blind import Blind
 from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.client import compute, look, protect, update_norm
@@ -20,6 +18,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress, Scale
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
+from gradleak.core.memory import limit_by_default, measured_peak, memory_left
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
@@ -30,6 +29,7 @@ from gradleak.records.schema import FindingRecord
 # Bytes of visible updates held at once on a CPU; attacks take some times as much. Four times this was no faster (tag, MiniLM, 32
 # updates: 98 s of CPU time against 93), and what is held at once is lost at once where a run is killed.
 UPDATES_IN_MEMORY = 2**30
+COPIES = 8  # times its updates that an attack may hold: as sent, as seen, stacked, as factors, and on their way there
 
 
 @dataclass(eq=False)
@@ -61,14 +61,21 @@ class Together:
     """Audits that share target, attacks, prior, seed and knowledge; their batches are attacked a group at a time."""
 
     def __init__(
-        self, members: Sequence[Member], target: Target, parts: Parts, display: Display, beliefs: Beliefs | None = None
+        self,
+        members: Sequence[Member],
+        target: Target,
+        parts: Parts,
+        display: Display,
+        beliefs: Beliefs | None = None,
+        memory: int | None = None,
     ) -> None:
         self.members, self.target, self.parts, self.display = members, target, parts, display
         self.shared = members[0].spec
         self.beliefs = beliefs or open_beliefs(self.shared, target)
         self.stride = max(len(member.private) for member in members)
+        self.memory = memory  # bytes the process may hold on the device; none: most of what is free when an attack starts
         self.peak_memory: int | None = None
-        self.fits = Fits(self.shared, target, self.beliefs.words, parts.out, display)  # of what learns: it runs alone
+        self.fits = Fits(self.shared, target, self.beliefs.words, parts.out, display, memory)  # of what learns: it runs alone
 
     def attack_all(self) -> None:
         """Gives every member that can be attacked its outcomes and findings, and every other its refusal.
@@ -156,12 +163,11 @@ class Together:
     def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
         """The attack's outcomes, then the blind attack's with the same knowledge."""
         bench = self._bench()
-        if self.target.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.target.device)
-        with self.display.watch(f"{key} on {len(observations)} batches", bench.progress):
+        watched = self.display.watch(f"{key} on {len(observations)} batches", bench.progress)
+        with watched, measured_peak(self.target.device) as peak:
             found = attack.reconstruct(observations, bench)
-        if self.target.device.type == "cuda":
-            self.peak_memory = max(self.peak_memory or 0, torch.cuda.max_memory_allocated(self.target.device))
+        if peak.bytes is not None:
+            self.peak_memory = max(self.peak_memory or 0, peak.bytes)
         blind = Blind().reconstruct(observations, replace(bench, progress=Progress(), deadline=None))
         norms = [update_norm(observation) for observation in observations]
         return [Outcome(guess, norm) for guess, norm in zip([*found, *blind], [*norms, *norms], strict=True)]
@@ -185,7 +191,8 @@ class Together:
         deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
         streams = Streams.root("attacker", self.shared.seed)
         words, pictures = self.beliefs.words, self.beliefs.pictures
-        return SharedBench(streams, words, deadline=deadline, pictures=pictures, stride=self.stride)
+        memory = self.memory or limit_by_default(self.target.device)
+        return SharedBench(streams, words, deadline=deadline, pictures=pictures, memory=memory, stride=self.stride)
 
     def _limited(self, attack: Attack, observation: Observation) -> Observation:
         return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})
@@ -204,8 +211,10 @@ class Together:
                 visible |= {part.name: part.size for part in member.visible(self.target)}
             except GradleakError as error:
                 member.refusal = error
-        element = self.target.dtype.itemsize
-        room = UPDATES_IN_MEMORY
+        each = max(1, len(self.members) * sum(visible.values()) * self.target.dtype.itemsize)
+        left = memory_left(self.memory, self.target.device)
         if self.target.device.type == "cuda":
-            room = torch.cuda.mem_get_info(self.target.device)[0] // 4
-        return max(1, int(room // max(1, len(self.members) * sum(visible.values()) * element)))
+            return max(1, int(left / 4 / each))
+        count = max(1, UPDATES_IN_MEMORY // each)
+        fits = max(1, int(left / COPIES / each))
+        return count if fits >= count else 2 ** (fits.bit_length() - 1)  # a power of two: a few bytes change nothing

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import Device, Out, option
+from gradleak.cli.options import Device, Memory, Out, option
 
 if TYPE_CHECKING:
     from gradleak.audit.runner import Finished
@@ -40,6 +40,7 @@ def audit(
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
     metric: Annotated[list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")] = None,
     device: Device = "auto",
+    memory: Memory = None,
     draws: Annotated[int, option("Updates attacked of each batch, each with other randomness. [1]")] = 1,
     seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
     dtype: Annotated[str, option("float32 or float64. [float32]")] = "float32",
@@ -79,7 +80,7 @@ def audit(
         "time_limit": time_limit,
         "public": public,
     }
-    run_and_print(settings, device, out, as_json, keep_secrets, show, allow_pickle)
+    run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle)
 
 
 def seen(view: str | None, layers: str | None, modules: str | None) -> str | dict[str, Any] | None:
@@ -97,11 +98,18 @@ def seen(view: str | None, layers: str | None, modules: str | None) -> str | dic
 
 
 def run_and_print(
-    settings: dict[str, Any], device: str, out: Path, as_json: bool, keep_secrets: bool, show: bool, allow_pickle: bool
+    settings: dict[str, Any],
+    device: str,
+    memory: str | None,
+    out: Path,
+    as_json: bool,
+    keep_secrets: bool,
+    show: bool,
+    allow_pickle: bool,
 ) -> None:
     """Runs the audit the flags describe; flags that were not given have the audit's own defaults."""
     from gradleak.audit import AuditSpec, run_audit
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
 
@@ -109,7 +117,8 @@ def run_and_print(
     spec = AuditSpec.from_plain(given, allow_pickle)
     visible = show or spec.data.made_up
     display = TerminalDisplay(open_console(to_stderr=True), quiet=as_json, show_guesses=visible)
-    finished = run_audit(spec, device=resolve_device(device), out=out, keep_secrets=keep_secrets, display=display)
+    place, most = resolve_device(device), resolve_memory(memory)
+    finished = run_audit(spec, device=place, memory=most, out=out, keep_secrets=keep_secrets, display=display)
     if as_json:
         typer.echo(json.dumps(finished.record.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:

@@ -1,10 +1,19 @@
-"""Where to compute."""
+"""Where to compute, and in how much memory."""
 
 import re
 
 from gradleak.core.errors import GradleakError
 
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
+
+
+def resolve_memory(words: str | None) -> int | None:
+    """The bytes that `6GB` or the like stands for; none where nothing is said."""
+    if words is None:
+        return None
+    from gradleak.core.memory import parse_memory
+
+    return parse_memory(words)
 
 
 def resolve_device(word: str) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from gradleak.cli.options import Device, option
+from gradleak.cli.options import Device, Memory, option
 
 MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
 
@@ -26,6 +26,7 @@ def leak_map(
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
     seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
     device: Device = "auto",
+    memory: Memory = None,
     out: Annotated[Path, option("Folder for records, map.json and heat_map.svg. [runs/map]")] = Path("runs/map"),
     show: Annotated[bool, option("Show guesses while the attack runs; of made-up texts they always are.", "--show")] = False,
 ) -> None:
@@ -33,7 +34,7 @@ def leak_map(
 
     Every cell is an audit with a record; the same command again takes those that are there.
     """
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.heat_table import print_heat_map
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
@@ -44,7 +45,7 @@ def leak_map(
     columns = [word.strip() for word in modules.split(",") if word.strip()]
     plan = plan_map(attack, layers, columns, metric, settings | ({"know": know} if know else {}))
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up)
-    heat_map = run_map(plan, out, resolve_device(device), display)
+    heat_map = run_map(plan, out, resolve_device(device), display, resolve_memory(memory))
     console = open_console()
     print_heat_map(console, heat_map)
     console.print(f"Map: {out / FILE}, picture: {out / PICTURE}, a record for each cell beside them.", soft_wrap=True)

@@ -12,4 +12,7 @@ def option(text: str, *names: str, minimum: int | None = None) -> Any:
 
 
 Out = Annotated[Path, option("Folder for records. [runs]")]
+Memory = Annotated[
+    str | None, option("Most that the process may hold on its device: 6GB, 512MB. [what it holds and most of what is free]")
+]
 Device = Annotated[str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one. [auto]")]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Out, option
+from gradleak.cli.options import Memory, Out, option
 
 ENGINES = ("local", "ray")
 
@@ -19,6 +19,7 @@ def run(
     device: Annotated[
         str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one; with commas, one for each worker. [auto]")
     ] = "auto",
+    memory: Memory = None,
     workers: Annotated[
         int | None, option("Processes that share the cells, each on its own device. [one for each device]", minimum=1)
     ] = None,
@@ -40,7 +41,7 @@ def run(
     A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a list of lists an axis.
     Under cases stand names and the fields each one changes; every case is crossed with the axes.
     """
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.core.errors import GradleakError
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
@@ -60,10 +61,12 @@ def run(
     write_plan(out / study.name, study)
     folder = out / study.name
     if engine == "ray":
-        results = run_on_ray(cells, folder, Cluster(address, device, workers), display, retry=retry_failed)
+        cluster = Cluster(address, device, workers, resolve_memory(memory))
+        results = run_on_ray(cells, folder, cluster, display, retry=retry_failed)
     else:
         devices = [resolve_device(word.strip()) for word in device.split(",")]
-        results = run_on(devices, workers or len(devices), cells, folder, display, retry=retry_failed)
+        most = resolve_memory(memory)
+        results = run_on(devices, workers or len(devices), cells, folder, display, retry=retry_failed, memory=most)
     print_results(results, out / study.name)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from gradleak.cli.options import Device, option
+from gradleak.cli.options import Device, Memory, option
 
 TARGET = "tiny:hidden=64,heads=4"
 # Quick rather than strong: span needs seconds and bears some noise; the other adapts to a defense and can tell a failed search
@@ -52,6 +52,7 @@ def tradeoff(
     ] = None,
     seed: Annotated[int, option("Of the random streams of audits and trainings. [0]")] = 0,
     device: Device = "auto",
+    memory: Memory = None,
     out: Annotated[Path, option("Folder for records, tradeoff.json and tradeoff.svg. [runs/tradeoff]")] = Path("runs/tradeoff"),
     show: Annotated[bool, option("Show guesses while attacks run; of made-up texts they always are.", "--show")] = False,
 ) -> None:
@@ -61,7 +62,7 @@ def tradeoff(
     learnt (does the writer ask for something?). Every audit leaves a record, every training its scores; the same command
     again takes those that are there.
     """
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.core.errors import RunFailed
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
@@ -82,7 +83,7 @@ def tradeoff(
         max_leak=max_leak,
     )
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up)
-    found = run_tradeoff(plan, out, resolve_device(device), display)
+    found = run_tradeoff(plan, out, resolve_device(device), display, resolve_memory(memory))
     console = open_console()
     print_tradeoff(console, found)
     console.print(f"Result: {out / FILE}, picture: {out / PICTURE}, a record for each audit beside them.", soft_wrap=True)

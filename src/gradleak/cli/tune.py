@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Device, option
+from gradleak.cli.options import Device, Memory, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,13 +33,14 @@ def tune(
     prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
     seed: Annotated[int, option("Of the combinations, and of the audits' random streams. [0]")] = 0,
     device: Device = "auto",
+    memory: Memory = None,
     out: Annotated[Path, option("Folder for records and tuning.json. [runs/tune]")] = Path("runs/tune"),
 ) -> None:
     """Searches an attack's numbers in two stages, as LAMP's authors did: many combinations on few sentences, the best on others.
 
     Every combination and stage is an audit with a record; the same command again takes those that are there.
     """
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
     from gradleak.study import tuning
@@ -54,7 +55,7 @@ def tune(
         display.say(
             f"{data} has fewer examples: {planned.effort.coarse} serve the coarse stage, {planned.effort.fine} the fine one."
         )
-    print_tuned(planned, tuning.tune(planned, out, resolve_device(device), display), out)
+    print_tuned(planned, tuning.tune(planned, out, resolve_device(device), display, resolve_memory(memory)), out)
 
 
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
+from gradleak.core.memory import memory_left
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.picture import Picture
 from gradleak.core.prior import PicturePrior, Prior
@@ -125,7 +127,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What an attack works with: its own randomness, opened priors, a place to report progress, a deadline."""
+    """What an attack works with: its own randomness, opened priors, a place to report progress, a deadline, some memory."""
 
     streams: Streams
     prior: Prior
@@ -133,6 +135,7 @@ class Bench:
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
     checkpoint: Path | None = None  # a file of one's own for what is learnt so far
     pictures: PicturePrior | None = None  # where pictures are attacked
+    memory: int | None = None  # bytes the process may hold on its device in all; none: most of what is free
 
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""
@@ -141,6 +144,10 @@ class Bench:
     @property
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
+
+    def memory_left(self, device: torch.device) -> float:
+        """The bytes that may be taken now."""
+        return memory_left(self.memory, device)
 
 
 class Attack(Component, ABC):

@@ -43,6 +43,10 @@ class Protocol(Component, ABC):
         Clients draw from their streams, one each. Without streams nothing is drawn: dropout is off, as an attacker computes.
         """
 
+    def local_steps(self, examples: int) -> int:
+        """How many gradients are taken one after the other for an update of so many examples."""
+        return 1
+
     def gradient_scale(self, examples: int) -> float:
         """What to divide an update of so many examples by to have the size of a gradient."""
         return 1.0

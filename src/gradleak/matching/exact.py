@@ -23,6 +23,7 @@ from gradleak.matching.capture import Kind, Use, call_shapes, captured, kind_of
 from gradleak.matching.plan import owners_of
 
 ROWS_AT_ONCE = 1024  # of an observed matrix, turned to double precision
+PRODUCTS_AT_ONCE = 2**23  # of tokens with tokens
 KNOWN = (Kind.LINEAR, Kind.CONV1D, Kind.LAYER_NORM, Kind.RMS_NORM, Kind.EMBEDDING)
 
 
@@ -61,17 +62,18 @@ class OuterSums(Gradients):
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
         matrix = observed.mT if self.turned else observed
         found = self.inputs.new_zeros(len(self.inputs))
-        for rows, deltas in zip(
-            matrix.split(ROWS_AT_ONCE), self.deltas.split(ROWS_AT_ONCE, dim=2), strict=True
-        ):
+        for rows, deltas in zip(matrix.split(ROWS_AT_ONCE), self.deltas.split(ROWS_AT_ONCE, dim=2), strict=True):
             found = found + ((deltas @ rows.double()) * self.inputs).sum((1, 2))
         return found
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, OuterSums)
-        by_inputs = torch.einsum("stx,oux->sotu", self.inputs, other.inputs)
-        by_deltas = torch.einsum("stx,oux->sotu", self.deltas, other.deltas)
-        return (by_inputs * by_deltas).sum((2, 3))
+        step = _sentences_at_once(self.inputs, other.inputs)
+        rows = []
+        for inputs, deltas in zip(self.inputs.split(step), self.deltas.split(step), strict=True):
+            by_inputs = torch.einsum("stx,oux->sotu", inputs, other.inputs)
+            rows.append((by_inputs * torch.einsum("stx,oux->sotu", deltas, other.deltas)).sum((2, 3)))
+        return torch.cat(rows)
 
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
@@ -96,8 +98,12 @@ class Lookups(Gradients):
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, Lookups)
-        alike = self.ids[:, None, :, None] == other.ids[None, :, None, :]
-        return (torch.einsum("stx,oux->sotu", self.deltas, other.deltas) * alike).sum((2, 3))
+        step = _sentences_at_once(self.deltas, other.deltas)
+        rows = []
+        for ids, deltas in zip(self.ids.split(step), self.deltas.split(step), strict=True):
+            alike = ids[:, None, :, None] == other.ids[None, :, None, :]
+            rows.append((torch.einsum("stx,oux->sotu", deltas, other.deltas) * alike).sum((2, 3)))
+        return torch.cat(rows)
 
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
@@ -186,19 +192,13 @@ class ExactGradients:
                 losses = target.losses(batch, copies)
             outputs = [use.output for name in uses.calls for use in uses.calls[name]]
             slopes = iter(
-                torch.autograd.grad(losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True)
-                if outputs
-                else ()
+                torch.autograd.grad(losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True) if outputs else ()
             )
-            calls = {
-                name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls
-            }
+            calls = {name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls}
             found = dict(self._by_form(target, calls))
             return found | dict(self._by_autograd(losses, copies))
 
-    def _by_form(
-        self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]
-    ) -> Iterator[tuple[str, Gradients]]:
+    def _by_form(self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
             if part.name not in self.places:
                 continue
@@ -219,18 +219,19 @@ class ExactGradients:
             cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
             yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
 
-    def _by_autograd(
-        self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, Gradients]]:
+    def _by_autograd(self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor]) -> Iterator[tuple[str, Gradients]]:
         if not copies:
             return
-        each = [
-            torch.autograd.grad(loss, list(copies.values()), retain_graph=True, materialize_grads=True) for loss in losses
-        ]
+        each = [torch.autograd.grad(loss, list(copies.values()), retain_graph=True, materialize_grads=True) for loss in losses]
         places = {name: place for place, name in enumerate(copies)}
         for part in self.by_autograd:
             values = torch.stack([part.of(one[places[part.parameter]]).flatten() for one in each]).double()
             yield part.name, Vectors(values, values.norm(dim=1))
+
+
+def _sentences_at_once(one: Tensor, other: Tensor) -> int:
+    """Of how many sentences products with all others, token by token, are held at once."""
+    return max(1, PRODUCTS_AT_ONCE // (one.shape[1] * other.shape[0] * other.shape[1]))
 
 
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:

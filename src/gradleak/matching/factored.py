@@ -1,6 +1,7 @@
 """The factored engine: one forward and one backward pass give every candidate's sums for every tensor."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -44,6 +45,21 @@ class FactoredSums:
         part.observed = [one[:, places] if isinstance(one, Tensor) else one.take(places) for one in self.observed]
         part.observed_by_autograd = {name: tensor[places] for name, tensor in self.observed_by_autograd.items()}
         return part
+
+    def bytes_beside(self, uses: int, slope: bool) -> float:
+        """What a candidate takes beside its pass: gradients that have to be built whole, tables and what autograd is left."""
+        times = (4 if slope else 2) * self.target.dtype.itemsize
+        found = times * float(sum(part.size for part in self.by_autograd))
+        if not self.residuals and not self.reading.entrywise:
+            return found
+        for group, observed in zip(self.plan.groups, self.observed, strict=True):
+            one = group.members[0].part.shape
+            if group.form == "lookup":
+                found += times * len(group.members) * one[0] * (one[1] + uses)
+            elif group.form == "outer":  # inputs and output gradients, beside the factors of what was seen, and their slopes
+                rank = observed.right.shape[-1] if isinstance(observed, Thin) else 0
+                found += times * len(group.members) * (uses + rank) * (one[0] + math.prod(one[1:]))
+        return found
 
     def __call__(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

@@ -17,6 +17,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.adaptation import adapted, common_channel, noise_squares, rounding_stds
 from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
+from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
 from gradleak.matching.distances import Distance, Statistics
 from gradleak.matching.factored import FactoredSums
 from gradleak.matching.plan import make_plan, matchable
@@ -37,6 +38,15 @@ class Matcher(ABC):
         self.weights = _weights(observations, observed)
         self.noise_squared = torch.zeros_like(self.weights)
         self.signal_squared = self.observed_squared
+        self.pass_cost = cost_of(self.target)
+
+    @abstractmethod
+    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """What one candidate of so many sentences takes to be compared; with the slope of its distance."""
+
+    def work(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """The multiplications in it: forward and backward, and for a slope both once more, and back."""
+        return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
         """Lets the distance know how much of every tensor is noise, or likely to be what rounding at random added."""
@@ -100,6 +110,10 @@ class FactoredMatcher(Matcher):
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         return self._sums(batch, rows)
 
+    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
+        passed = self.pass_cost.bytes(examples, tokens, GRADIENTS_AND_BACK if slope else GRADIENTS)
+        return passed + self._sums.bytes_beside(examples * tokens, slope)
+
     def take(self, places: Int[Tensor, "some"]) -> "FactoredMatcher":
         part = super().take(places)
         assert isinstance(part, FactoredMatcher)
@@ -122,6 +136,13 @@ class SimulatedMatcher(Matcher):
         assert isinstance(part, SimulatedMatcher)
         part.observations = [self.observations[place] for place in places.tolist()]
         return part
+
+    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """Every local step keeps its activations and its own weights, and a slope goes back through all."""
+        weights = self.pass_cost.element * sum(self.target.part(name).size for name in self.names)
+        steps = max(observation.protocol.local_steps(examples) for observation in self.observations)
+        passed = self.pass_cost.bytes(examples, tokens, GRADIENTS_AND_BACK if slope else GRADIENTS)
+        return steps * (passed + (6 if slope else 4) * weights)
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         results = [self._sums_of(observation, batch[place]) for place, observation in enumerate(self.observations[rows])]

@@ -53,7 +53,7 @@ class SameVocabulary(Prior):
         beams = torch.tensor([self.vocabulary.pad] if outside else frame[:1], device=device)[None]
         scores = torch.zeros(1, device=device)
         for place in range(1 - outside, length):
-            logits = self.model(input_ids=beams).logits[:, -1].float().log_softmax(-1)
+            logits = self.model(input_ids=beams, logits_to_keep=1).logits[:, -1].float().log_softmax(-1)
             if fixed[place]:
                 logits = logits[:, frame[place] : frame[place] + 1]
             else:

@@ -80,7 +80,10 @@ class FedAvg(Protocol):
 
     def gradient_scale(self, examples: int) -> float:
         """Learning rate times steps: divided by it, an update of SGD is the mean gradient along the way."""
-        return self.learning_rate * len(self._batches(max(1, examples // self.clients), None))
+        return self.learning_rate * self.local_steps(examples)
+
+    def local_steps(self, examples: int) -> int:
+        return len(self._batches(max(1, examples // self.clients), None))
 
     def _summed(self, target: Target, batch: Batch, rng: Streams | None) -> dict[str, Tensor]:
         share = batch.lead[0] // self.clients

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gradleak.audit.display import Display, Silent
+from gradleak.core.memory import limit_by_default
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.study.plan import FAILED
@@ -17,28 +18,40 @@ LOOK = 1.0  # seconds between looks at the folder
 
 
 def run_on(
-    devices: Sequence[str], workers: int, cells: Sequence[Cell], folder: Path, display: Display, *, retry: bool
+    devices: Sequence[str],
+    workers: int,
+    cells: Sequence[Cell],
+    folder: Path,
+    display: Display,
+    *,
+    retry: bool,
+    memory: int | None = None,
 ) -> list[CellResult]:
     """Runs the cells in so many processes, devices in turn; a process that dies loses its cell to the others or to the end.
 
-    The records are those of one process, but for time and cost.
+    The records are those of one process, but for time and cost. Memory is what each process may hold; where nothing is said,
+    those that share a device share what is free of it.
     """
     if workers > 1:
         folder.mkdir(parents=True, exist_ok=True)
         if retry:
             for cell in cells:
                 (folder / f"{cell.spec.id}{FAILED}").unlink(missing_ok=True)
-        _work_together(devices, workers, cells, folder, display)
+        _work_together(devices, workers, cells, folder, display, memory)
         retry = False  # what failed in a worker has just been tried
-    return run_cells(cells, folder, devices[0], display, retry=retry)
+    return run_cells(cells, folder, devices[0], display, retry=retry, memory=memory)
 
 
-def _work_together(devices: Sequence[str], workers: int, cells: Sequence[Cell], folder: Path, display: Display) -> None:
+def _work_together(
+    devices: Sequence[str], workers: int, cells: Sequence[Cell], folder: Path, display: Display, memory: int | None
+) -> None:
     context = multiprocessing.get_context("spawn")  # CUDA cannot be forked
     threads = max(1, (os.cpu_count() or 1) // workers)
+    places = [devices[number % len(devices)] for number in range(workers)]
+    shares = [memory or _share(place, places.count(place)) for place in places]
     started = [
-        context.Process(target=_work, args=(list(cells), folder, devices[number % len(devices)], threads), daemon=True)
-        for number in range(workers)
+        context.Process(target=_work, args=(list(cells), folder, place, threads, share), daemon=True)
+        for place, share in zip(places, shares, strict=True)
     ]
     display.say(f"{workers} processes on {', '.join(dict.fromkeys(devices))}.")
     for process in started:
@@ -70,10 +83,18 @@ def _done(cells: Sequence[Cell], folder: Path) -> int:
     return sum((folder / f"{cell.spec.id}{suffix}").exists() for cell in cells for suffix in (".json", FAILED))
 
 
-def _work(cells: Sequence[Cell], folder: Path, device: str, threads: int) -> None:
+def _share(device: str, processes: int) -> int | None:
+    """What each of some processes may hold of what is free on a device."""
+    import torch
+
+    most = limit_by_default(torch.device(device))
+    return None if most is None else most // processes
+
+
+def _work(cells: Sequence[Cell], folder: Path, device: str, threads: int, memory: int | None) -> None:
     """One process."""
     import torch
 
     torch.set_num_threads(threads)
     with contextlib.suppress(KeyboardInterrupt):
-        run_cells(cells, folder, device, Silent(), retry=False)
+        run_cells(cells, folder, device, Silent(), retry=False, memory=memory)

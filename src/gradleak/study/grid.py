@@ -36,7 +36,9 @@ class CellResult:
     skipped: bool = False  # its record was there already
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, device: str, display: Display, *, retry: bool = True) -> list[CellResult]:
+def run_cells(
+    cells: Sequence[Cell], folder: Path, device: str, display: Display, *, retry: bool = True, memory: int | None = None
+) -> list[CellResult]:
     """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on.
 
     Cells that failed before are run again unless `retry` is off; cells that another run works on are left to it.
@@ -51,7 +53,7 @@ def run_cells(cells: Sequence[Cell], folder: Path, device: str, display: Display
         results |= {cell.spec.id: CellResult(cell, None, failure_file(folder, cell), skipped=True) for cell in failed}
         if failed:
             display.say(f"{len(failed)} cells failed before: skipped. Add --retry-failed to try them again.")
-    grid = Grid(folder, device, display, data, {cell.spec.id: number for number, cell in enumerate(cells, start=1)})
+    grid = Grid(folder, device, display, data, {cell.spec.id: number for number, cell in enumerate(cells, start=1)}, memory)
     clock = Clock(len(cells) - len(results))
     elsewhere: list[Cell] = []
     for group in groups_of(cells):
@@ -115,6 +117,7 @@ class Grid:
     display: Display
     data: "DataHashes"
     numbers: Mapping[str, int]  # of cells, by their id
+    memory: int | None = None  # bytes the process may hold
 
     def run(self, cells: Sequence[Cell], left: str = "", again: bool = False) -> list[CellResult]:
         """Runs kin in one call: those that another run has not finished by now, or `again` all of them."""
@@ -131,7 +134,8 @@ class Grid:
         label = f"{number}/{all_of} " if len(cells) == 1 else f"{len(cells)} cells of {all_of}, "
         display = Numbered(self.display, label)
         try:
-            found = run_audits([cell.spec for cell in cells], device=self.device, out=self.folder, display=display)
+            specs = [cell.spec for cell in cells]
+            found = run_audits(specs, device=self.device, out=self.folder, display=display, memory=self.memory)
         except Exception as error:  # one cell must not end a night's run
             if len(cells) == 1:
                 return [self._failed(cells[0], error)]

@@ -24,7 +24,7 @@ SCHEMA = "gradleak.map/1"
 FILE, PICTURE = "map.json", "heat_map.svg"
 
 
-def run_map(plan: MapPlan, folder: Path, device: str, display: Display) -> HeatMap:
+def run_map(plan: MapPlan, folder: Path, device: str, display: Display, memory: int | None = None) -> HeatMap:
     """Attacks the cells that have no record in the folder yet, a layer at a time; then writes map.json and heat_map.svg."""
     if not isinstance(plan.base.prior, PriorSpec):
         raise GradleakError("A leak map is of text models: audit pictures with --layers and --modules instead.")
@@ -41,7 +41,8 @@ def run_map(plan: MapPlan, folder: Path, device: str, display: Display) -> HeatM
     clock = Clock(len(layers))
     for group in layers:
         display.say(f"Layer {group[0].layer}{clock.left()}: {len(group)} views of {plan.base.limit} batches")
-        done = run_audits([cell.spec for cell in group], device=device, out=folder, display=display, target=target)
+        specs = [cell.spec for cell in group]
+        done = run_audits(specs, device=device, out=folder, display=display, target=target, memory=memory)
         for cell, result in zip(group, done, strict=True):
             if isinstance(result, GradleakError):
                 absent.append(Absent(cell.layer, cell.module, str(result)))

@@ -33,6 +33,7 @@ class Cluster:
     address: str | None = None
     device: str = "auto"  # cpu: a core each; cuda: a GPU each; auto: a GPU where the cluster has any
     workers: int | None = None  # that work at once; as many as the cluster has room for
+    memory: int | None = None  # bytes that each may hold
 
 
 def run_on_ray(cells: Sequence[Cell], folder: Path, cluster: Cluster, display: Display, *, retry: bool) -> list[CellResult]:
@@ -87,7 +88,7 @@ def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster
     count = sum(map(len, groups))
     display.say(f"{count} cells on Ray, {workers} workers, a {'GPU' if device == 'cuda' else 'core'} each.")
     began, clock = time.monotonic(), Clock(count)
-    for cells, answers in _answers(ray, task, groups, folder, (Stored(ray), key, device), workers):
+    for cells, answers in _answers(ray, task, groups, folder, (Stored(ray), key, device, cluster.memory), workers):
         for cell, answer in zip(cells, answers, strict=True):
             _keep(cell, answer, folder, display)
         clock.finished += len(cells)
@@ -97,10 +98,10 @@ def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster
 
 
 def _answers(
-    ray: Any, task: Any, groups: Sequence[Sequence[Cell]], folder: Path, rest: "tuple[Stored, Any, str]", workers: int
+    ray: Any, task: Any, groups: Sequence[Sequence[Cell]], folder: Path, rest: "tuple[Stored, Any, str, int | None]", workers: int
 ) -> Iterator[tuple[list[Cell], list[Answer]]]:
     """What became of the cells, as workers come back; a cell is claimed while it is out."""
-    stored, key, device = rest
+    stored, key, device, memory = rest
     waiting = list(reversed(groups))
     out: dict[Any, tuple[list[Cell], contextlib.ExitStack]] = {}
     while waiting or out:
@@ -108,7 +109,7 @@ def _answers(
             group, held = waiting.pop(), contextlib.ExitStack()
             ours = [cell for cell in group if held.enter_context(claim(folder, cell.spec.id))]
             if ours:
-                out[task.remote([cell.spec for cell in ours], stored.of(ours[0].spec), key, device)] = (ours, held)
+                out[task.remote([cell.spec for cell in ours], stored.of(ours[0].spec), key, device, memory)] = (ours, held)
             else:
                 held.close()  # another run has them
         if not out:
@@ -155,15 +156,18 @@ def _keep(cell: Cell, answer: Answer, folder: Path, display: Display) -> None:
         display.say(f"Failed; the traceback is in {path}.")
 
 
-def audit_cells(specs: Sequence[AuditSpec], opened: bytes | None, key: bytes, device: str) -> list[Answer]:
+def audit_cells(
+    specs: Sequence[AuditSpec], opened: bytes | None, key: bytes, device: str, memory: int | None = None
+) -> list[Answer]:
     """Kin on a worker: records, or else tracebacks: a failure is an answer, which Ray does not try again."""
     try:
         target, beliefs = (None, None) if opened is None else unpacked(opened, device)
-        found = run_audits(specs, device=device, key=SecretKey(key), target=target, beliefs=beliefs)
+        found = run_audits(specs, device=device, key=SecretKey(key), target=target, beliefs=beliefs, memory=memory)
     except Exception:
         if len(specs) == 1:
             return [("", traceback.format_exc())]
-        return [answer for spec in specs for answer in audit_cells([spec], opened, key, device)]  # the one at fault fails alone
+        each = [audit_cells([spec], opened, key, device, memory) for spec in specs]  # the one at fault fails alone
+        return [answer for answers in each for answer in answers]
     return [
         ("", f"{type(one).__name__}: {one}")
         if isinstance(one, GradleakError)

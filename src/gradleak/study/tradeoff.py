@@ -1,6 +1,7 @@
 """What leaks under each defense against what training under it gives: every setting audited, then trained."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradleak.audit.client import private_batches, private_examples
@@ -15,7 +16,7 @@ from gradleak.records.store import check_writable, open_key
 from gradleak.report.tradeoff import Missing, Point, Tradeoff
 from gradleak.report.tradeoff_picture import svg
 from gradleak.study.files import write_whole
-from gradleak.study.grid import Clock, run_cells
+from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.study.tradeoff_plan import TradeoffPlan
 from gradleak.study.utility import Trainer, Utility, classifier, material_of
 from gradleak.training.finetune import Material
@@ -25,14 +26,15 @@ FILE, PICTURE = "tradeoff.json", "tradeoff.svg"
 Failures = dict[str, str]  # by the name of a setting, why it has no result
 
 
-def run_tradeoff(plan: TradeoffPlan, folder: Path, device: str, display: Display) -> Tradeoff:
+def run_tradeoff(plan: TradeoffPlan, folder: Path, device: str, display: Display, memory: int | None = None) -> Tradeoff:
     """Audits and trains what has no result in the folder yet; then writes tradeoff.json and tradeoff.svg."""
     target = classifier(plan, device)
     private_batches(plan.base, target, private_examples(plan.base))  # unfit data is refused here, before anything runs
     material = material_of(plan, target)
     check_writable(folder)
     failures: Failures = {}
-    audits = _audit_all(plan, folder, device, display, failures)
+    results = run_cells([setting.cell for setting in plan.settings], folder, device, display, memory=memory)
+    audits = _audited(plan, results, failures)
     trainings = _train_all(Trainer(plan, material, open_key(folder), folder, device, display), failures)
     points = tuple(
         point_of(name, plan.metric, audits[name], trainings[name])
@@ -46,8 +48,8 @@ def run_tradeoff(plan: TradeoffPlan, folder: Path, device: str, display: Display
     return tradeoff
 
 
-def _audit_all(plan: TradeoffPlan, folder: Path, device: str, display: Display, failures: Failures) -> dict[str, Record]:
-    results = run_cells([setting.cell for setting in plan.settings], folder, device, display)
+def _audited(plan: TradeoffPlan, results: Sequence[CellResult], failures: Failures) -> dict[str, Record]:
+    """The records of the settings that have one."""
     found = {}
     for setting, result in zip(plan.settings, results, strict=True):
         if result.record is None:

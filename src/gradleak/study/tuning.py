@@ -108,15 +108,15 @@ def plan_tuning(attack: str, given: Sequence[Range], effort: Effort, metric: str
     return tuning
 
 
-def tune(tuning: Tuning, folder: Path, device: str, display: Display) -> Tuned:
+def tune(tuning: Tuning, folder: Path, device: str, display: Display, memory: int | None = None) -> Tuned:
     """Runs both stages, one record for each audit, and writes tuning.json; records that are there already are taken."""
     cells = tuning.cells("coarse", tuning.attacks())
     display.say(f"Coarse stage: {len(cells)} combinations on {cells[0].spec.limit} sentences")
-    coarse = run_cells(cells, folder, device, display)
+    coarse = run_cells(cells, folder, device, display, memory=memory)
     best = best_first(_records(coarse), tuning.metric)[: tuning.effort.best]
     cells = tuning.cells("fine", list(dict.fromkeys([*best, tuning.default])))
     display.say(f"Fine stage: the best {len(best)}, and the defaults, on {cells[0].spec.limit} other sentences")
-    fine = run_cells(cells, folder, device, display)
+    fine = run_cells(cells, folder, device, display, memory=memory)
     tuned = _tuned(tuning, coarse, fine)
     write_ranking(folder, tuned)
     return tuned

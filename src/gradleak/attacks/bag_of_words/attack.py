@@ -12,6 +12,7 @@ from gradleak.attacks import evidence
 from gradleak.attacks.bag_of_words.climb import Climb, Settings
 from gradleak.attacks.bag_of_words.pairings import paired
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
+from gradleak.attacks.gradient_matching.passes import distances_of
 from gradleak.attacks.gradient_matching.problems import lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
@@ -73,7 +74,7 @@ class BagOfWords(Attack):
             together = [(list(observations), list(batches))]
         else:
             together = [([observation], [batch]) for observation, batch in zip(observations, batches, strict=True)]
-        return torch.cat([for_observations(seen, Cosine()).distances(side_by_side(held))[:, 0] for seen, held in together])
+        return torch.cat([distances_of(for_observations(seen, Cosine()), side_by_side(held)) for seen, held in together])
 
 
 def bag_of(observation: Observation) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradleak.attacks.bag_of_words.orders import likely_order, spare_places
 from gradleak.attacks.gradient_matching.discrete import batch_nll, candidate_exchanges, candidate_orders
-from gradleak.attacks.gradient_matching.passes import rows_in_passes
+from gradleak.attacks.gradient_matching.passes import scored_in_passes
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.streams import Streams
@@ -28,6 +28,11 @@ class Settings:
     repeats: int
     beams: int
     prior_weight: float
+
+    def most_passes(self, examples: int) -> int:
+        """How often candidates are scored at most: at first, for every sentence of every round and twice where rows begin
+        anew, and at last."""
+        return 1 + self.rounds * (examples + 2) + 1
 
 
 class Climb:
@@ -53,6 +58,8 @@ class Climb:
             self.rounds += 1
             before = self.scores.clone()
             for sentence in range(self.ids.shape[1]):
+                if self.bench.out_of_time:
+                    break
                 self._take_best(self._candidates(sentence))
             self.idle = torch.where(self.scores < before - 1e-7, 0, self.idle + 1)
             better = self.scores < self.best_scores
@@ -64,12 +71,12 @@ class Climb:
     def distances(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
         """How far the gradients of the candidates are from what was seen; rows that are done are not looked at."""
 
-        def matched(piece: slice) -> Tensor:
-            if bool(self.done[piece].all()):
-                return torch.zeros(ids[piece].shape[:2], dtype=self.rows.target.dtype, device=ids.device)
-            return self.matcher.distances(self.rows.token_batch(ids[piece], piece), piece)
+        def matched(kept: slice, some: slice) -> Tensor:
+            if bool(self.done[kept].all()):
+                return torch.zeros(ids[kept, some].shape[:2], dtype=self.rows.target.dtype, device=ids.device)
+            return self.matcher.distances(self.rows.token_batch(ids[kept, some], kept), kept)
 
-        return rows_in_passes(self.rows, ids.shape[1]).run(matched, len(self.rows.problems))
+        return scored_in_passes(self.bench, self.rows, self.matcher, matched, ids.shape[1])
 
     def _scores(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
         distances = self.distances(ids)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from gradleak.attacks.certificate.columns import Columns, columns_of, distinct
 from gradleak.attacks.certificate.counting import Count, Counting
 from gradleak.attacks.certificate.neighbours import Neighbourhood
-from gradleak.core.attack import Reconstruction, Sentences
+from gradleak.core.attack import Bench, Reconstruction, Sentences
 from gradleak.core.observation import Observation
 from gradleak.matching.exact import gradients_of
 
+NO_TIME = "There was no time to hold the guess against the update."
+MOST_BYTES = 2**31  # of layer inputs and output gradients
 MOST_COLUMNS = 256  # sentences times labels: products of more would take longer than the attack
 
 
@@ -34,8 +36,10 @@ def certify(observation: Observation, sentences: Sequence[Sequence[int]]) -> Cer
     return _judge(_columns(observation, guess))
 
 
-def with_certificate(observation: Observation, guess: Reconstruction) -> Reconstruction:
+def with_certificate(observation: Observation, guess: Reconstruction, bench: Bench) -> Reconstruction:
     """The guess with what the update proves of it, or with what stands against that."""
+    if bench.out_of_time:
+        return replace(guess, note=guess.note or NO_TIME)
     certificate = certify(observation, guess.sentences)
     if not certificate.proven:
         return replace(guess, note=guess.note or certificate.note)
@@ -71,7 +75,15 @@ def obstacle_of(observation: Observation, guess: Sentences) -> str:
         return "There is no guess of which a model would learn."
     if len(guess) * labels > MOST_COLUMNS:
         return f"{len(guess)} sentences with {labels} labels are too many to be held against the update."
+    if _bytes(observation, guess, labels) > MOST_BYTES:
+        return f"{sum(map(len, guess))} tokens with {labels} labels are too many to be held against the update."
     return ""
+
+
+def _bytes(observation: Observation, guess: Sentences, labels: int) -> int:
+    """What layer inputs and output gradients of all columns take, once in double precision and once in the client's."""
+    matrices = [tensor.shape[1:] for tensor in observation.update.tensors.values() if tensor.ndim == 3]
+    return 2 * 8 * labels * len(guess) * max(map(len, guess)) * sum(sum(shape) for shape in matrices)
 
 
 def _known_size(observation: Observation) -> int | None:
@@ -107,9 +119,7 @@ def _judge(columns: Columns) -> Certificate:
 
 def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -> Certificate:
     """What remains where a guess gives back all that was seen: that nothing else near it does."""
-    repeated = tuple(
-        sentence for sentence, total in zip(columns.sentences, count.totals, strict=True) for _ in range(total)
-    )
+    repeated = tuple(sentence for sentence, total in zip(columns.sentences, count.totals, strict=True) for _ in range(total))
     labels = None
     if not columns.observation.target.labels_are_tokens:
         labels = tuple(label for row in count.numbers for label, number in enumerate(row) for _ in range(number))
@@ -119,7 +129,9 @@ def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -
         return Certificate(False, repeated, labels, misfit, note)
 
     if ways > 1:
-        return unproven("The sentences that were found make up the update in several ways: how often each is there does not show.")
+        return unproven(
+            "The sentences that were found make up the update in several ways: how often each is there does not show."
+        )
     if min(count.totals) == 0:  # a sentence of the guess is not needed
         return certify(columns.observation, repeated)
     if not size_is_known:

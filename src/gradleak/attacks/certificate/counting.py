@@ -148,9 +148,7 @@ def labellings(total: int, labels: int) -> list[tuple[int, ...]]:
     if math.comb(total + labels - 1, labels - 1) > MOST_LABELLINGS:
         return [tuple(total * (label == one) for label in range(labels)) for one in range(labels)]
     bars = itertools.combinations(range(total + labels - 1), labels - 1)
-    return [
-        tuple(stop - start - 1 for start, stop in itertools.pairwise((-1, *places, total + labels - 1))) for places in bars
-    ]
+    return [tuple(stop - start - 1 for start, stop in itertools.pairwise((-1, *places, total + labels - 1))) for places in bars]
 
 
 def _beside(predicted: Float[Tensor, "labels"]) -> Float[Tensor, "labels seen"]:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gradleak.attacks.certificate.columns import Columns
 from gradleak.attacks.certificate.counting import CLEAR
-from gradleak.matching.additive import Additive, additive_of, centre, squares_normalised, squares_of_sums
 from gradleak.core.parts import FUSED, Part
 from gradleak.core.target import Target
+from gradleak.matching.additive import Additive, additive_of, centre, squares_normalised, squares_of_sums
 from gradleak.matching.exact import Lookups, OuterSums
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts
 from gradleak.matching.linear_algebra import decompose
@@ -122,7 +122,9 @@ class FirstLayer:
     def _fed(self, words: Int[Tensor, "words"]) -> Float[Tensor, "positions words width"]:
         return next(iter(first_inputs(self.inputs, words, self.positions).values()))
 
-    def _of_inputs(self, words: Int[Tensor, "words"], places: Sequence[Place], directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _of_inputs(
+        self, words: Int[Tensor, "words"], places: Sequence[Place], directions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = torch.tensor([place.position for place in places], device=words.device)
         sizes, inside, along = [], [], []
         for some in torch.split(words, max(1, VECTORS_AT_ONCE // self.positions)):
@@ -162,9 +164,7 @@ def _of_sums(
     return sizes, inside, along.square()
 
 
-def first_layer_of(
-    columns: Columns, shares: Float[Tensor, "columns"], floors: Float[Tensor, "tensors"]
-) -> FirstLayer | None:
+def first_layer_of(columns: Columns, shares: Float[Tensor, "columns"], floors: Float[Tensor, "tensors"]) -> FirstLayer | None:
     """The sieve for a guess, where the first layer's query, key or value are seen."""
     target = columns.observation.target
     linear = linear_parts(target, list(columns.observation.update.tensors))
@@ -181,7 +181,9 @@ def first_layer_of(
         rows = [columns.gradients[part.name] for part in parts]
         here = [row for row in rows if isinstance(row, OuterSums)]
         inputs.append(here[0].inputs[start, :tokens])
-        own = [torch.einsum("l,lto->to", weights[sentence].to(row.deltas), _of(row, start, columns.labels, tokens)) for row in here]
+        own = [
+            torch.einsum("l,lto->to", weights[sentence].to(row.deltas), _of(row, start, columns.labels, tokens)) for row in here
+        ]
         deltas.append(torch.cat(own, dim=1).norm(dim=1))
         keys += [(sentence, token) for token in range(tokens)]
     fed, sizes = torch.cat(inputs), torch.cat(deltas)

@@ -25,6 +25,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior
 from gradleak.core.registry import register
+from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.rough import rough_products
 
 NATS = Scale("nats", 1.0)  # less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too
@@ -83,14 +84,16 @@ class EnergyAttack(Attack):
         began = time.monotonic()
         found: dict[int, list[Found]] = {observation.index: [] for observation in observations}
         for alike in by_tensors(observations):
-            misfits = self._misfits(alike)
+            misfits = self._misfits(alike, bench)
             for group in by_size(problems_of(alike, self.assumptions)):
+                if bench.out_of_time and all(found[problem.observation.index] for problem in group):
+                    continue  # all have a guess
                 with rough_products(alike):
                     searched = self._search(group, bench, misfits)
                 for problem, one in zip(group, searched, strict=True):
                     found[problem.observation.index].append(one)
         best = self._judged([self._best(found[observation.index]) for observation in observations], bench)
-        best = [with_certificate(observation, guess) for observation, guess in zip(observations, best, strict=True)]
+        best = [with_certificate(*pair, bench) for pair in zip(observations, best, strict=True)]
         seconds = (time.monotonic() - began) / len(observations)
         return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in best]
 
@@ -113,7 +116,7 @@ class EnergyAttack(Attack):
                 for seen in [alike] if alike[0].target.padding_is_free else [[one] for one in alike]:
                     where = [places[id(one)] for one in seen]
                     energy = Energy(seen, self.matrices)
-                    scores = energy.scores(side_by_side([batches[place] for place in where]), slice(None))[:, 0].double()
+                    scores = scores_of(energy, side_by_side([batches[place] for place in where]))
                     found[where] = torch.maximum(scores, energy.levels(self.settings.solved).to(scores))
         return found
 
@@ -134,12 +137,12 @@ class EnergyAttack(Attack):
         """Whether a last search by what matches all that is visible has the last word."""
         return self.judge and can_judge(observation)
 
-    def _misfits(self, observations: Sequence[Observation]) -> dict[int, Float[Tensor, "words"]]:
+    def _misfits(self, observations: Sequence[Observation], bench: Bench) -> dict[int, Float[Tensor, "words"]]:
         """By observation how badly every allowed word fits what was seen."""
         target = observations[0].target
         words = target.vocabulary.allowed.nonzero()[:, 0]
         parts, structures = looked_at(observations, self.matrices)
-        found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)))
+        found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)), bench)
         return {observation.index: row for observation, row in zip(observations, found, strict=True)}
 
     def _search(self, group: Sequence[Problem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Found]:
@@ -160,7 +163,7 @@ class EnergyAttack(Attack):
                 Draft(problem, rows.sentences(search.best[row], row), likely[0][row], likely[1][row]),
                 Reconstruction(
                     sentences=rows.sentences(search.best[row], row),
-                    loss=float(torch.maximum(search.best_scores[row], search.level[row])),
+                    loss=_loss(search, row),
                     cost=Cost(steps=search.passes),
                 ),
             )
@@ -178,7 +181,7 @@ class EnergyAttack(Attack):
         """The guesses, those through a defense after a search by what matches all that is visible."""
         guesses = [one.guess for one in found]
         places = [place for place, one in enumerate(found) if self._is_judged(one.draft.problem.observation)]
-        if not places:
+        if not places or bench.out_of_time:
             return guesses
         drafts = [found[place].draft for place in places]
         after = judged(drafts, bench, self.settings)
@@ -195,6 +198,13 @@ class EnergyAttack(Attack):
         return guesses
 
 
+@torch.no_grad()
+def scores_of(energy: Energy, batch: Batch) -> Float[Tensor, "observations"]:
+    """The objective of one batch of each observation, a few observations at a time."""
+    each = energy.bytes(batch.mask.shape[-2], batch.mask.shape[-1])
+    return Chunks(int(BESIDE / each)).run(lambda rows: energy.scores(batch[rows], rows)[:, 0].double(), len(batch.mask))
+
+
 def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
     """Observations that show the same tensors, under one kind of defense: nobody is measured by matrices only others show."""
     groups: dict[tuple[object, ...], list[Observation]] = {}
@@ -202,6 +212,12 @@ def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
         key = (*observation.update.tensors, observation.channel.kind, layers_needed(observation))
         groups.setdefault(key, []).append(observation)
     return list(groups.values())
+
+
+def _loss(search: WordSearch, row: int) -> float | None:
+    """The objective at the best guess, no lower than where all is explained; none where time ended before it was looked at."""
+    score = torch.maximum(search.best_scores[row], search.level[row])
+    return float(score) if bool(score.isfinite()) else None
 
 
 def _report(search: WordSearch, bench: Bench, done: int, total: int) -> None:

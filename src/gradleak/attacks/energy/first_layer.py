@@ -13,16 +13,19 @@ from torch import Tensor
 from gradleak.attacks.energy.errors import error_std
 from gradleak.attacks.energy.sure import sure_directions
 from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
+from gradleak.matching.chunking import pieces
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of
 
 FED_ALIKE = ("query", "key", "value")
 VECTORS_AT_ONCE = 2**16
+BESIDE = 8  # vectors of an input's width that one word at one position takes on its way
 
 
 @torch.no_grad()
-def words_of_first_layer(rows: Rows, filler: int) -> Int[Tensor, "rows examples tokens"]:
+def words_of_first_layer(rows: Rows, filler: int, bench: Bench) -> Int[Tensor, "rows examples tokens"]:
     """Where to begin: what the first layer's query, key and value say where they are seen, fillers elsewhere."""
     empty = torch.where(rows.fixed, rows.frame, filler)
     observations = [problem.observation for problem in rows.problems]
@@ -33,7 +36,7 @@ def words_of_first_layer(rows: Rows, filler: int) -> Int[Tensor, "rows examples 
     inputs = ModuleInputs(rows.target, parts[:1])
     if not _by_position(inputs, rows.words[:1]):
         return empty
-    found = rows.words[_misses(rows, inputs, [_basis(one, parts) for one in observations]).argsort(-1)[..., : rows.mask.shape[1]]]
+    found = rows.words[_nearest(rows, inputs, [_basis(one, parts) for one in observations], bench)]
     shown = torch.tensor([any(part.name in one.update.tensors for part in parts) for one in observations], device=found.device)
     return torch.where(rows.fixed | ~shown[:, None, None], empty, found.mT)
 
@@ -62,12 +65,24 @@ def _basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "ra
     return sure_directions(observation, torch.cat([one / one.norm().clamp_min(1e-30) for one in matrices]), 0.0)
 
 
-def _misses(rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor]) -> Float[Tensor, "rows positions words"]:
-    """The share of every word's input at every position, less the first token's, outside each span."""
-    positions, name = rows.mask.shape[-1], inputs.names[0]
+def _nearest(rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor], bench: Bench) -> Int[Tensor, "rows positions examples"]:
+    """At every position the words whose inputs, less the first token's, lie least outside each span: one for each sentence."""
+    positions, examples, name = rows.mask.shape[-1], rows.mask.shape[1], inputs.names[0]
     first = first_inputs(inputs, torch.tensor(rows.target.vocabulary.prefix[:1], device=rows.words.device), 1)[name][0, 0]
-    pieces = []
-    for some in torch.split(rows.words, max(1, VECTORS_AT_ONCE // positions)):
-        vectors = torch.nn.functional.normalize(first_inputs(inputs, some, positions)[name] - first, dim=-1)
-        pieces.append(torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases]))
-    return torch.cat(pieces, dim=-1)
+    shape, count = (len(bases), positions), min(examples, len(rows.words))
+    misses = torch.full((*shape, count), torch.inf, device=first.device, dtype=first.dtype)
+    words = torch.arange(count, device=first.device).expand(*shape, count)
+
+    def piece(some: slice) -> Tensor:
+        nonlocal misses, words
+        vectors = torch.nn.functional.normalize(first_inputs(inputs, rows.words[some], positions)[name] - first, dim=-1)
+        found = torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases])
+        numbers = torch.arange(some.start, some.stop, device=first.device).expand(*shape, -1)
+        misses, places = torch.cat([misses, found], dim=-1).topk(count, largest=False)
+        words = torch.cat([words, numbers], dim=-1).gather(-1, places)
+        return found[0, 0]
+
+    width = positions * (BESIDE * len(first) + max(map(len, bases)) + 4 * len(bases))
+    most = VECTORS_AT_ONCE / positions
+    pieces(bench, first.device, width * first.element_size(), width * len(first), most).run(piece, len(rows.words))
+    return words if count == examples else words.repeat(1, 1, -(-examples // count))[..., :examples]

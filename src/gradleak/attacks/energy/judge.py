@@ -37,6 +37,8 @@ def judged(drafts: Sequence[Draft], bench: Bench, settings: SearchSettings) -> l
     """The guesses after the search, in their order."""
     found: list[Sentences] = [draft.sentences for draft in drafts]
     for places in _alike(drafts):
+        if bench.out_of_time:
+            break
         some = [drafts[place] for place in places]
         rows = _rows(some)
         observations = [draft.problem.observation for draft in some]
@@ -45,7 +47,7 @@ def judged(drafts: Sequence[Draft], bench: Bench, settings: SearchSettings) -> l
         many = torch.stack([filled(draft.many, width[1]) for draft in some])
         with rough_products(observations):
             matched, ids = Matched(observations), _ids(rows, some)
-            going = (~matched.fits(rows.batch(rows.target.embed(ids[:, None])))).nonzero()[:, 0]
+            going = (~matched.fits(rows.batch(rows.target.embed(ids[:, None])), bench)).nonzero()[:, 0]
             if len(going):
                 rematch = Rematch(bench, settings, filler_of(rows.target))
                 ids[going], _ = rematch.run(rows.take(going), matched.take(going), ids[going], (few[going], many[going]))

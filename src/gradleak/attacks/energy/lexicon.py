@@ -18,11 +18,13 @@ from torch import Tensor
 from gradleak.attacks.energy.errors import error_std
 from gradleak.attacks.energy.structure import Structure
 from gradleak.attacks.energy.sure import sure_directions
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, kind_of
+from gradleak.matching.chunking import FORWARD, Chunks, cost_of, pieces
 from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of
 
 BESIDE = 1  # fillers on either side of the word
@@ -56,21 +58,26 @@ def lexicon(
     words: Int[Tensor, "words"],
     filler: int,
     parts: Sequence[tuple[Part, Structure]],
+    bench: Bench,
 ) -> Float[Tensor, "observations words"]:
-    """For every word how badly it fits what was seen (lower fits better); the same for all where nothing can be said."""
+    """For every word how badly it fits what was seen (lower fits better); zero, the worst, where nothing can be said."""
     target = observations[0].target
     lenses = [lens for part, structure in parts if (lens := lens_of(target, part, structure)) is not None]
     scores = torch.zeros(len(observations), len(words), device=target.device, dtype=target.dtype)
     if not lenses:
         return scores
     alone = WordsAlone(target, lenses, filler)
-    mean = alone.vectors(words[:: max(1, len(words) // WORDS_AT_ONCE)])
-    means = [vectors.mean(0) for vectors in mean]
+    means = alone.means(words[:: max(1, len(words) // WORDS_AT_ONCE)], bench)
     bases = [_bases(lens, observations) for lens in lenses]
-    for start in range(0, len(words), WORDS_AT_ONCE):
-        some = alone.vectors(words[start : start + WORDS_AT_ONCE])
-        for vectors, centre, (places, basis) in zip(some, means, bases, strict=True):
-            scores[places, start : start + WORDS_AT_ONCE] += _outside(vectors - centre, basis)
+
+    def piece(some: slice) -> Tensor:
+        found = torch.zeros_like(scores[:, some])
+        for vectors, centre, (places, basis) in zip(alone.vectors(words[some]), means, bases, strict=True):
+            found[places] += _outside(vectors - centre, basis)
+        scores[:, some] = found
+        return found[0]
+
+    alone.pieces(bench).run(piece, len(words))
     return scores
 
 
@@ -83,6 +90,16 @@ class WordsAlone:
         ids, special = target.vocabulary.frame(len(target.vocabulary.prefix) + 2 * BESIDE + 1 + len(target.vocabulary.suffix))
         self.frame = torch.tensor([word if fixed else filler for word, fixed in zip(ids, special, strict=True)])
         self.place = special.index(False) + BESIDE
+
+    def means(self, words: Int[Tensor, "words"], bench: Bench) -> list[Float[Tensor, "heads width"]]:
+        """The mean vector of each lens over some words."""
+        parts = [self.vectors(some) for some in torch.split(words, self.pieces(bench).size)]
+        return [torch.cat(vectors).mean(0) for vectors in zip(*parts, strict=True)]
+
+    def pieces(self, bench: Bench) -> Chunks:
+        """So many words at once as fit."""
+        cost, tokens = cost_of(self.target, self.inputs), len(self.frame)
+        return pieces(bench, self.target.device, cost.bytes(1, tokens, FORWARD), cost.work(1, tokens, 1), WORDS_AT_ONCE)
 
     @torch.no_grad()
     def vectors(self, words: Int[Tensor, "words"]) -> list[Float[Tensor, "words heads width"]]:

@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.matching import Cosine, SquaredL2, for_observations
+from gradleak.matching.chunking import pieces
 
 LEAST = 1e-9  # of a distance: less is rounding
 SPREADS = 2.0  # standard deviations of the noise's own norm that a guess may be off and yet fit
@@ -62,6 +64,14 @@ class Matched:
         part.matcher, part.stds = self.matcher.take(places), self.stds[places]
         return part
 
+    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """What one candidate of so many sentences takes."""
+        return self.matcher.bytes(examples, tokens, slope)
+
+    def work(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """The multiplications in it."""
+        return self.matcher.work(examples, tokens, slope)
+
     def scores(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates"]:
         """The objective of batches [observations, candidates, examples, tokens(, hidden)]; lower matches better."""
         distances = self.matcher.distances(batch, rows).double()
@@ -70,13 +80,15 @@ class Matched:
         return torch.where(stds > 0, nats, distances.clamp_min(LEAST).log())
 
     @torch.no_grad()
-    def fits(self, batch: Batch) -> Bool[Tensor, "observations"]:
-        """Whether the first candidate leaves nothing unmatched, or no more than noise would where a wrong word shows."""
+    def fits(self, batch: Batch, bench: Bench) -> Bool[Tensor, "observations"]:
+        """Whether the one candidate leaves nothing unmatched, or no more than noise would where a wrong word shows."""
         variances = self.stds.square()
         entries = (self.matcher.noise_squared * self.matcher.weights).sum(1).double() / variances.clamp_min(1e-60)
         spread = variances * (2 * entries).sqrt()  # of the squared norm of the noise
         telling = self.matcher.signal_squared.sum(1) >= TELLING * spread
-        left = self.matcher.distances(batch)[:, 0].double()
+        shape = batch.mask.shape[-2:]
+        chunks = pieces(bench, batch.mask.device, self.bytes(*shape), self.work(*shape), len(batch.mask))
+        left = chunks.run(lambda rows: self.matcher.distances(batch[rows], rows)[:, 0].double(), len(batch.mask))
         return torch.where(self.noisy, telling & (left <= SPREADS * spread), left <= MATCHED)
 
     def explained(self, batch: Batch, rows: slice, level: float) -> bool:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gradleak.attacks.gradient_matching.problems import Rows
 
-MOST = 600  # moves tried at once; of more (long sentences, large batches) the ones between nearest places
+MOST = 600  # moves tried at once within sentences; of more (long ones) those between nearest places
+MOST_ACROSS = 1200  # and between them: all of eight sentences of twenty words; of larger batches some, evenly taken
 
 
 def neighbours(rows: Rows) -> Int[Tensor, "rows moves places"]:
@@ -24,14 +25,17 @@ def neighbours(rows: Rows) -> Int[Tensor, "rows moves places"]:
 def _across(fixed: Bool[Tensor, "examples tokens"]) -> list[list[int]]:
     """Between two sentences of a batch: words at one position exchanged, and all words from there on."""
     examples, width = fixed.shape
-    made, free = [], (~fixed).tolist()
+    moves: list[tuple[list[int], int, int]] = []
+    free = (~fixed).tolist()
     for one, two in itertools.combinations(range(examples), 2):
         shared = [place for place in range(width) if free[one][place] and free[two][place]]
         for start, place in enumerate(shared):
-            made.append(_exchanged(examples * width, [place], one * width, two * width))
+            moves.append(([place], one * width, two * width))
             if start and place != shared[-1]:
-                made.append(_exchanged(examples * width, shared[start:], one * width, two * width))
-    return made
+                moves.append((shared[start:], one * width, two * width))
+    if len(moves) > MOST_ACROSS:
+        moves = [moves[place * len(moves) // MOST_ACROSS] for place in range(MOST_ACROSS)]
+    return [_exchanged(examples * width, *move) for move in moves]
 
 
 def _exchanged(size: int, places: list[int], one: int, two: int) -> list[int]:

@@ -23,6 +23,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
+from gradleak.matching.chunking import FORWARD, FORWARD_AND_BACK, cost_of
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import factor_gram
 from gradleak.matching.rounding import signal_floor
@@ -48,6 +49,7 @@ class Energy:
         self.heads = [heads for part in self.parts if (heads := heads_of(self.target, part)) is not None]
         self.bases = [heads.seen(observations) for heads in self.heads]
         self.inputs = ModuleInputs(self.target, (*self.parts, *(heads.source for heads in self.heads)))
+        self.pass_cost = cost_of(self.target, self.inputs)
         self.weights = self._weights()
         self.nats = self._nats(observations)
         self.rounding = torch.tensor([max(_rounded_off(one, part) for part in self.parts) for one in observations]).double()
@@ -113,6 +115,31 @@ class Energy:
             return profile
         likelihood = ((unexplained - 1) * self.nats[rows, None]).sum(-1)
         return torch.where(self.noisy[rows, None], likelihood, profile.double())
+
+    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """What one candidate of so many sentences takes: a pass, and in double precision its inputs, their Gram matrices with
+        factors, and their products with what was seen; with a slope most of these three times."""
+        uses, widths = self._spans(examples, tokens)
+        seen = max(one.rows.shape[1] for one in self.seen)
+        held = sum(uses * width + uses**2 for width in widths) + 4 * uses**2 + 4 * uses * seen
+        graph = self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK if slope else FORWARD)
+        return graph + (3 if slope else 1) * 8 * held
+
+    def work(self, examples: int, tokens: int, slope: bool = False) -> float:
+        """The multiplications in it."""
+        uses, widths = self._spans(examples, tokens)
+        seen = max(one.rows.shape[1] for one in self.seen)
+        spans = sum(uses**2 * (width + uses / 3) for width in widths) + len(self.seen) * uses * seen * (uses + widths[0])
+        return (3 if slope else 1) * (self.pass_cost.work(examples, tokens, 1) + 2 * spans)
+
+    def _spans(self, examples: int, tokens: int) -> tuple[int, list[int]]:
+        """How many directions a candidate has, and the widths of the inputs that are factored: one for each that is fed anew."""
+        signs, uneven = (any(getattr(one, name) for one in self.seen) for name in ("signs", "uneven"))
+        fed = {}
+        for part, structure, seen in zip(self.parts, self.structures, self.seen, strict=True):
+            source = "attention" if part.module in UNMIXED else part.module
+            fed[part.name if uneven else (part.layer, source, structure)] = seen.rows.shape[2]
+        return examples * tokens * (2 if signs else 1), list(fed.values())
 
     def unexplained(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates terms"]:
         """For every matrix the share of its squared norm that lies outside the span of the candidate's inputs; then by heads."""

@@ -36,6 +36,8 @@ class Rematch:
         """The guesses after the search, no worse by what they match (and, under noise, by the prior), and their scores."""
         ids, scores = start.clone(), torch.zeros(len(start), device=start.device, dtype=torch.float64)
         for group in places_by_size(rows.problems):
+            if self.bench.out_of_time:
+                break
             where = torch.tensor(group, device=start.device)
             part, few, many = rows.take(where), likely[0][where], likely[1][where]
             ids[where], found = self._searched(part, matched.take(where), start[where], (few, many))
@@ -47,13 +49,16 @@ class Rematch:
         search = self._from(rows, tempered, start, likely)
         self._begin_twice(search)
         best = search.best.clone()
-        going = (~matched.fits(rows.batch(rows.target.embed(best[:, None])))).nonzero()[:, 0]
+        going = (~matched.fits(rows.batch(rows.target.embed(best[:, None])), self.bench)).nonzero()[:, 0]
         if len(going):
             few, many = likely
             part = self._from(rows.take(going), tempered.take(going), best[going], (few[going], many[going]))
             part.begun = True
             part.run()
             best[going] = part.best
+            search.best_scores[going] = part.best_scores
+        if self.bench.out_of_time:
+            return best, search.best_scores
         last = self._from(rows, matched, start, likely)
         if tempered is matched:
             found, scores = best, last.scores(best[:, None])[:, 0]
@@ -63,9 +68,7 @@ class Rematch:
         return torch.where(better[:, None, None], found, start), torch.where(better, scores, last.best_scores)
 
     def _from(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> WordSearch:
-        # On a CPU passes are no dearer than what is in them, and large ones are slower
-        narrow = replace(self.settings, many=MANY, at_once=start.device.type == "cuda")
-        return WordSearch(rows, matched, self.bench, narrow, self.filler, likely, start)
+        return WordSearch(rows, matched, self.bench, narrowed(self.settings, start.device), self.filler, likely, start)
 
     def _begin_twice(self, search: WordSearch) -> None:
         """Where words are right and their order is not, exchanging words first leads away, and elsewhere moving them does."""
@@ -78,6 +81,22 @@ class Rematch:
         better = scores < search.best_scores
         search.best = torch.where(better[:, None, None], found.view(2, *start.shape)[chosen, places], start)
         search.best_scores = torch.where(better, scores, search.best_scores)
+
+
+def narrowed(settings: SearchSettings, device: torch.device) -> SearchSettings:
+    """The settings of this search. On a CPU passes are no dearer than what is in them, and large ones are slower."""
+    return replace(settings, many=MANY, at_once=device.type == "cuda")
+
+
+def most_passes(settings: SearchSettings, examples: int, tokens: int) -> int:
+    """How often this search scores candidates at most, for guesses of about one size, on whatever device takes more."""
+    return max(_most(narrowed(settings, torch.device(device)), examples, tokens) for device in ("cpu", "cuda"))
+
+
+def _most(settings: SearchSettings, examples: int, tokens: int) -> int:
+    """It begins in two ways, goes on from changed guesses, and ends with an attempt by all that is seen."""
+    attempt, retry = settings.of_attempt(examples, tokens), settings.of_retry(examples, tokens)
+    return 1 + settings.of_moves(examples, tokens) + attempt + 1 + (settings.rounds - 1) * retry + 1 + attempt
 
 
 def nearest_words(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Likely:
@@ -100,14 +119,23 @@ class WordPolish:
     sweeps: int
     restarts: int
 
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates are scored at most, for guesses of about one size."""
+        return self.moves.most_passes(examples, tokens) + most_passes(self._settings, examples, tokens)
+
+    @property
+    def _settings(self) -> SearchSettings:
+        return SearchSettings(sweeps=self.sweeps, restarts=self.restarts)
+
     def improve(self, search: "Search", ids: Ids) -> Ids:
         """The guesses after polishing: never a worse match than before."""
         rows = search.rows
         moved = self.moves.improve(search, ids)
+        if search.bench.out_of_time:
+            return moved
         matched = Matched([problem.observation for problem in rows.problems], search.loop.adapts, search.loop.unroll)
-        settings = SearchSettings(sweeps=self.sweeps, restarts=self.restarts)
         near = nearest_words(rows, search.best)
-        return Rematch(search.bench, settings, filler_of(rows.target)).run(rows, matched, moved, near)[0]
+        return Rematch(search.bench, self._settings, filler_of(rows.target)).run(rows, matched, moved, near)[0]
 
 
 def filled(words: Int[Tensor, "words"], width: int) -> Int[Tensor, "width"]:

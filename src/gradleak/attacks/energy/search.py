@@ -12,19 +12,16 @@ from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import Energy
-from gradleak.attacks.energy.settings import SearchSettings
+from gradleak.attacks.energy.settings import CHANGES, SearchSettings
 from gradleak.attacks.energy.steps import ENOUGH, moved_on, swept_at_once
 from gradleak.attacks.energy.words import Likely, punctuation
 from gradleak.attacks.gradient_matching.discrete import batch_nll
 from gradleak.attacks.gradient_matching.problems import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
-from gradleak.matching.chunking import Chunks, fitting
+from gradleak.matching.chunking import Chunks, fastest, pieces, refuse_without_room
 
 TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}  # forward passes only: a third of what gradients of gradients take
-BYTES_A_TOKEN = 100_000
-
-CHANGES = ("slip", "second slip", "weakest wiped", "some wiped")  # of the best guess, to begin again from
 
 ASKED = 16  # candidates whose likelihood the prior is asked for
 
@@ -46,9 +43,10 @@ class WordSearch:
     ) -> None:
         self.rows, self.energy, self.bench, self.settings, self.filler = rows, energy, bench, settings, filler
         self.likely, self.many = likely
+        self._refuse_without_room()
         self.orders = neighbours(rows)
         self.passes = 0
-        self.start = words_of_first_layer(rows, filler) if start is None else start
+        self.start = words_of_first_layer(rows, filler, bench) if start is None else start
         self.always = punctuation(rows)
         self.base_weight = self._base_weight()
         self.prior_weight = self.base_weight
@@ -59,7 +57,7 @@ class WordSearch:
 
     def run(self) -> None:
         """From nothing, then from the best guess changed in parts, several at once; rows that are solved are left alone."""
-        rounds = 1 + -(-self.settings.restarts // len(CHANGES))
+        rounds = self.settings.rounds
         for number in range(int(self.begun), rounds):
             open_rows = (~self.solved(self.best, self.best_scores)).nonzero()[:, 0]
             if not len(open_rows) or self.bench.out_of_time:
@@ -79,12 +77,15 @@ class WordSearch:
 
     def settle(self) -> None:
         """Where sentences of a batch fit equally well with words exchanged between them, the prior decides."""
-        if self.rows.mask.shape[1] == 1 or not self.settings.prior_weight:
+        if self.rows.mask.shape[1] == 1 or not self.settings.prior_weight or self.bench.out_of_time:
             return
         part = self.of(torch.arange(len(self.best), device=self.best.device))
         part.prior_weight = self.base_weight.clamp_min(self.settings.prior_weight)
         moved, _ = part.move(self.best, part.scores(self.best[:, None])[:, 0])
-        self.best, self.best_scores = moved, self.scores(moved[:, None])[:, 0]
+        reached = self.scores(moved[:, None])[:, 0]
+        judged = reached.isfinite()  # not where time ended first
+        self.best = torch.where(judged[:, None, None], moved, self.best)
+        self.best_scores = torch.where(judged, reached.to(self.best_scores), self.best_scores)
         self.passes += part.passes
 
     def retry(self, ids: Ids, number: int) -> tuple[Ids, Float[Tensor, "rows"]]:
@@ -148,10 +149,13 @@ class WordSearch:
         if self.settings.at_once:
             return swept_at_once(self, ids, scores, downhill)
         for places, has_one in self.free_places():
+            if self.bench.out_of_time:
+                break
             words = self.proposals(ids, places, downhill)
             found, reached = self.best_words(ids, places, words)
-            ids = torch.where(has_one[:, None, None], found, ids)
-            scores = torch.where(has_one, reached, scores)
+            taken = has_one & reached.isfinite()  # none where time ended before anything was tried
+            ids = torch.where(taken[:, None, None], found, ids)
+            scores = torch.where(taken, reached, scores)
         return ids, scores
 
     def best_words(
@@ -180,9 +184,11 @@ class WordSearch:
         places = ids[0].numel()
         emptied = ids.flatten(1)[:, None].repeat(1, places, 1)
         emptied.diagonal(dim1=1, dim2=2).fill_(self.filler)
-        here = self.slopes(ids[:, None], lambda slopes: slopes[:, 0])
-        without = self.slopes(emptied.view(len(ids), places, *ids.shape[1:]), lambda slopes: slopes.diagonal(dim1=1, dim2=2).mT)
+        here = self.slopes(ids[:, None])[:, 0]
+        without = self.slopes(emptied.view(len(ids), places, *ids.shape[1:]), torch.arange(places, device=ids.device))
         half = min(self.settings.proposals // 2, len(self.rows.words))
+        if self.bench.out_of_time:  # nobody will look at them
+            return self.rows.words[:1].expand(len(ids), places, 2 * half)
         table = self.rows.target.vocabulary.embeddings[self.rows.words].T
         chosen = [
             torch.cat([(slope @ table).topk(half, largest=False).indices for slope in (row, other)], dim=-1)
@@ -191,18 +197,20 @@ class WordSearch:
         return self.rows.words[torch.stack(chosen)]
 
     def slopes(
-        self, ids: Int[Tensor, "rows candidates examples tokens"], kept: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, "rows places hidden"]:
-        """What is kept of the objective's slopes [rows, candidates, places, hidden] with respect to the words' embeddings."""
+        self, ids: Int[Tensor, "rows candidates examples tokens"], places: Int[Tensor, "candidates"] | None = None
+    ) -> Float[Tensor, "rows candidates *places hidden"]:
+        """The objective's slopes with respect to the embeddings of all words, or of the word at one place of each candidate."""
+        hidden = self.rows.target.hidden_size if places is not None else (ids[0, 0].numel(), self.rows.target.hidden_size)
 
-        def piece(rows: slice) -> Tensor:
+        def piece(rows: slice, some: slice) -> Tensor:
             with torch.enable_grad():
-                embeddings = self.rows.target.embed(ids[rows]).detach().requires_grad_()
+                embeddings = self.rows.target.embed(ids[rows, some]).detach().requires_grad_()
                 score = self.energy.scores(self.rows.batch(embeddings, rows), rows).sum()
-            slope = torch.autograd.grad(score, embeddings)[0]
-            return kept(slope.nan_to_num_().flatten(2, 3)).clone()
+            slope = torch.autograd.grad(score, embeddings)[0].nan_to_num_().flatten(2, 3)
+            return slope if places is None else slope[:, torch.arange(slope.shape[1], device=ids.device), places[some]]
 
-        return self._chunks(3 * ids.shape[1]).run(piece, len(ids))
+        missing = self.rows.target.vocabulary.embeddings.new_zeros(hidden)
+        return self._chunks(slope=True).run_pairs(piece, len(ids), ids.shape[1], missing)
 
     @torch.no_grad()
     def scores(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
@@ -214,14 +222,19 @@ class WordSearch:
             found[weighed] = self.of(weighed).with_prior(ids[weighed], found[weighed])
         return found
 
-    @torch.no_grad()
     def unweighed(self, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
         """The objective of candidates by itself."""
+        return self.unweighed_of(lambda rows, some: ids[rows, some], ids.shape[1])
 
-        def piece(rows: slice) -> Tensor:
-            return self.energy.scores(self._batch(ids[rows], rows), rows)
+    @torch.no_grad()
+    def unweighed_of(self, made: Callable[[slice, slice], Tensor], candidates: int) -> Float[Tensor, "rows candidates"]:
+        """The same for candidates that are made a few at a time; infinity for those that time did not allow."""
 
-        return self._chunks(ids.shape[1]).run(piece, len(ids))
+        def piece(rows: slice, some: slice) -> Tensor:
+            return self.energy.scores(self._batch(made(rows, some), rows), rows)
+
+        missing = torch.tensor(torch.inf, dtype=torch.float64, device=self.rows.frame.device)
+        return self._chunks().run_pairs(piece, len(self.rows.frame), candidates, missing)
 
     def with_prior(
         self, ids: Int[Tensor, "rows candidates examples tokens"], scores: Float[Tensor, "rows candidates"]
@@ -264,8 +277,15 @@ class WordSearch:
     def _batch(self, ids: Int[Tensor, "rows candidates examples tokens"], rows: slice) -> Batch:
         return self.rows.batch(self.rows.target.embed(ids), rows)
 
-    def _chunks(self, candidates: int) -> Chunks:
+    def _chunks(self, slope: bool = False) -> Chunks:
         self.passes += 1
-        tokens = self.rows.mask[0].numel() * candidates
-        most = fitting(TOKENS_AT_ONCE, self.rows.target.device, BYTES_A_TOKEN)
-        return Chunks(max(1, most // (tokens * self.energy.cost)))
+        (_, examples, tokens), device = self.rows.mask.shape, self.rows.target.device
+        most = fastest(TOKENS_AT_ONCE, device) / (examples * tokens * self.energy.cost * (3 if slope else 1))
+        each = self.energy.bytes(examples, tokens, slope)
+        return pieces(self.bench, device, each, self.energy.work(examples, tokens, slope), most)
+
+    def _refuse_without_room(self) -> None:
+        examples, tokens = self.rows.mask.shape[1:]
+        what = f"one candidate of this batch ({examples} texts of up to {tokens} tokens)"
+        needed = self.energy.bytes(examples, tokens, slope=True)
+        refuse_without_room("energy", needed, self.bench, self.rows.target.device, what)

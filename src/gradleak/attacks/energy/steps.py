@@ -26,8 +26,12 @@ def swept_at_once(
     """All places in one pass, by what the update says alone; then the best few of each in turn, by the prior too."""
     places = torch.stack([place for place, _ in search.free_places()], dim=1)
     words = torch.stack([search.proposals(ids, place, downhill) for place in places.T], dim=1)
-    flat_places = places[..., None].expand_as(words).flatten(1)
-    found = search.unweighed(replaced(ids, flat_places, words.flatten(1))).view(words.shape)
+    flat_places, flat_words = places[..., None].expand_as(words).flatten(1), words.flatten(1)
+
+    def made(rows: slice, some: slice) -> Tensor:
+        return replaced(ids[rows], flat_places[rows, some], flat_words[rows, some])
+
+    found = search.unweighed_of(made, flat_words.shape[1]).view(words.shape)
     reached, best = found.topk(min(BEST, words.shape[2]), largest=False)
     chosen = words.gather(2, best)
     ids, scores = _several(search, ids, scores, places, chosen[..., 0], reached[..., 0])
@@ -71,9 +75,9 @@ def moved_on(search: "WordSearch", ids: Ids, scores: Float[Tensor, "rows"]) -> t
         search.passes += part.passes
         better = reached < scores[going] - ENOUGH
         going = going[better]
+        ids[going], scores[going] = taken[better], reached[better]
         if not len(going) or search.bench.out_of_time:
             break
-        ids[going], scores[going] = taken[better], reached[better]
     return ids, scores
 
 
@@ -96,6 +100,8 @@ def _followed(
         if not len(going):
             break
         ids[going], scores[going] = candidates[better, chosen[better]], found[better]
+        if search.bench.out_of_time:
+            break
     return ids, scores
 
 

@@ -1,5 +1,6 @@
 """Discrete rounds: between continuous steps, words change places where that makes gradient and language fit better."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gradleak.attacks.gradient_matching.descent import AdamState
 from gradleak.attacks.gradient_matching.moves import exchanges, reorderings
-from gradleak.attacks.gradient_matching.passes import rows_in_passes
+from gradleak.attacks.gradient_matching.passes import nll_in_passes, scored_in_passes
 from gradleak.attacks.gradient_matching.problems import Rows, nearest_tokens
 from gradleak.core.attack import Bench
 from gradleak.matching import Matcher
@@ -33,12 +34,19 @@ class DiscreteRounds:
         """Whether a round follows that many steps."""
         return not self.rounds_at_end and taken >= self.begin * steps and taken % self.every == 0
 
+    def most_passes(self, examples: int, steps: int) -> int:
+        """How often candidates are scored at most in a search of so many steps."""
+        rounds = self.rounds_at_end or steps // self.every
+        return rounds * (examples + (1 if self.across and examples > 1 else 0))
+
     def round(self, search: "Search", state: AdamState, number: int) -> None:
         """One round over every sentence of every row: the best of the candidate orders is taken."""
         slips, rows = search.loop.slips, search.rows
         ids = nearest_tokens(rows, search.embeddings)
         best = torch.full((len(rows.problems),), torch.inf, device=ids.device, dtype=rows.target.dtype)
         for orders in self._orders(rows, search.bench, number, slips.padded_prefix):
+            if search.bench.out_of_time:
+                break
             scores = order_scores(search, search.embeddings, ids, orders, self.prior_weight)
             lowest, place = scores.min(1)
             if slips.stale_rounds:
@@ -50,12 +58,13 @@ class DiscreteRounds:
                 tensor.copy_(reordered(tensor, chosen))
             ids = ids if slips.stale_rounds else ids.flatten(1).gather(1, chosen).view_as(ids)
 
-    def _orders(self, rows: Rows, bench: Bench, number: int, padded_prefix: bool) -> list[Int[Tensor, "rows candidates places"]]:
+    def _orders(self, rows: Rows, bench: Bench, number: int, padded_prefix: bool) -> Iterator[Tensor]:
+        """Of one sentence after the other [rows, candidates, places], each made when it is wanted."""
         sentences = range(rows.mask.shape[1])
-        made = [candidate_orders(rows, bench, self.candidates, number, one, "round", padded_prefix) for one in sentences]
+        for one in sentences:
+            yield candidate_orders(rows, bench, self.candidates, number, one, "round", padded_prefix)
         if self.across and len(sentences) > 1:
-            made.append(candidate_exchanges(rows, bench, self.candidates, number, "across"))
-        return made
+            yield candidate_exchanges(rows, bench, self.candidates, number, "across")
 
 
 def order_scores(
@@ -68,11 +77,12 @@ def order_scores(
     """Matching distance plus weighted prior of every candidate order of the places of a batch."""
     rows, count = search.rows, orders.shape[1]
 
-    def matched(piece: slice) -> Tensor:
-        candidates = reordered(embeddings[piece, None].expand(-1, count, -1, -1, -1), orders[piece])
-        return search.matcher.distances(rows.batch(candidates, piece), piece)
+    def matched(kept: slice, some: slice) -> Tensor:
+        wanted = orders[kept, some]
+        candidates = reordered(embeddings[kept, None].expand(-1, wanted.shape[1], -1, -1, -1), wanted)
+        return search.matcher.distances(rows.batch(candidates, kept), kept)
 
-    scores = rows_in_passes(rows, count).run(matched, len(rows.problems))
+    scores = scored_in_passes(search.bench, rows, search.matcher, matched, count)
     if prior_weight == 0:
         return scores
     moved = ids.flatten(1)[:, None].expand(-1, count, -1).gather(2, orders).view(len(ids), count, *ids.shape[1:])
@@ -84,7 +94,7 @@ def batch_nll(bench: Bench, rows: Rows, ids: Int[Tensor, "rows candidates exampl
     lengths = torch.tensor([problem.hypothesis.lengths for problem in rows.problems], device=ids.device)
     keyed = torch.cat([ids, lengths[:, None, :, None].expand(*ids.shape[:3], 1)], dim=-1).flatten(0, 2)
     distinct, back = torch.unique(keyed, dim=0, return_inverse=True)
-    nll = bench.prior.nll(distinct[:, :-1], distinct[:, -1]).to(rows.target.dtype)[back].view(ids.shape[:3])
+    nll = nll_in_passes(bench, rows, distinct[:, :-1], distinct[:, -1]).to(rows.target.dtype)[back].view(ids.shape[:3])
     shares = lengths / lengths.sum(1, keepdim=True)  # one sentence counts by its length
     return (nll * shares[:, None].to(nll.dtype)).sum(-1)
 
@@ -95,10 +105,10 @@ def token_scores(
     """Matching distance plus weighted prior of candidates given as tokens."""
     rows = search.rows
 
-    def matched(piece: slice) -> Tensor:
-        return matcher.distances(rows.token_batch(ids[piece], piece), piece)
+    def matched(kept: slice, some: slice) -> Tensor:
+        return matcher.distances(rows.token_batch(ids[kept, some], kept), kept)
 
-    scores = rows_in_passes(rows, ids.shape[1]).run(matched, len(rows.problems))
+    scores = scored_in_passes(search.bench, rows, matcher, matched, ids.shape[1])
     return scores if prior_weight == 0 else scores + prior_weight * batch_nll(search.bench, rows, ids)
 
 

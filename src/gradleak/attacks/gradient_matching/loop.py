@@ -12,6 +12,7 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
+from gradleak.attacks.gradient_matching.passes import distances_of
 from gradleak.attacks.gradient_matching.problems import (
     Problem,
     Rows,
@@ -41,6 +42,9 @@ class Improves(Protocol):
 
     def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
         """Guesses that match no worse."""
+
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates are scored at most, for batches of so many sentences of so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,24 @@ class MatchingLoop:
         left = list(observations)
         for attempt in range(1 + self.restarts):
             for group in problems_of(left, self.assumptions, attempt):
+                if bench.out_of_time and all(tried[problem.observation.index] for problem in group):
+                    continue  # all have a guess
                 self._try(group, bench, tried)
             left = [one for one in left if min(guess.distance for guess in tried[one.index]) > self.good_enough]
             if not left or bench.out_of_time:
                 break
         seconds = (time.monotonic() - began) / len(observations)
         return [_best(tried[observation.index], seconds) for observation in observations]
+
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates or their slopes are computed at most for batches of so many sentences of so many tokens, under
+        one hypothesis and (of a last search) one size: a bound that follows from the fields alone."""
+        tried = self.start.most_passes + self.steps + 1
+        if self.discrete is not None:
+            tried += self.discrete.most_passes(examples, self.steps)
+        if self.answer_by_prior is not None:
+            tried += 2 + (0 if self.polish is None else self.polish.most_passes(examples, tokens))
+        return (1 + self.restarts) * tried
 
     def _try(self, group: Sequence[Problem], bench: Bench, tried: "dict[int, list[Tried]]") -> None:
         with rough_products([problem.observation for problem in group]):
@@ -97,7 +113,7 @@ class MatchingLoop:
             for seen in [alike] if target.padding_is_free else [[one] for one in alike]:
                 where = [places[id(one)] for one in seen]
                 secrets = side_by_side([batches[place] for place in where])
-                found[where] = self.matcher(seen).distances(secrets)[:, 0].detach()
+                found[where] = distances_of(self.matcher(seen), secrets)
         return found
 
     def matcher(self, observations: Sequence[Observation]) -> Matcher:
@@ -124,7 +140,7 @@ class Search:
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
         self.matcher: Matcher = loop.matcher([problem.observation for problem in rows.problems])
-        self.slopes = Slopes(self.matcher, rows, loop.norm_weight, loop.slips.padding_in_penalty)
+        self.slopes = Slopes(self.matcher, rows, bench, loop.norm_weight, loop.slips.padding_in_penalty)
         self.frame = rows.target.embed(rows.frame)
         self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
         self.best = self.embeddings.clone()
@@ -155,6 +171,8 @@ class Search:
                 break
         if discrete is not None:
             for number in range(discrete.rounds_at_end):
+                if self.bench.out_of_time:
+                    break
                 discrete.round(self, state, number)
         losses, _ = self.losses_and_gradients()
         self._keep(self.taken, losses, last=True)
@@ -171,11 +189,11 @@ class Search:
         hypothesis = self.rows.problems[row].hypothesis
         return Reconstruction(
             sentences=self.rows.sentences(self.answers[row], row),
-            loss=float(self.best_losses[row]),
+            loss=float(self.best_losses[row]) if bool(self.best_losses[row].isfinite()) else None,
             labels=hypothesis.labels,
             cost=Cost(steps=self.taken),
             trace=Trace(
-                losses=tuple((step, float(losses[row])) for step, losses in self.losses),
+                losses=tuple((step, float(losses[row])) for step, losses in self.losses if bool(losses[row].isfinite())),
                 guesses=tuple((step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses),
             ),
         )

@@ -27,8 +27,14 @@ class Polish:
     prior_weight: float = 0.02
     patience: int = 4  # rounds without any improvement before it stops
 
+    def most_passes(self, examples: int, tokens: int) -> int:
+        """How often candidates are scored at most."""
+        return 1 + self.rounds * examples
+
     def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
         """The guesses after polishing: never a worse score than before."""
+        if search.bench.out_of_time:
+            return ids
         ids = ids.clone()
         pools = _pools(search, self.nearest)
         best = token_scores(search, ids[:, None], search.matcher, self.prior_weight)[:, 0]
@@ -36,6 +42,8 @@ class Polish:
         for number in range(self.rounds):
             before = best.clone()
             for sentence in range(ids.shape[1]):
+                if search.bench.out_of_time:
+                    break
                 candidates = self._candidates(search, ids, pools, number, sentence)
                 scores = token_scores(search, candidates, search.matcher, self.prior_weight)
                 chosen = torch.where(idle < self.patience, scores.argmin(1), 0)  # the first is the guess as it is

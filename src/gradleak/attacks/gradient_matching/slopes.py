@@ -5,21 +5,25 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.core.attack import Bench
 from gradleak.matching import Matcher
-from gradleak.matching.chunking import Chunks
+from gradleak.matching.chunking import Chunks, pieces, refuse_without_room
 from gradleak.matching.graphs import Function, record
 
+FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fastest
 ROWS_ON_GPU = 128  # one H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step in all
 
 
 class Slopes:
     """Computes the distance of every row and its gradient with respect to the embeddings."""
 
-    def __init__(self, matcher: Matcher, rows: Rows, norm_weight: float = 0.0, penalise_padding: bool = False) -> None:
+    def __init__(
+        self, matcher: Matcher, rows: Rows, bench: Bench, norm_weight: float = 0.0, penalise_padding: bool = False
+    ) -> None:
         self.matcher, self.rows, self.norm_weight = matcher, rows, norm_weight
         self.word_norm = rows.target.vocabulary.mean_norm
         self.penalised = _whole_batches(rows) if penalise_padding else rows.mask
-        self.chunks = Chunks(rows_at_once(rows))
+        self.chunks = rows_at_once(matcher, rows, bench)
         self.recorded: dict[tuple[int, int], Function] = {}
 
     def __call__(
@@ -62,15 +66,11 @@ def _whole_batches(rows: Rows) -> Bool[Tensor, "rows examples tokens"]:
     return (places < longest[:, None, None]).expand_as(rows.mask)
 
 
-def rows_at_once(rows: Rows) -> int:
-    """How many rows a pass may hold: activations of a double backward pass, about 150 numbers a token, layer and hidden unit."""
-    target = rows.target
-    layers = max(2, len(target.parameters) // 16)
-    numbers_a_token = target.hidden_size * layers * 150
-    if target.labels_are_tokens:
-        numbers_a_token += 12 * target.classes  # logits, labels and their slopes, each as wide as the vocabulary
-    bytes_a_row = rows.mask[0].numel() * numbers_a_token * target.vocabulary.embeddings.element_size()
-    if target.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(target.device)
-        return max(1, min(ROWS_ON_GPU, int(0.1 * free / bytes_a_row)))
-    return max(1, int(2**29 / bytes_a_row))  # half a gigabyte; of passes of 4 to 16 rows the largest are fastest
+def rows_at_once(matcher: Matcher, rows: Rows, bench: Bench) -> Chunks:
+    """Rows that one pass may hold, forward and twice back; refused where there is no room for one."""
+    (_, examples, tokens), device = rows.mask.shape, rows.target.device
+    bytes_a_row = matcher.bytes(examples, tokens, slope=True)
+    what = f"one step on this batch ({examples} texts of up to {tokens} tokens)"
+    refuse_without_room("Gradient matching", bytes_a_row, bench, device, what)
+    most = ROWS_ON_GPU if device.type == "cuda" else FASTEST_BYTES / bytes_a_row
+    return pieces(bench, device, bytes_a_row, matcher.work(examples, tokens, slope=True), most)

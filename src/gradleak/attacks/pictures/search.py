@@ -16,11 +16,11 @@ from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.pixels import picture_of
 from gradleak.matching import Matcher, for_observations
-from gradleak.matching.chunking import Chunks
+from gradleak.matching.chunking import BESIDE, Chunks, pieces, refuse_without_room
 from gradleak.matching.distances import WholeCosine
 from gradleak.matching.graphs import Function, record
 
-ROWS_AT_ONCE = {"cpu": 16, "cuda": 256}  # halved where memory runs out
+ROWS_AT_ONCE = {"cpu": 16, "cuda": 256}  # where memory allows
 LOSS_EVERY = 50  # steps between entries of the loss trace
 SHOW_EVERY_SECONDS = 0.5
 PIXEL_SPREAD = 0.25  # of pixels around one half: IG's steps and its total variation are in numbers of standard deviation one
@@ -77,7 +77,8 @@ class Objective:
         def piece(kept: slice) -> Tensor:
             return self.losses(matcher, Batch.of_pixels(pixels[kept, None], labels[kept, None]), kept).detach()
 
-        return Chunks(ROWS_AT_ONCE.get(device.type, 16)).run(piece, len(pixels))
+        each = matcher.bytes(pixels.shape[1], 1)
+        return Chunks(min(ROWS_AT_ONCE.get(device.type, 16), int(BESIDE / each))).run(piece, len(pixels))
 
 
 def total_variation(pixels: Float[Tensor, "rows examples channels height width"]) -> Float[Tensor, "rows"]:
@@ -102,7 +103,10 @@ class PictureSearch:
     def __init__(self, rows: Rows, objective: Objective, bench: Bench) -> None:
         self.rows, self.objective, self.bench = rows, objective, bench
         self.matcher = objective.matcher(rows.observations)
-        self.chunks = Chunks(ROWS_AT_ONCE.get(rows.target.device.type, 16))
+        device, each = rows.target.device, self.matcher.bytes(rows.examples, 1, slope=True)
+        refuse_without_room("The search for pictures", each, bench, device, f"one step on {rows.examples} pictures")
+        work = self.matcher.work(rows.examples, 1, slope=True)
+        self.chunks = pieces(bench, device, each, work, ROWS_AT_ONCE.get(device.type, 16))
 
     def run(self, render: Render, start: Float[Tensor, "rows numbers"], optimiser: Adam, steps: int, signed: bool) -> Found:
         """Takes the steps from a start; `signed` follows the signs of the slope only (IG)."""

@@ -12,9 +12,11 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
+from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs
 
 OBSERVATIONS_AT_ONCE = 16  # share one pass over the vocabulary
+SCANNED = 8  # numbers for every word at every position while one observation is held against them
 
 
 @register("attack", "span")
@@ -40,9 +42,18 @@ class Span(Attack):
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         found: list[Reconstruction] = []
-        for start in range(0, len(observations), OBSERVATIONS_AT_ONCE):
-            found += self._group(observations[start : start + OBSERVATIONS_AT_ONCE], bench, start, len(observations))
+        step = self._at_once(observations, bench)
+        for start in range(0, len(observations), step):
+            found += self._group(observations[start : start + step], bench, start, len(observations))
         return found
+
+    def _at_once(self, observations: Sequence[Observation], bench: Bench) -> int:
+        """How many share one pass over the vocabulary: each holds a number for every word at every position, some for a while."""
+        target = observations[0].target
+        longest = max((max(one.knows.lengths) for one in observations if one.knows.lengths), default=self.longest)
+        entries = min(longest, self.longest) * len(target.vocabulary.allowed) * target.dtype.itemsize
+        refuse_without_room("span", SCANNED * entries, bench, target.device, "every word at every position of one batch")
+        return pieces(bench, target.device, 2 * entries, 0, OBSERVATIONS_AT_ONCE).size
 
     def _group(self, observations: Sequence[Observation], bench: Bench, done: int, total: int) -> list[Reconstruction]:
         begun = time.monotonic()

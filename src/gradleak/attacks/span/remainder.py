@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.span.checks import Check, Sentence
-from gradleak.attacks.span.sentence_gradient import gradient
 from gradleak.attacks.span.row_space import RowSpace, attention_parts, parts_seen
+from gradleak.attacks.span.sentence_gradient import gradient
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.matching.inputs import matrix_of

@@ -8,11 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.evidence import longest_length
-from gradleak.matching.additive import additive_of
 from gradleak.attacks.span.row_space import INSIDE, RowSpace
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.matching.additive import additive_of
 from gradleak.matching.inputs import ModuleInputs, first_inputs
 
 SKETCH = 24  # random directions outside of the span that screen all words
@@ -89,10 +89,18 @@ class Scan:
         used, where = torch.unique(columns, return_inverse=True)
         if not len(used):
             return Pairs(used, places, space.strengths.new_zeros(0, space.rank), space.strengths.new_zeros(0))
-        fed = torch.cat([self._fed(words, len(misses)) for words in torch.split(self.words[used], 256)], dim=1)[places, where]
-        distances = space.distances(fed)
-        fits = distances < (INSIDE if space.exact else float("inf"))
-        return Pairs(self.words[columns[fits]], places[fits], space.coordinates(fed[fits]), distances[fits])
+        kept, coordinates, distances = [], [], []
+        step = max(1, VECTORS_AT_ONCE // len(misses))
+        for start in range(0, len(used), step):  # only what fits is kept: of full spans most words pass the screen
+            pairs = ((where >= start) & (where < start + step)).nonzero()[:, 0]
+            fed = self._fed(self.words[used[start : start + step]], len(misses))[places[pairs], where[pairs] - start]
+            found = space.distances(fed)
+            fits = found < (INSIDE if space.exact else float("inf"))
+            kept.append(pairs[fits])
+            coordinates.append(space.coordinates(fed[fits]))
+            distances.append(found[fits])
+        pairs, order = torch.cat(kept).sort()
+        return Pairs(self.words[columns[pairs]], places[pairs], torch.cat(coordinates)[order], torch.cat(distances)[order])
 
 
 @torch.no_grad()
