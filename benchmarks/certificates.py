@@ -3,7 +3,7 @@
 Small random models (BERT-, RoBERTa-, MPNet-, GPT-2- and Llama-shaped, classifiers and language models, some with words whose
 embeddings are equal or nearly so), small random batches (plain, with repeated sentences, with sentences one word or one exchange
 apart), views, defenses and protocols. A case is one update. It is attacked by span, or by energy where the first layer is not
-seen, and the truth and guesses next to it are held against it too. Whatever is certified must be the batch, sentence for sentence.
+seen, and the truth and guesses next to it are held against it too. Whatever is certified must be the batch itself.
 
 A line a group of cases (one model) is appended as it ends; run again, it goes on after the last. With --target minilm the cases
 are made-up messages on MiniLM instead. The summary counts and exits with 1 if anything was certified wrongly.

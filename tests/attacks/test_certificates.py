@@ -15,7 +15,6 @@ from gradleak.attacks.certificate.counting import Counting, labellings
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Bench, Reconstruction
-from gradleak.core.batch import Batch
 from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
@@ -93,11 +92,8 @@ def test_exact_gradients_are_those_of_plain_autograd(random_target: Callable[...
     target = random_target(architecture)
     batch = target.batch_of(encode(target, A, "my dog was bad !"), [0, 1])
     made = gradients_of(target, tuple(target.parameters)).of(batch)
-    assert batch.ids is not None
     for row in range(2):
-        one = Batch(
-            ids=batch.ids[None, row : row + 1], mask=batch.mask[None, row : row + 1], labels=batch.labels[None, row : row + 1]
-        )
+        one = batch[row : row + 1][None]
         wanted = FedSGD().update(target.in_double, one).tensors
         for name, gradients in made.items():
             mine, tensor = gradients.take(torch.tensor([row])), wanted[name][0]

@@ -62,7 +62,8 @@ class OuterSums(Gradients):
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
         matrix = observed.mT if self.turned else observed
         found = self.inputs.new_zeros(len(self.inputs))
-        for rows, deltas in zip(matrix.split(ROWS_AT_ONCE), self.deltas.split(ROWS_AT_ONCE, dim=2), strict=True):
+        pieces = torch.split(matrix, ROWS_AT_ONCE), torch.split(self.deltas, ROWS_AT_ONCE, dim=2)
+        for rows, deltas in zip(*pieces, strict=True):
             found = found + ((deltas @ rows.double()) * self.inputs).sum((1, 2))
         return found
 
@@ -70,14 +71,15 @@ class OuterSums(Gradients):
         assert isinstance(other, OuterSums)
         step = _sentences_at_once(self.inputs, other.inputs)
         rows = []
-        for inputs, deltas in zip(self.inputs.split(step), self.deltas.split(step), strict=True):
+        for inputs, deltas in zip(torch.split(self.inputs, step), torch.split(self.deltas, step), strict=True):
             by_inputs = torch.einsum("stx,oux->sotu", inputs, other.inputs)
             rows.append((by_inputs * torch.einsum("stx,oux->sotu", deltas, other.deltas)).sum((2, 3)))
         return torch.cat(rows)
 
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
-        return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
+        found: Tensor = ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
+        return found
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
@@ -100,7 +102,7 @@ class Lookups(Gradients):
         assert isinstance(other, Lookups)
         step = _sentences_at_once(self.deltas, other.deltas)
         rows = []
-        for ids, deltas in zip(self.ids.split(step), self.deltas.split(step), strict=True):
+        for ids, deltas in zip(torch.split(self.ids, step), torch.split(self.deltas, step), strict=True):
             alike = ids[:, None, :, None] == other.ids[None, :, None, :]
             rows.append((torch.einsum("stx,oux->sotu", deltas, other.deltas) * alike).sum((2, 3)))
         return torch.cat(rows)
@@ -108,7 +110,8 @@ class Lookups(Gradients):
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
         alike = self.ids[:, :, None] == other.ids[:, None, :]
-        return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
+        found: Tensor = ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
+        return found
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return self.deltas.norm(dim=2).sum(1)

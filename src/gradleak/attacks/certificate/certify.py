@@ -129,9 +129,7 @@ def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -
         return Certificate(False, repeated, labels, misfit, note)
 
     if ways > 1:
-        return unproven(
-            "The sentences that were found make up the update in several ways: how often each is there does not show."
-        )
+        return unproven("The sentences make up the update in several ways: how often each is there does not show.")
     if min(count.totals) == 0:  # a sentence of the guess is not needed
         return certify(columns.observation, repeated)
     if not size_is_known:

@@ -73,9 +73,9 @@ def columns_of(observation: Observation, sentences: Sentences, exact: ExactGradi
             predicted = target.in_double.probabilities(_every(batch, labels)).cpu()
     rounding = [_rounding(observation, name, gradients[name], rounded[name]) for name in names]
     beyond = [_beyond(observation, name, gradients[name], size) for name, size in zip(names, sizes, strict=True)]
-    floors = (torch.tensor(found, dtype=torch.float64) for found in (rounding, beyond))
+    first, second = (torch.tensor(found, dtype=torch.float64) for found in (rounding, beyond))
     squares = torch.tensor(sizes, dtype=torch.float64).square()
-    return Columns(observation, sentences, labels, names, gradients, products, along, squares, *floors, predicted)
+    return Columns(observation, sentences, labels, names, gradients, products, along, squares, first, second, predicted)
 
 
 def batch_of(target: Target, sentences: Sentences, labels: int, width: int = 0) -> Batch:

@@ -50,7 +50,8 @@ class Counting:
     def __init__(self, columns: Columns, size: int, scaled: bool) -> None:
         self.columns, self.size, self.scaled = columns, size, scaled
         self.turns = [_beside(row) for row in columns.predicted]  # [labels, labels − 1] of each sentence
-        wide = torch.block_diag(*self.turns)  # all columns by what can be seen of them
+        # All columns by what can be seen of them
+        wide: Tensor = torch.block_diag(*self.turns)  # type: ignore[no-untyped-call]
         self.wide, self.scale = wide, 1.0
         self._solve()
         if scaled:  # floors are as large as the gradient is, which is known only now
@@ -113,7 +114,8 @@ class Counting:
     def _distances(self, sentence: int, scale: float) -> Float[Tensor, "ways"]:
         """How far every way to label any number of copies is from what is seen of a sentence; up to one fits."""
         seen = self.every @ self.turns[sentence] * (scale / self.size)
-        return torch.linalg.vector_norm((seen - self.found[sentence]) @ self.spreads[sentence].mT, dim=-1)
+        found: Tensor = torch.linalg.vector_norm((seen - self.found[sentence]) @ self.spreads[sentence].mT, dim=-1)
+        return found
 
     def _scales(self) -> list[float]:
         """Factors that the update may have been scaled down by: whatever makes the clearest sentence a whole number."""
@@ -156,7 +158,8 @@ def _beside(predicted: Float[Tensor, "labels"]) -> Float[Tensor, "labels seen"]:
     if len(predicted) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
     whole = torch.cat([predicted[:, None], torch.eye(len(predicted), dtype=torch.float64)], dim=1)
-    return torch.linalg.qr(whole).Q[:, 1:]
+    found: Tensor = torch.linalg.qr(whole).Q[:, 1:]
+    return found
 
 
 def _summing(options: list[dict[int, tuple[int, ...]]], size: int) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -2,7 +2,7 @@
 
 Before tokens have mixed, what a word feeds in depends on the word and its position alone. The rows of the first layer's gradient
 G = Σ_t δ_t x_tᵀ lie in the span S of the inputs x_t. Let d_p be the direction in S that is orthogonal to all of them but x_p: of
-G it shows δ_p alone. With another word, fed x', at that place the gradient can only be explained by the other inputs and x'. So it
+G it shows δ_p alone. With another word, fed x', at that place the gradient can be explained by the other inputs and x' only. It
 is missed by at least ‖G d_p‖ times the sine of the angle between d_p and the part of x' that is orthogonal to the other
 inputs. Where an input stands at two places (the same word at the same position of two sentences), neither is needed by itself; an
 x' outside of S would then show by its own δ, for whose size that of the word it replaces is taken.
@@ -178,12 +178,10 @@ def first_layer_of(columns: Columns, shares: Float[Tensor, "columns"], floors: F
     for sentence, words in enumerate(columns.sentences):
         tokens = columns.width if target.attend_padding else len(words)
         start = sentence * columns.labels
-        rows = [columns.gradients[part.name] for part in parts]
-        here = [row for row in rows if isinstance(row, OuterSums)]
+        here = [row for part in parts if isinstance(row := columns.gradients[part.name], OuterSums)]
         inputs.append(here[0].inputs[start, :tokens])
-        own = [
-            torch.einsum("l,lto->to", weights[sentence].to(row.deltas), _of(row, start, columns.labels, tokens)) for row in here
-        ]
+        labelled = [row.deltas[start : start + columns.labels, :tokens] for row in here]
+        own = [torch.einsum("l,lto->to", weights[sentence].to(some), some) for some in labelled]
         deltas.append(torch.cat(own, dim=1).norm(dim=1))
         keys += [(sentence, token) for token in range(tokens)]
     fed, sizes = torch.cat(inputs), torch.cat(deltas)
@@ -216,7 +214,3 @@ def _words_seen(columns: Columns) -> Int[Tensor, "words"]:
 def _word(columns: Columns, sentence: int, token: int) -> int:
     words = columns.sentences[sentence]
     return words[token] if token < len(words) else columns.observation.target.vocabulary.pad
-
-
-def _of(row: OuterSums, start: int, labels: int, tokens: int) -> Float[Tensor, "labels tokens outputs"]:
-    return row.deltas[start : start + labels, :tokens]
