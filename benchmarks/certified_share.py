@@ -25,12 +25,17 @@ def main() -> None:
     parser.add_argument("--data", default="cola:selection=lamp_tune")
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=None, help="for each cell, which is then attacked by itself")
+    parser.add_argument("--attack", default="", help="span or energy; both if not given")
     parser.add_argument("--out", type=Path, default=Path("certified.jsonl"))
     chosen = parser.parse_args()
     cells = [settings(chosen, "span", "everything")]
     views = [{"name": "parts", "layers": str(layer), "modules": [module]} for layer in LAYERS for module in MODULES]
     cells += [settings(chosen, "energy", view) for view in views]
-    for group in (cells[:1], cells[1:]):
+    wanted = [cell for cell in cells if chosen.attack in ("", cell.attacks[0].name)]
+    by_attack = [[cell for cell in wanted if cell.attacks[0].name == name] for name in ("span", "energy")]
+    groups = by_attack if chosen.seconds is None else [[cell] for cell in wanted]
+    for group in filter(None, groups):
         found = run_audits(group, device=chosen.device)
         for spec, finished in zip(group, found, strict=True):
             line = describe(spec, finished)
@@ -41,7 +46,7 @@ def main() -> None:
 
 def settings(chosen: argparse.Namespace, attack: str, view: object) -> AuditSpec:
     plain = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "attacks": [attack], "view": view}
-    return replace(AuditSpec.from_plain(plain), time_limit=None)
+    return replace(AuditSpec.from_plain(plain), time_limit=chosen.seconds)
 
 
 def describe(spec: AuditSpec, finished: object) -> dict[str, object]:

@@ -178,7 +178,7 @@ def first_layer_of(columns: Columns, shares: Float[Tensor, "columns"], floors: F
     for sentence, words in enumerate(columns.sentences):
         tokens = columns.width if target.attend_padding else len(words)
         start = sentence * columns.labels
-        here = [row for part in parts if isinstance(row := columns.gradients[part.name], OuterSums)]
+        here = [made for part in parts if isinstance(made := columns.gradients[part.name], OuterSums)]
         inputs.append(here[0].inputs[start, :tokens])
         labelled = [row.deltas[start : start + columns.labels, :tokens] for row in here]
         own = [torch.einsum("l,lto->to", weights[sentence].to(some), some) for some in labelled]
