@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.attacks.certificate import certify, with_certificate
-from gradleak.attacks.certificate.columns import columns_of
+from gradleak.attacks.certificate import certify, certify_all, with_certificates
+from gradleak.attacks.certificate.columns import columns_of, make_columns
 from gradleak.attacks.certificate.counting import Counting, labellings
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.span import Span
@@ -165,10 +165,12 @@ def test_a_place_that_does_not_matter_is_not_proven(random_model: Callable[..., 
 
 
 def test_counts_are_found_for_every_way_to_label_copies(tiny: Target, observe: Observe) -> None:
+    sentences = tuple(encode(tiny, A, B))
     for labels in labellings(3, 2):
         chosen = [label for label, number in enumerate(labels) for _ in range(number)]
         seen = observe(tiny, (A, A, A, B), (*chosen, 1))
-        columns = columns_of(seen, tuple(encode(tiny, A, B)), gradients_of(tiny, tuple(seen.update.tensors)))
+        exact = gradients_of(tiny, tuple(seen.update.tensors))
+        columns = columns_of(seen, sentences, make_columns(tiny, sentences, exact))
         best = Counting(columns, 4, scaled=False).counts()[0]
         assert best.totals == (3, 1) and best.numbers[0] == labels
         assert columns.misfit(best.shares()) <= 1
@@ -182,9 +184,19 @@ def test_the_truth_is_far_below_its_floor_and_one_word_far_above(tiny: Target, o
 
 def test_a_guess_keeps_what_stands_against_its_certificate(tiny: Target, observe: Observe) -> None:
     guess = Reconstruction(tuple(encode(tiny, "the cat is bad .")))
-    told = with_certificate(observe(tiny, (A,), (1,)), guess, bench_for(tiny))
+    (told,) = with_certificates([observe(tiny, (A,), (1,))], [guess], bench_for(tiny))
     assert not told.certified and told.sentences == guess.sentences
     assert told.note == "The update does not follow from the guess."
+
+
+def test_guesses_certified_together_are_certified_as_each_alone(tiny: Target, observe: Observe) -> None:
+    seen = [observe(tiny, texts, [1] * len(texts)) for texts in ((A,), (A, B), (C, C, B), (B,))]
+    guesses = [encode(tiny, *texts) for texts in ((A,), (A, C), (C, B), (B,))]
+    together = certify_all(seen, guesses)
+    assert [one.proven for one in together] == [True, False, True, True]
+    for one, observation, guess in zip(together, seen, guesses, strict=True):
+        alone = certify(observation, guess)
+        assert (alone.proven, alone.sentences, alone.labels, alone.note) == (one.proven, one.sentences, one.labels, one.note)
 
 
 def test_minilm_is_certified_and_one_word_away_is_not(minilm: Target, observe: Observe) -> None:

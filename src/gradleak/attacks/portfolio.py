@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks import evidence
-from gradleak.attacks.certificate import with_certificate
+from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.energy.judge import can_judge, labels_of
 from gradleak.attacks.energy.matched import Matched
@@ -133,7 +133,7 @@ class Run:
         """What the next member made of it."""
         if guess is not None:
             if stage.attack not in CERTIFYING:
-                guess = with_certificate(self.observation, guess, bench)
+                (guess,) = with_certificates([self.observation], [guess], bench)
                 stage = replace(stage, certified=guess.certified)
             guess = in_order(guess, self.observation.knows.lengths)
             self.guesses.append(guess)

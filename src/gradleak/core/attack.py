@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -140,6 +140,12 @@ class Bench:
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""
         return self.streams.child("observation", observation.index)
+
+    def ending_early(self, share: float) -> "Bench":
+        """The same with a share of the time left kept back for what comes after."""
+        if self.deadline is None:
+            return self
+        return replace(self, deadline=self.deadline - share * max(0.0, self.deadline - time.monotonic()))
 
     @property
     def out_of_time(self) -> bool:

@@ -78,8 +78,7 @@ class OuterSums(Gradients):
 
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
-        found: Tensor = ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
-        return found
+        return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))  # type: ignore[no-any-return]
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
@@ -110,8 +109,7 @@ class Lookups(Gradients):
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
         alike = self.ids[:, :, None] == other.ids[:, None, :]
-        found: Tensor = ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
-        return found
+        return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))  # type: ignore[no-any-return]
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return self.deltas.norm(dim=2).sum(1)
@@ -185,6 +183,10 @@ class ExactGradients:
 
         With `double` false they are computed as the client does and turned to double precision afterwards.
         """
+        return self.with_losses(batch, double)[0]
+
+    def with_losses(self, batch: Batch, double: bool = True) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
+        """The same, and the loss of each example."""
         target = self.target.in_double if double else self.target
         names = dict.fromkeys(module for module, _ in self.places.values())
         modules = {name: target.module.get_submodule(name) for name in names}
@@ -199,7 +201,7 @@ class ExactGradients:
             )
             calls = {name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls}
             found = dict(self._by_form(target, calls))
-            return found | dict(self._by_autograd(losses, copies))
+            return found | dict(self._by_autograd(losses, copies)), losses.detach()
 
     def _by_form(self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:

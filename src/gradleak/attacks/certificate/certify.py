@@ -4,15 +4,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradleak.attacks.certificate.columns import Columns, columns_of, distinct
+import torch
+
+from gradleak.attacks.certificate.columns import Columns, columns_of, distinct, labels_of, make_columns
 from gradleak.attacks.certificate.counting import Count, Counting
 from gradleak.attacks.certificate.neighbours import Neighbourhood
 from gradleak.core.attack import Bench, Reconstruction, Sentences
 from gradleak.core.observation import Observation
-from gradleak.matching.exact import gradients_of
+from gradleak.matching.exact import ExactGradients, gradients_of
 
 NO_TIME = "There was no time to hold the guess against the update."
 MOST_BYTES = 2**31  # of layer inputs and output gradients
+TOKENS_AT_ONCE = 2**12
 MOST_COLUMNS = 256  # sentences times labels: products of more would take longer than the attack
 
 
@@ -29,18 +32,60 @@ class Certificate:
 
 def certify(observation: Observation, sentences: Sequence[Sequence[int]]) -> Certificate:
     """Holds a guess against the whole of what was seen; docs/certificates.md has the definition and its assumptions."""
-    guess = distinct(sentences)
-    obstacle = obstacle_of(observation, guess)
-    if obstacle:
-        return Certificate(False, note=obstacle)
-    return _judge(_columns(observation, guess))
+    (found,) = certify_all([observation], [sentences])
+    return found
 
 
-def with_certificate(observation: Observation, guess: Reconstruction, bench: Bench) -> Reconstruction:
-    """The guess with what the update proves of it, or with what stands against that."""
-    if bench.out_of_time:
-        return replace(guess, note=guess.note or NO_TIME)
-    certificate = certify(observation, guess.sentences)
+def certify_all(
+    observations: Sequence[Observation], guesses: Sequence[Sequence[Sequence[int]]], bench: Bench | None = None
+) -> list[Certificate]:
+    """The certificates of several guesses; their gradients are computed together. What there is no time for is not proven."""
+    each = [distinct(guess) for guess in guesses]
+    found = {place: Certificate(False, note=note) for place, note in enumerate(map(obstacle_of, observations, each)) if note}
+    for group in _groups(observations, each, [place for place in range(len(each)) if place not in found]):
+        if bench is not None and bench.out_of_time:
+            found |= dict.fromkeys(group, Certificate(False, note=NO_TIME))
+            continue
+        target, labels = observations[group[0]].target, labels_of(observations[group[0]].target)
+        every = tuple(sentence for place in group for sentence in each[place])
+        made, start = make_columns(target, every, _exact(observations[group[0]])), 0
+        for place in group:
+            stop = start + len(each[place]) * labels
+            if bench is not None and bench.out_of_time:
+                found[place] = Certificate(False, note=NO_TIME)
+            else:
+                found[place] = _judge(columns_of(observations[place], each[place], made.take(torch.arange(start, stop))))
+            start = stop
+    return [found[place] for place in range(len(each))]
+
+
+def _groups(observations: Sequence[Observation], each: Sequence[Sentences], places: Sequence[int]) -> list[list[int]]:
+    """Places of guesses whose columns are computed in one pass: of one model and view, not too many tokens."""
+    groups: list[list[int]] = []
+    held: dict[object, tuple[list[int], int]] = {}
+    for place in places:
+        one = observations[place]
+        alone = place if one.target.attend_padding or not one.target.padding_is_free else None
+        key = (id(one.target), tuple(one.update.tensors), alone)
+        tokens = sum(map(len, each[place])) * labels_of(one.target)
+        group, size = held.get(key, ([], 0))
+        if not group or size + tokens > TOKENS_AT_ONCE:
+            group, size = [], 0
+            groups.append(group)
+        group.append(place)
+        held[key] = group, size + tokens
+    return groups
+
+
+def with_certificates(
+    observations: Sequence[Observation], guesses: Sequence[Reconstruction], bench: Bench
+) -> list[Reconstruction]:
+    """The guesses with what the updates prove of them, or with what stands against that."""
+    certificates = certify_all(observations, [guess.sentences for guess in guesses], bench)
+    return [_with(guess, certificate) for guess, certificate in zip(guesses, certificates, strict=True)]
+
+
+def _with(guess: Reconstruction, certificate: Certificate) -> Reconstruction:
     if not certificate.proven:
         return replace(guess, note=guess.note or certificate.note)
     return replace(guess, certified=True, sentences=certificate.sentences, labels=certificate.labels)
@@ -51,18 +96,18 @@ def fits(observation: Observation, sentences: Sequence[Sequence[int]]) -> bool:
     guess = distinct(sentences)
     if obstacle_of(observation, guess):
         return False
-    columns = _columns(observation, guess)
+    columns = columns_of(observation, guess, make_columns(observation.target, guess, _exact(observation)))
     return any(_fitting(columns, size) for size in _sizes(columns))
 
 
-def _columns(observation: Observation, guess: Sentences) -> Columns:
-    return columns_of(observation, guess, gradients_of(observation.target, tuple(observation.update.tensors)))
+def _exact(observation: Observation) -> ExactGradients:
+    return gradients_of(observation.target, tuple(observation.update.tensors))
 
 
 def obstacle_of(observation: Observation, guess: Sentences) -> str:
     """Why nothing of this observation can be proven, or nothing of this guess; empty where something may be."""
     target, size = observation.target, _known_size(observation)
-    labels = 1 if target.labels_are_tokens else target.classes
+    labels = labels_of(target)
     if observation.protocol.dropout:
         return "The client's dropout changed the update in a way that only the client knows."
     if not observation.channel.only_scaled:

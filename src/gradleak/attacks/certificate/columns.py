@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.core.attack import Sentences
@@ -57,25 +57,46 @@ class Columns:
         return float((squares.clamp_min(0).sqrt() / self.floors(scale)).max())
 
 
-def columns_of(observation: Observation, sentences: Sentences, exact: ExactGradients) -> Columns:
-    """The columns of these sentences with every label; of a language model, one each."""
-    target = observation.target
-    labels = 1 if target.labels_are_tokens else target.classes
-    batch = batch_of(target, sentences, labels)
-    gradients, rounded = exact.of(batch), exact.of(batch, double=False)
-    names = tuple(gradients)
-    products = torch.stack([one.products(one) for one in gradients.values()]).cpu()
-    along = torch.stack([along_seen(observation, name, gradients[name]) for name in names])
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Gradients of some sentences with every label: in double precision, as the client rounds, and their losses."""
+
+    gradients: dict[str, Gradients]
+    rounded: dict[str, Gradients]
+    losses: Float[Tensor, "columns"]
+
+    def take(self, rows: Int[Tensor, "some"]) -> "Made":
+        """Those of some columns."""
+        both = ({name: one.take(rows) for name, one in made.items()} for made in (self.gradients, self.rounded))
+        return Made(*both, self.losses[rows])
+
+
+def make_columns(target: Target, sentences: Sentences, exact: ExactGradients) -> Made:
+    """Computes what columns of these sentences are made of, those of several observations in one pass."""
+    batch = batch_of(target, sentences, labels_of(target))
+    gradients, losses = exact.with_losses(batch)
+    return Made(gradients, exact.of(batch, double=False), losses)
+
+
+def labels_of(target: Target) -> int:
+    """How many columns a sentence has: one for each label, and one in a language model."""
+    return 1 if target.labels_are_tokens else target.classes
+
+
+def columns_of(observation: Observation, sentences: Sentences, made: Made) -> Columns:
+    """The columns of one observation's guess."""
+    labels, names = labels_of(observation.target), tuple(made.gradients)
+    products = torch.stack([one.products(one) for one in made.gradients.values()]).cpu()
+    along = torch.stack([along_seen(observation, name, made.gradients[name]) for name in names])
     sizes = [_size_seen(observation, name) for name in names]
     predicted = torch.ones(len(sentences), 1, dtype=torch.float64)
-    if labels > 1:
-        with torch.no_grad():
-            predicted = target.in_double.probabilities(_every(batch, labels)).cpu()
-    rounding = [_rounding(observation, name, gradients[name], rounded[name]) for name in names]
-    beyond = [_beyond(observation, name, gradients[name], size) for name, size in zip(names, sizes, strict=True)]
+    if labels > 1:  # the loss of a label is minus the logarithm of what the model gives it
+        predicted = (-made.losses).exp().view(len(sentences), labels).cpu()
+    rounding = [_rounding(observation, name, made.gradients[name], made.rounded[name]) for name in names]
+    beyond = [_beyond(observation, name, made.gradients[name], size) for name, size in zip(names, sizes, strict=True)]
     first, second = (torch.tensor(found, dtype=torch.float64) for found in (rounding, beyond))
     squares = torch.tensor(sizes, dtype=torch.float64).square()
-    return Columns(observation, sentences, labels, names, gradients, products, along, squares, first, second, predicted)
+    return Columns(observation, sentences, labels, names, made.gradients, products, along, squares, first, second, predicted)
 
 
 def batch_of(target: Target, sentences: Sentences, labels: int, width: int = 0) -> Batch:
@@ -109,11 +130,6 @@ def depth_of_sums(target: Target) -> list[int]:
     """The lengths of the sums that a gradient goes through, forward and back: every linear layer's inputs and outputs."""
     linear = [part for part in (*target.parts, *target.frozen_parts) if len(part.shape) == 2 and part.layer is not None]
     return [size for part in linear for size in part.shape]
-
-
-def _every(batch: Batch, step: int) -> Batch:
-    assert batch.ids is not None
-    return Batch(mask=batch.mask[::step], labels=batch.labels[::step], ids=batch.ids[::step])
 
 
 def _rounding(observation: Observation, name: str, gradients: Gradients, rounded: Gradients) -> float:

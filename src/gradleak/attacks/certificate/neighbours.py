@@ -43,6 +43,10 @@ class Change:
     places: tuple[int, ...]
     sentences: Sentences
 
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.sentences))
+
 
 class Neighbourhood:
     """The guesses next to one that gives back all that was seen."""
@@ -125,21 +129,18 @@ class Neighbourhood:
         tensors, scale = self.observation.update.tensors, self.observation.gradient_scale
         seen = torch.cat([matrix_of(self.target, part, tensors[part.name])[0] for part in parts]).double() / scale
         floor = float(torch.tensor([self._floor(part) for part in parts]).norm())
-        kept = [self._fed(inputs, [sentence])[0] for sentence in self.columns.sentences]
-        bases = dict[tuple[int, ...], Tensor]()
-        left = []
-        longest = max(len(sentence) for change in changes for sentence in change.sentences)
-        step = max(1, TOKENS_AT_ONCE // (2 * longest))
-        for start in range(0, len(changes), step):
-            some = changes[start : start + step]
-            flat = [sentence for change in some for sentence in change.sentences]
-            fed = iter(self._fed(inputs, flat))
-            for change in some:
-                if change.places not in bases:
-                    bases[change.places] = self._basis_of_others(kept, change.places)
-                rows = torch.cat([next(fed) for _ in change.sentences])
-                if self._unexplained(seen, bases[change.places], rows) <= CLEAR * floor:
-                    left.append(change)
+        kept = self._fed(inputs, self.columns.sentences)
+        left: list[Change] = []
+        for places, tokens in dict.fromkeys((change.places, change.tokens) for change in changes):
+            alike = [change for change in changes if (change.places, change.tokens) == (places, tokens)]
+            basis = self._basis_of_others(kept, places)
+            beside = seen - (seen @ basis) @ basis.mT
+            for start in range(0, len(alike), max(1, TOKENS_AT_ONCE // tokens)):
+                some = alike[start : start + max(1, TOKENS_AT_ONCE // tokens)]
+                fed = self._fed(inputs, [sentence for change in some for sentence in change.sentences])
+                rows = torch.stack([torch.cat(fed[at : at + len(places)]) for at in range(0, len(fed), len(places))])
+                missed = _unexplained(beside, rows - (rows @ basis) @ basis.mT)
+                left += [change for change, miss in zip(some, missed.tolist(), strict=True) if miss <= CLEAR * floor]
         return left
 
     def _mixed_parts(self) -> list[Part]:
@@ -171,12 +172,6 @@ class Neighbourhood:
         if not rows:
             return kept[0].new_zeros(kept[0].shape[1], 0)
         return orthonormalise(torch.cat(rows).mT)
-
-    def _unexplained(self, seen: Tensor, basis: Tensor, rows: Float[Tensor, "tokens width"]) -> float:
-        """The norm of what was seen outside the span of a basis and some inputs."""
-        whole = torch.cat([basis, rows.mT - basis @ (basis.mT @ rows.mT)], dim=1) if basis.shape[1] else rows.mT
-        span = orthonormalise(whole)
-        return float((seen - (seen @ span) @ span.mT).norm())
 
     # The last
 
@@ -236,6 +231,12 @@ class Neighbourhood:
         count = self.columns.labels
         labels = [(self._column(place) % count + shift) % count for place, _ in flat]
         return lay_out(self.target, [sentence for _, sentence in flat], labels, self.columns.width)
+
+
+def _unexplained(seen: Float[Tensor, "outputs width"], rows: Float[Tensor, "changes tokens width"]) -> Float[Tensor, "changes"]:
+    """The norm of what was seen outside the span of each change's inputs."""
+    inside = (seen @ orthonormalise(rows.mT)).square().sum((-1, -2))  # no ridge: it would leave out what weak inputs explain
+    return (seen.square().sum() - inside).clamp_min(0).sqrt()
 
 
 def _exchanged(sentence: Sentence, place: int, word: int) -> Sentence:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.certificate import with_certificate
+from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
 from gradleak.attacks.energy.lexicon import lexicon
 from gradleak.attacks.energy.matched import Matched, is_likelihood
@@ -28,6 +28,7 @@ from gradleak.core.registry import register
 from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.rough import rough_products
 
+CERTIFYING = 0.08  # of a time limit: kept back to hold the guesses against the updates
 NATS = Scale("nats", 1.0)  # less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too
 LOG = Scale("log", 0.1)  # of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth
 
@@ -81,19 +82,19 @@ class EnergyAttack(Attack):
         return True  # whatever was done to entries is an error of some size, in its likelihood
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        began = time.monotonic()
+        began, early = time.monotonic(), bench.ending_early(CERTIFYING)
         found: dict[int, list[Found]] = {observation.index: [] for observation in observations}
         for alike in by_tensors(observations):
-            misfits = self._misfits(alike, bench)
+            misfits = self._misfits(alike, early)
             for group in by_size(problems_of(alike, self.assumptions)):
-                if bench.out_of_time and all(found[problem.observation.index] for problem in group):
+                if early.out_of_time and all(found[problem.observation.index] for problem in group):
                     continue  # all have a guess
                 with rough_products(alike):
-                    searched = self._search(group, bench, misfits)
+                    searched = self._search(group, early, misfits)
                 for problem, one in zip(group, searched, strict=True):
                     found[problem.observation.index].append(one)
-        best = self._judged([self._best(found[observation.index]) for observation in observations], bench)
-        best = [with_certificate(*pair, bench) for pair in zip(observations, best, strict=True)]
+        best = self._judged([self._best(found[observation.index]) for observation in observations], early)
+        best = with_certificates(observations, best, bench)
         seconds = (time.monotonic() - began) / len(observations)
         return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in best]
 
