@@ -78,10 +78,11 @@ class OuterSums(Gradients):
 
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
-        return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))  # type: ignore[no-any-return]
+        return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
-        return (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
+        sizes: Tensor = (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
+        return sizes
 
     def take(self, rows: Int[Tensor, "some"]) -> "OuterSums":
         return OuterSums(self.inputs[rows], self.deltas[rows], self.turned)
@@ -109,10 +110,11 @@ class Lookups(Gradients):
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
         alike = self.ids[:, :, None] == other.ids[:, None, :]
-        return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))  # type: ignore[no-any-return]
+        return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
-        return self.deltas.norm(dim=2).sum(1)
+        sizes: Tensor = self.deltas.norm(dim=2).sum(1)
+        return sizes
 
     def take(self, rows: Int[Tensor, "some"]) -> "Lookups":
         return Lookups(self.ids[rows], self.deltas[rows])

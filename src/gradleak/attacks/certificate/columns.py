@@ -67,8 +67,8 @@ class Made:
 
     def take(self, rows: Int[Tensor, "some"]) -> "Made":
         """Those of some columns."""
-        both = ({name: one.take(rows) for name, one in made.items()} for made in (self.gradients, self.rounded))
-        return Made(*both, self.losses[rows])
+        gradients, rounded = ({name: one.take(rows) for name, one in made.items()} for made in (self.gradients, self.rounded))
+        return Made(gradients, rounded, self.losses[rows])
 
 
 def make_columns(target: Target, sentences: Sentences, exact: ExactGradients) -> Made:
