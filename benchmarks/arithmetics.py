@@ -45,16 +45,16 @@ OTHER = (
     "tests/attacks/test_learning_to_invert.py::test_an_inverter_beats_the_blind_guess_by_far_through_each_defense[sign]",
     "tests/attacks/test_lti_pictures.py::test_an_inverter_beats_the_mean_picture_by_far_through_each_defense",
 )
-# Seconds each on two cores. Targets are made up, or installed with the tests; data are the made-up canaries.
+# Up to a minute each. Targets are made up, or installed with the tests; data are the made-up canaries.
 AUDITS = (
     "--target tiny --attack span --limit 4",
     "--target tiny --attack span --limit 2 --batch-size 2",
     "--target tiny --attack span --limit 4 --defense clipping:clip=0.1",
-    "--target tiny --attack span --limit 4 --defense rounding:dtype=bfloat16",
-    "--target tiny --attack energy:restarts=1 --limit 2 --layers 1-2 --modules query,key,value",
-    "--target tiny --attack energy:restarts=1 --limit 2 --defense pruning:fraction_kept=0.1",
-    "--target tiny --attack portfolio:steps=0 --limit 3",
-    "--target tiny --attack portfolio:steps=0 --limit 2 --defense gaussian_noise:std=0.0001",
+    "--target tiny --attack span --limit 4 --defense rounding:dtype=bf16",
+    "--target tiny --attack energy:restarts=1 --limit 1 --layers 1-2 --modules query,key,value",
+    "--target tiny --attack energy:restarts=0 --limit 1 --defense pruning:fraction_kept=0.1",
+    "--target tiny --attack portfolio:steps=0 --limit 1",
+    "--target tiny --attack portfolio:steps=0 --limit 1 --defense gaussian_noise:std=0.0001",
     "--target tiny --attack lamp_quick --limit 2",
     "--target tiny --attack dlg:steps=100 --limit 2",
     "--target tiny --attack tag:steps=100 --limit 2 --defense sign",

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from gradleak.audit import AuditSpec  # noqa: F401  (registers every component)
+from gradleak.core.specs import from_string
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -99,6 +102,16 @@ def test_every_test_file_that_make_test_names_is_there_or_comes_with_certificate
 
 def test_twenty_audits_are_listed() -> None:
     assert len(arithmetics.AUDITS) == len(set(arithmetics.AUDITS)) == 20
+
+
+@pytest.mark.parametrize("audit", arithmetics.AUDITS)
+def test_every_audit_names_components_that_there_are(audit: str) -> None:
+    said = audit.split()
+    options = dict(zip(said[::2], said[1::2], strict=True))
+    for kind in ("target", "attack", "defense", "protocol"):
+        if f"--{kind}" in options:
+            from_string(kind, options[f"--{kind}"])
+    assert {"--target", "--attack", "--limit"} <= set(options)
 
 
 @pytest.mark.parametrize(("version", "fits"), [((3, 10, 4), False), ((3, 11, 0), True), ((3, 12, 9), True), ((3, 13, 0), False)])
