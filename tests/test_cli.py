@@ -153,6 +153,7 @@ def test_knowing_nothing_is_said_as_none(tmp_path: Path, capsys: Captured) -> No
         (["audit", "--target", "tiny", "--data", "nowhere.csv"], "nowhere.csv"),
         (["audit", "--target", "tiny", "--know", "labels,lenghts"], "Unknown fact 'lenghts' (did you mean 'lengths'?)"),
         (["audit", "--target", "tiny", "--device", "gpu"], "Unknown device 'gpu'"),
+        (["audit", "--target", "tiny", "--memory", "much"], "is no amount of memory: write for example 6GB"),
         (["audit", "--target", "tiny", "--limit", "0"], "count from 1"),
         (["audit", "--target", "tiny", "--limit", "x"], "See gradleak audit --help."),
         (["audit", "--limt", "3"], "No such option"),

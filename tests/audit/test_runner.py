@@ -56,6 +56,18 @@ def test_private_text_is_kept_only_on_request(tmp_path: Path) -> None:
     ]
 
 
+def test_how_much_memory_it_may_use_changes_nothing_in_the_record_and_what_it_used_is_there() -> None:
+    free, narrow = run_audit(settings()).record, run_audit(settings(), memory=10**11).record
+    assert comparable(free) == comparable(narrow)
+    for attack in free.attacks.values():
+        assert attack.cost.peak_memory_bytes is None or attack.cost.peak_memory_bytes > 10**7  # python alone takes more
+
+
+def test_an_attack_that_has_no_room_is_refused_with_what_it_needs() -> None:
+    with pytest.raises(GradleakError, match="Gradient matching needs about .* MB for one step on this batch"):
+        run_audit(settings(), memory=1000)
+
+
 def test_every_score_has_its_interval_and_blind_beside_it() -> None:
     record = run_audit(settings()).record
     for scores in [*(attack.scores for attack in record.attacks.values()), record.worst_case]:

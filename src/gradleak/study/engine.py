@@ -84,7 +84,9 @@ def _done(cells: Sequence[Cell], folder: Path) -> int:
 
 
 def _share(device: str, processes: int) -> int | None:
-    """What each of some processes may hold of what is free on a device."""
+    """What each of some processes may hold of what is free on a device; one by itself finds out when it starts."""
+    if processes == 1:
+        return None
     import torch
 
     most = limit_by_default(torch.device(device))

@@ -10,6 +10,7 @@ from gradleak.matching import Matcher
 from gradleak.matching.chunking import Chunks, pieces, refuse_without_room
 from gradleak.matching.graphs import Function, record
 
+RECORDED = 5  # pieces that a GPU may hold side by side: each is a graph of its own and keeps its memory
 FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fastest
 ROWS_ON_GPU = 128  # one H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step in all
 
@@ -72,5 +73,7 @@ def rows_at_once(matcher: Matcher, rows: Rows, bench: Bench) -> Chunks:
     bytes_a_row = matcher.bytes(examples, tokens, slope=True)
     what = f"one step on this batch ({examples} texts of up to {tokens} tokens)"
     refuse_without_room("Gradient matching", bytes_a_row, bench, device, what)
-    most = ROWS_ON_GPU if device.type == "cuda" else FASTEST_BYTES / bytes_a_row
+    if device.type == "cuda":
+        return pieces(bench, device, RECORDED * bytes_a_row, 0, ROWS_ON_GPU)
+    most = FASTEST_BYTES / bytes_a_row
     return pieces(bench, device, bytes_a_row, matcher.work(examples, tokens, slope=True), most)

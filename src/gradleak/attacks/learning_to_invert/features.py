@@ -10,11 +10,13 @@ from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.hashing import Hashing, flattened
 from gradleak.attacks.learning_to_invert.simulation import Simulation
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
 from gradleak.core.update import Update
+from gradleak.matching.chunking import pieces, refuse_without_room
 
 Largest = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
 
@@ -89,16 +91,29 @@ class WholeFeatures(Features):
 class Simulated:
     """Features of clients that the attacker plays, defended with fresh randomness."""
 
-    def __init__(self, simulation: Simulation, features: Features) -> None:
-        self.simulation, self.features = simulation, features
+    def __init__(self, simulation: Simulation, features: Features, bench: Bench | None = None) -> None:
+        self.simulation, self.features, self.bench = simulation, features, bench
         self.noise = simulation.noise_std * features.noise_scale if simulation.noise_std else None
 
     def __call__(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
         return self._noisy(self.quiet(batches, streams), streams)
 
     def quiet(self, batches: Batch, streams: Streams) -> Float[Tensor, "clients features"]:
-        """The same but for Gaussian noise that comes last."""
-        return self.features(self.simulation(batches, streams))
+        """The same but for Gaussian noise that comes last; as many clients at once as fit."""
+        clients, step = batches.lead[0], self._at_once(batches)
+        found = [
+            self.features(self.simulation(batches[start : start + step], streams, start)) for start in range(0, clients, step)
+        ]
+        return torch.cat(found)
+
+    def _at_once(self, batches: Batch) -> int:
+        clients, examples = batches.lead
+        if self.bench is None:
+            return clients
+        tokens = 1 if batches.pixels is not None else batches.mask.shape[-1]
+        device, needed = batches.mask.device, self.simulation.bytes(examples, tokens)
+        refuse_without_room("An inverter", needed, self.bench, device, "one client that it plays to learn from")
+        return pieces(self.bench, device, needed, 0, clients).size
 
     def defended(self, update: Update, streams: Streams, noisy: bool = True) -> Float[Tensor, "clients features"]:
         """Features of an update that clients have computed already, all parameters of it."""

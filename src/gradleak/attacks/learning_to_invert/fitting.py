@@ -44,7 +44,7 @@ class Fitting:
         self.training, self.held_out = corpus.split()
         self.source = attack.source(self.target, self.training)
         self.streams = bench.streams.child("fit")
-        self.simulated = Simulated(Simulation(setting), self._features())
+        self.simulated = Simulated(Simulation(setting), self._features(), bench)
 
     def run(self) -> FittedTextInverter:
         began = time.monotonic()

@@ -44,7 +44,7 @@ class PictureFitting:
         self.training, self.held_out = gallery.split()
         self.streams = bench.streams.child("fit")
         self.features = features_of(attack, setting)
-        self.simulated = Simulated(Simulation(setting), self.features)
+        self.simulated = Simulated(Simulation(setting), self.features, bench)
 
     def run(self) -> FittedPictureInverter:
         began, attack = time.monotonic(), self.attack

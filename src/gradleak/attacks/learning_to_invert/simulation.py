@@ -10,7 +10,10 @@ from gradleak.core.defense import Channel, Defense, protect_in_turn
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import Setting
 from gradleak.core.update import Update
+from gradleak.matching.chunking import GRADIENTS, cost_of
 from gradleak.matching.per_client import per_client
+
+COPIES = 4  # of a client's gradients, on their way to features
 
 
 class Simulation:
@@ -21,25 +24,33 @@ class Simulation:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.pass_cost = cost_of(setting.target)
         self.by_code, self.noise_std = _without_last_noise(setting.defenses)
         self.per_example = bool(self.by_code) and self.by_code[0].wants_per_example
         self.gradients = None
         if setting.protocol.one_gradient and not setting.protocol.dropout:
             self.gradients = per_client(setting.target, None if self.by_code else _seen(setting))
 
-    def __call__(self, batches: Batch, streams: Streams) -> Update:
-        """One update a client of `batches` [clients, examples, …], each with randomness of its own."""
-        rngs = self._rngs(batches.lead[0], streams)
+    def __call__(self, batches: Batch, streams: Streams, first: int = 0) -> Update:
+        """One update a client of `batches` [clients, examples, …], each with randomness of its own; numbered from `first`."""
+        rngs = self._rngs(batches.lead[0], streams, first)
         return self._sent(self._update(batches, rngs), rngs)
+
+    def bytes(self, examples: int, tokens: int) -> float:
+        """What one client takes: its gradients as computed, defended, seen and laid side by side, and its pass."""
+        target = self.setting.target
+        gradients = sum(value.numel() for value in target.parameters.values()) * target.dtype.itemsize
+        each = examples if self.per_example else 1
+        return COPIES * each * gradients + self.pass_cost.bytes(examples, tokens, GRADIENTS)
 
     def defended(self, update: Update, streams: Streams) -> Update:
         """What clients send who computed that update: for several defenses of the same clients."""
         return self._sent(update, self._rngs(update.clients, streams))
 
-    def _rngs(self, clients: int, streams: Streams) -> list[Streams]:
+    def _rngs(self, clients: int, streams: Streams, first: int = 0) -> list[Streams]:
         randomised = any(defense.channel().randomised for defense in self.by_code) or self.gradients is None
         # Where nothing is drawn all clients may hold one stream: making thousands takes longer than their gradients.
-        return [streams.child(client) for client in range(clients)] if randomised else [streams] * clients
+        return [streams.child(first + client) for client in range(clients)] if randomised else [streams] * clients
 
     def _sent(self, update: Update, rngs: Sequence[Streams]) -> Update:
         with torch.no_grad():

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.descent import Adam
+from gradleak.attacks.gradient_matching.slopes import RECORDED
 from gradleak.attacks.pictures.rows import Rows
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
@@ -105,8 +106,8 @@ class PictureSearch:
         self.matcher = objective.matcher(rows.observations)
         device, each = rows.target.device, self.matcher.bytes(rows.examples, 1, slope=True)
         refuse_without_room("The search for pictures", each, bench, device, f"one step on {rows.examples} pictures")
-        work = self.matcher.work(rows.examples, 1, slope=True)
-        self.chunks = pieces(bench, device, each, work, ROWS_AT_ONCE.get(device.type, 16))
+        work, held = self.matcher.work(rows.examples, 1, slope=True), RECORDED if device.type == "cuda" else 1
+        self.chunks = pieces(bench, device, held * each, work, ROWS_AT_ONCE.get(device.type, 16))
 
     def run(self, render: Render, start: Float[Tensor, "rows numbers"], optimiser: Adam, steps: int, signed: bool) -> Found:
         """Takes the steps from a start; `signed` follows the signs of the slope only (IG)."""
