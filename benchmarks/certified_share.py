@@ -15,7 +15,6 @@ import torch
 from gradleak.audit import AuditSpec
 from gradleak.audit.runner import Finished, run_audits
 
-LAYERS = range(1, 7)
 MODULES = ("query", "key", "value", "ffn_in")
 
 
@@ -27,10 +26,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=None, help="for each cell, which is then attacked by itself")
     parser.add_argument("--attack", default="", help="span or energy; both if not given")
+    parser.add_argument("--layers", nargs="+", type=int, default=list(range(1, 7)))
+    parser.add_argument("--modules", nargs="+", default=list(MODULES))
     parser.add_argument("--out", type=Path, default=Path("certified.jsonl"))
     chosen = parser.parse_args()
     cells = [settings(chosen, "span", "everything")]
-    views = [{"name": "parts", "layers": str(layer), "modules": [module]} for layer in LAYERS for module in MODULES]
+    views = [{"name": "parts", "layers": str(layer), "modules": [module]} for layer in chosen.layers for module in chosen.modules]
     cells += [settings(chosen, "energy", view) for view in views]
     wanted = [cell for cell in cells if chosen.attack in ("", cell.attacks[0].name)]
     by_attack = [[cell for cell in wanted if cell.attacks[0].name == name] for name in ("span", "energy")]
