@@ -88,10 +88,9 @@ class Arithmetic:
         kept = {name: value for name, value in os.environ.items() if name not in ("MKL_CBWR", "ATEN_CPU_CAPABILITY")}
         chosen = {"MKL_CBWR": self.mkl, "ATEN_CPU_CAPABILITY": self.aten}
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GRADLEAK_TEST_THREADS"), str(self.threads))
-        # Threads that wait by spinning take the other process's core; and shapes, checked by the plain tests, are the same here
-        quicker = {"OMP_WAIT_POLICY": "PASSIVE", "JAXTYPING_DISABLE": "1"}
+        waiting = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait by spinning take the other process's core
         beside = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))}
-        return kept | {name: value for name, value in chosen.items() if value} | threads | quicker | beside
+        return kept | {name: value for name, value in chosen.items() if value} | threads | waiting | beside
 
 
 PLAIN = Arithmetic(None, None, 1)
@@ -115,6 +114,7 @@ def main() -> None:
         return
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     if chosen.other:
+        os.environ["JAXTYPING_DISABLE"] = "1"  # the tests before have checked shapes, and they are the same here; a fifth quicker
         sys.exit(run_tests(other_than_plain(every_combination()), [path for path in OTHER if exists(path)], chosen))
     found = different(every_combination())
     if len(found) < FEWEST:

@@ -215,7 +215,7 @@ def test_the_record_counts_the_parameters_of_the_parts_that_are_seen(view: str, 
 
 def test_noise_lowers_what_is_found(tiny: Target) -> None:
     quiet, loud = (
-        run_audit(settings(limit=6, attacks=["dlg:steps=150"], defenses=d)).record for d in ([], ["gaussian_noise:std=10"])
+        run_audit(settings(limit=4, attacks=["dlg:steps=100"], defenses=d)).record for d in ([], ["gaussian_noise:std=10"])
     )
     assert quiet.worst_case["bag_f1"].mean > loud.worst_case["bag_f1"].mean
 
