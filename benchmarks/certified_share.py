@@ -7,12 +7,16 @@ of them that certifying took.
 
 import argparse
 import json
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from gradleak.attacks.certificate import certify_all
 from gradleak.audit import AuditSpec
+from gradleak.audit.client import observe, private_batches
 from gradleak.audit.runner import Finished, run_audits
 
 MODULES = ("query", "key", "value", "ffn_in")
@@ -28,6 +32,9 @@ def main() -> None:
     parser.add_argument("--attack", default="", help="span or energy; both if not given")
     parser.add_argument("--layers", nargs="+", type=int, default=list(range(1, 7)))
     parser.add_argument("--modules", nargs="+", default=list(MODULES))
+    parser.add_argument(
+        "--truth", action="store_true", help="certify the secrets themselves: what any attack that finds them gets"
+    )
     parser.add_argument("--out", type=Path, default=Path("certified.jsonl"))
     chosen = parser.parse_args()
     cells = [settings(chosen, "span", "everything")]
@@ -37,9 +44,12 @@ def main() -> None:
     by_attack = [[cell for cell in wanted if cell.attacks[0].name == name] for name in ("span", "energy")]
     groups = by_attack if chosen.seconds is None else [[cell] for cell in wanted]
     for group in filter(None, groups):
-        found = run_audits(group, device=chosen.device)
-        for spec, finished in zip(group, found, strict=True):
-            line = describe(spec, finished)
+        if chosen.truth:
+            lines = certified_truths(group, chosen.device)
+        else:
+            found = run_audits(group, device=chosen.device)
+            lines = (describe(spec, finished) for spec, finished in zip(group, found, strict=True))
+        for line in lines:
             print(json.dumps(line), flush=True)
             with chosen.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -48,6 +58,20 @@ def main() -> None:
 def settings(chosen: argparse.Namespace, attack: str, view: object) -> AuditSpec:
     plain = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "attacks": [attack], "view": view}
     return replace(AuditSpec.from_plain(plain), time_limit=chosen.seconds)
+
+
+def certified_truths(group: Sequence[AuditSpec], device: str) -> Iterator[dict[str, object]]:
+    """One cell's counts for a guess that is always right."""
+    target = group[0].target.open(torch.device(device))
+    secrets = private_batches(group[0], target)
+    for spec in group:
+        seen = [observe(spec, target, private, index) for index, private in enumerate(secrets)]
+        rows = [private.batch.ids for private in secrets]
+        guesses = [[tuple(row[0].tolist())] for row in rows if row is not None]
+        began = time.process_time()
+        proven = [told.proven for told in certify_all(seen, guesses)]
+        cell = {"attack": "the truth", "view": repr(spec.view), "torch": torch.__version__}
+        yield cell | {"n": len(proven), "certified": sum(proven), "cpu_seconds": round(time.process_time() - began, 1)}
 
 
 def describe(spec: AuditSpec, finished: object) -> dict[str, object]:
