@@ -189,6 +189,12 @@ def test_a_guess_keeps_what_stands_against_its_certificate(tiny: Target, observe
     assert told.note == "The update does not follow from the guess."
 
 
+def test_an_unknown_word_does_not_stop_a_certificate(tiny: Target, observe: Observe) -> None:
+    text = "the xylophone is red ."
+    seen = observe(tiny, (text, A), (1, 0))
+    assert certify(seen, encode(tiny, text, A)).proven
+
+
 def test_guesses_certified_together_are_certified_as_each_alone(tiny: Target, observe: Observe) -> None:
     seen = [observe(tiny, texts, [1] * len(texts)) for texts in ((A,), (A, B), (C, C, B), (B,))]
     guesses = [encode(tiny, *texts) for texts in ((A,), (A, C), (C, B), (B,))]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.certificate.columns import Columns
-from gradleak.matching.linear_algebra import find_eigenvectors, solve_least_squares
+from gradleak.matching.linear_algebra import find_eigenvectors, orthonormalise, solve_least_squares
 from gradleak.matching.rounding import backward_error_bound
 
 CLEAR = 3.0  # floors: what is further away than this does not fit, what is nearer might
@@ -158,8 +158,7 @@ def _beside(predicted: Float[Tensor, "labels"]) -> Float[Tensor, "labels seen"]:
     if len(predicted) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
     whole = torch.cat([predicted[:, None], torch.eye(len(predicted), dtype=torch.float64)], dim=1)
-    found: Tensor = torch.linalg.qr(whole).Q[:, 1:]
-    return found
+    return orthonormalise(whole)[:, 1:]
 
 
 def _summing(options: list[dict[int, tuple[int, ...]]], size: int) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -61,8 +61,8 @@ class FirstLayer:
         self._sticking_out: Float[Tensor, "positions words"] | None = None
 
     def sees(self, sentence: int, token: int) -> bool:
-        """Whether anything of that token is seen above the floor."""
-        place = self.places.get((sentence, token))
+        """Whether anything of that token is seen above the floor; special words ([UNK], say) are not looked at here."""
+        place = self.places.get((sentence, token)) if (sentence, token) in self.keys else None
         return place is not None and max(place.strength, place.delta) > CLEAR * self.floor
 
     def words(self, sentence: int, token: int) -> list[int]:
