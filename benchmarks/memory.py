@@ -23,7 +23,7 @@ COMMANDS = {
     "portfolio-48": f"{BATCH} --batch-size 48 --attack portfolio:steps=0 --time-limit 120",
     "energy-8": f"{BATCH} --batch-size 8 --attack energy:restarts=0 --time-limit 60",
     "lamp-bert-base-batch": f"{BATCH} --target {BERT_BASE} --batch-size 16 --attack lamp_cos --time-limit 60",
-    "lamp-bert-base": f"audit --data canaries --limit 16 --target {BERT_BASE} --attack lamp_cos:steps=5 --time-limit 60",
+    "lamp-bert-base": f"audit --data canaries --limit 4 --target {BERT_BASE} --attack lamp_cos:starts=50 --time-limit 60",
     **{f"default-{size}": f"{BATCH} --batch-size {size} --time-limit 120" for size in (8, 16, 32, 64)},
 }
 OVER = 1.1  # times the limit that a peak may be

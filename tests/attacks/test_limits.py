@@ -193,7 +193,7 @@ MATCHING: tuple[MatchingAttack, ...] = (
     LampCos(steps=20, starts=3),
     LampCos(steps=80, starts=3, discrete="at_end", across=True),
     LampQuick(steps=3, starts=2, polish_rounds=3),
-    LampPlus(steps=3, starts=2, polish_rounds=2, word_sweeps=1, word_restarts=4, restarts=1),
+    LampPlus(steps=3, starts=2, polish_rounds=2, word_sweeps=1, word_restarts=4, restarts=0),
 )
 
 
