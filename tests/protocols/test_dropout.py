@@ -114,4 +114,4 @@ def test_the_record_says_that_dropout_was_on() -> None:
         {flag.name for flag in run_audit(AuditSpec.from_plain({**plain, "protocol": protocol})).record.attacks["tag"].flags}
         for protocol in ("fedsgd", "fedsgd:dropout=true")
     ]
-    assert flags[1] - flags[0] == {"unmodelled_dropout"}
+    assert "unmodelled_dropout" in flags[1] - flags[0]

@@ -53,7 +53,7 @@ def searched(
     """A search in which audits give the values that are told; and the attacks that each stage ran."""
     ran: dict[str, list[Attack]] = {}
 
-    def run(cells: Sequence[Cell], *_: Any) -> list[CellResult]:
+    def run(cells: Sequence[Cell], *_: Any, **__: Any) -> list[CellResult]:
         data = cells[0].spec.data
         assert isinstance(data, TuningPart)
         ran[data.stage] = [cell.spec.attacks[0] for cell in cells]
