@@ -190,7 +190,7 @@ def _guesses(
         near = near_misses(rng, target, case.batch)
         for name, guess in rng.sample(near, min(planted, len(near))):
             yield case, guess, name
-        if case.observation.index % attacked:
+        if not attacked or case.observation.index % attacked:
             continue
         began = time.monotonic()
         for attack, facts in ((Span(steps=20), (Fact.BATCH_SIZE,)), (EnergyAttack(restarts=0, sweeps=2), tuple(Fact))):

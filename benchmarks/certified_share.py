@@ -32,9 +32,7 @@ def main() -> None:
     parser.add_argument("--attack", default="", help="span or energy; both if not given")
     parser.add_argument("--layers", nargs="+", type=int, default=list(range(1, 7)))
     parser.add_argument("--modules", nargs="+", default=list(MODULES))
-    parser.add_argument(
-        "--truth", action="store_true", help="certify the secrets themselves, as for an attack that finds all"
-    )
+    parser.add_argument("--truth", action="store_true", help="certify the secrets themselves, as for an attack that finds all")
     parser.add_argument("--out", type=Path, default=Path("certified.jsonl"))
     chosen = parser.parse_args()
     cells = [settings(chosen, "span", "everything")]

@@ -119,8 +119,8 @@ def test_when_time_ends_every_batch_has_a_guess_and_nothing_is_computed_any_more
 
 
 def test_a_guess_found_before_the_end_of_time_is_kept(tiny: Target, observe: Observe) -> None:
-    seen = [observe(tiny, ["the cat is red ."], [1])]
-    attack = EnergyAttack(restarts=8)
+    seen = [observe(tiny, ["the red cat"], [1])]
+    attack = EnergyAttack(restarts=4)
     whole = made(Clock, tiny, looks=10**9)
     assert isinstance(whole, Clock)
     (best,) = attack.reconstruct(seen, whole)
@@ -161,8 +161,8 @@ class Falling(Energy):
         return False
 
 
-@pytest.mark.parametrize("settings", [SearchSettings(sweeps=2, restarts=4), SearchSettings(sweeps=1, restarts=0, at_once=True)])
-@pytest.mark.parametrize("texts", [["the cat is red ."], ["my dog", "the cat"]])
+@pytest.mark.parametrize("settings", [SearchSettings(sweeps=1, restarts=4), SearchSettings(sweeps=1, restarts=0, at_once=True)])
+@pytest.mark.parametrize("texts", [["my red cat"], ["my dog", "the cat"]])
 def test_a_search_over_words_ends_whatever_its_objective_does(
     settings: SearchSettings, texts: list[str], tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

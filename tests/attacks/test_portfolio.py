@@ -45,7 +45,7 @@ def test_where_the_first_layer_is_not_seen_energy_begins(tiny64: Target, observe
 
 
 def test_under_noise_every_attack_gets_a_try_and_the_nearest_guess_counts(tiny64: Target, observe: Observe) -> None:
-    seen = [observe(tiny64, [TEXTS[1]], [1], defenses=(GaussianNoise(std=0.3),))]
+    seen = [observe(tiny64, ["the cat ."], [1], defenses=(GaussianNoise(std=0.3),))]
     guess = ATTACK.reconstruct(seen, bench_for(tiny64))[0]
     assert [stage.attack for stage in guess.stages] == ["span", "energy", "lamp_plus"]
     assert not guess.certified

@@ -13,6 +13,7 @@ from gradleak.core.attack import Bench, Reconstruction, Sentences
 from gradleak.core.observation import Observation
 from gradleak.matching.exact import ExactGradients, gradients_of
 
+CERTIFYING = 0.08  # of a time limit: what attacks keep back to hold their guesses against the updates
 NO_TIME = "There was no time to hold the guess against the update."
 MOST_BYTES = 2**31  # of layer inputs and output gradients
 TOKENS_AT_ONCE = 2**12

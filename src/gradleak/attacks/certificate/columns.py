@@ -22,6 +22,7 @@ from gradleak.matching.rounding import gradient_difference, sum_error
 # The client's rounding and ours are two draws of one size: ours is measured, and the client's is no more than this many times
 # that. For tensors of a few numbers, where a draw may be small by luck, the expected size is added (rounding.py).
 TIMES_MEASURED = 4.0
+ENTRIES_AT_ONCE = 2**18  # turned to double precision: what a processor keeps near at hand
 LEAST = 1e-100  # of a floor: a gradient that is zero has none
 HALF_A_STEP = math.sqrt(3)  # the largest error of rounding over its standard deviation, which is a step over √12
 
@@ -121,9 +122,10 @@ def along_seen(observation: Observation, name: str, gradients: Gradients) -> Flo
 
 
 def _size_seen(observation: Observation, name: str) -> float:
-    """The norm of a tensor that was seen, in the size of a gradient; no copy of it is made."""
-    norm = torch.linalg.vector_norm(observation.update.tensors[name], dtype=torch.float64)
-    return float(norm) / observation.gradient_scale
+    """The norm of a tensor that was seen, in the size of a gradient; in pieces, so that no copy of it is made."""
+    pieces = torch.split(observation.update.tensors[name].flatten(), ENTRIES_AT_ONCE)
+    squares = torch.stack([piece.double().square().sum() for piece in pieces]).sum()
+    return math.sqrt(float(squares)) / observation.gradient_scale
 
 
 def depth_of_sums(target: Target) -> list[int]:

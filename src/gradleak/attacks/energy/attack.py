@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.certificate import with_certificates
+from gradleak.attacks.certificate import CERTIFYING, with_certificates
 from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
 from gradleak.attacks.energy.lexicon import lexicon
 from gradleak.attacks.energy.matched import Matched, is_likelihood
@@ -28,7 +28,6 @@ from gradleak.core.registry import register
 from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.rough import rough_products
 
-CERTIFYING = 0.08  # of a time limit: kept back to hold the guesses against the updates
 NATS = Scale("nats", 1.0)  # less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too
 LOG = Scale("log", 0.1)  # of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth
 

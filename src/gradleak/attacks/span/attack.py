@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradleak.attacks.certificate import CERTIFYING, certify_all
 from gradleak.attacks.span.row_space import RowSpace, attention_parts, space_of
 from gradleak.attacks.span.scan import Scan, used_positions
-from gradleak.attacks.span.solve import Settings, Solver
+from gradleak.attacks.span.solve import Guess, Settings, Solver
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
@@ -63,13 +64,18 @@ class Span(Attack):
         scan = Scan(target, inputs, spaces, [bench.streams_of(observation) for observation in observations])
         positions = used_positions(scan, observations, self.longest)
         pairs = scan.pairs(max(positions))
-        shared = (time.monotonic() - begun) / len(observations)
-        found = []
+        shared, early = time.monotonic() - begun, bench.ending_early(CERTIFYING)
+        solvers, guesses = list[Solver](), list[Guess]()
         for place, observation in enumerate(observations):
             bench.progress.report(done + place, total)
-            solver = Solver(observation, spaces[place], pairs[place], positions[place], scan.by_position, self._settings, bench)
-            found.append(solver.solve(shared))
-        return found
+            solver = Solver(observation, spaces[place], pairs[place], positions[place], scan.by_position, self._settings, early)
+            solvers.append(solver)
+            guesses.append(solver.solve())
+        begun = time.monotonic()
+        certificates = certify_all(observations, [guess.sentences for guess in guesses], bench)
+        shared = (shared + time.monotonic() - begun) / len(observations)
+        each = zip(solvers, guesses, certificates, strict=True)
+        return [solver.conclude(guess, certificate, shared) for solver, guess, certificate in each]
 
     @property
     def _settings(self) -> Settings:

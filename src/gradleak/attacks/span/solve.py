@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gradleak.attacks.certificate import NO_TIME, Certificate, certify, fits
+from gradleak.attacks.certificate import Certificate, fits
 from gradleak.attacks.span.assembly import Assembly
 from gradleak.attacks.span.blends import Blends
 from gradleak.attacks.span.checks import Check, Sentence, checks_of
@@ -43,6 +43,7 @@ class Guess:
     sentences: list[Sentence]
     complete: bool
     steps: int = 0
+    seconds: float = 0.0
 
 
 class Solver:
@@ -63,11 +64,15 @@ class Solver:
         self.checks = checks_of(observation, space.rank, positions) if space.exact else []
         self.remainder = remainder_of(observation, space, self.checks[0]) if self.checks else None
 
-    def solve(self, shared_seconds: float) -> Reconstruction:
-        """The reconstruction; its cost holds a share of what all observations were scanned with."""
+    def solve(self) -> Guess:
+        """The sentences that were found, or the best there are."""
         begun = time.monotonic()
         guess = self._guess()
-        certificate = Certificate(False, note=NO_TIME) if self.bench.out_of_time else certify(self.observation, guess.sentences)
+        guess.seconds = time.monotonic() - begun
+        return guess
+
+    def conclude(self, guess: Guess, certificate: Certificate, shared_seconds: float) -> Reconstruction:
+        """The reconstruction; its cost holds a share of what was done for all observations at once."""
         sentences = certificate.sentences or tuple(guess.sentences)
         return Reconstruction(
             sentences=sentences,
@@ -75,7 +80,7 @@ class Solver:
             loss=certificate.misfit if math.isfinite(certificate.misfit) else None,
             labels=certificate.labels,
             trace=Trace(guesses=((guess.steps, sentences),)),
-            cost=Cost(shared_seconds + time.monotonic() - begun, guess.steps),
+            cost=Cost(shared_seconds + guess.seconds, guess.steps),
             note="" if certificate.proven else self._obstacle(guess) or certificate.note,
         )
 
