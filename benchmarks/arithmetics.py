@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="PATH", help="run these tests, or audits by number, only")
     parser.add_argument("-k", dest="matching", default="", help="run tests whose name matches, as in pytest")
     parser.add_argument("--most", type=int, default=None, help="fingerprints at most; of all, those most unlike. Audits take 4")
+    parser.add_argument("--skip", type=int, default=0, help="of these, the first so many, which ran before")
     parser.add_argument("--processes", type=int, default=2, help="test processes side by side")
     parser.add_argument("--time-limit", type=float, default=3600, help="seconds for one combination")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "arithmetics.jsonl")
@@ -123,7 +124,8 @@ def main() -> None:
         return
     if chosen.audits:
         sys.exit(compare_audits(spread(found, chosen.most or FEWEST), chosen))
-    sys.exit(run_tests(spread(found, chosen.most or len(found)), chosen.only, chosen))
+    wanted = list(spread(found, chosen.most or len(found)).items())
+    sys.exit(run_tests(dict(wanted[chosen.skip :]), chosen.only, chosen))
 
 
 def own_fingerprint() -> dict[str, str]:
