@@ -153,6 +153,19 @@ def test_words_with_nearly_one_embedding_are_not_told_apart_where_their_rows_are
     assert certify(observe(target, ("he saw the car",), (1,), view=Lamp()), encode(target, "he saw the car")).proven
 
 
+def test_the_last_word_of_a_text_is_not_proven_where_another_is_predicted_alike(observe: Observe) -> None:
+    text, view = "she sold my red car", Parts("1")
+    plain, alike = (TinyCausal(shape="llama").open(torch.device("cpu")) for _ in range(2))
+    (right,) = encode(plain, text)
+    other = next(word for word in plain.vocabulary.allowed.nonzero()[:, 0].tolist() if word not in right)
+    output: Any = alike.module.get_output_embeddings()  # type: ignore[operator]
+    with torch.no_grad():
+        output.weight[other] = output.weight[right[-1]]
+    assert certify(observe(plain, (text,), view=view), [right]).proven
+    told = certify(observe(alike, (text,), view=view), [right])
+    assert not told.proven and "one of at least 2" in told.note
+
+
 def test_a_place_that_does_not_matter_is_not_proven(random_model: Callable[..., Any], observe: Observe) -> None:
     """Where a word's embedding and position are lost on the way in, any word would do."""
     model = random_model("Bert")

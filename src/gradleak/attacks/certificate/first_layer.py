@@ -4,7 +4,8 @@ Before tokens have mixed, what a word feeds in depends on the word and its posit
 G = Σ_t δ_t x_tᵀ lie in the span S of the inputs x_t. Let d_p be the direction in S that is orthogonal to all of them but x_p: of
 G it shows δ_p alone. With another word, fed x', at that place the gradient can be explained by the other inputs and x' only. It
 is missed by at least ‖G d_p‖ times the sine of the angle between d_p and the part of x' that is orthogonal to the other
-inputs. Where an input stands at two places (the same word at the same position of two sentences), neither is needed by itself; an
+inputs. Where an input stands at two places (the same word at the same position of two sentences, or of one that is there
+twice), neither is needed by itself; an
 x' outside of S would then show by its own δ, for whose size that of the word it replaces is taken.
 """
 
@@ -17,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.certificate.columns import Columns
-from gradleak.attacks.certificate.counting import CLEAR
+from gradleak.attacks.certificate.counting import CLEAR, Count
 from gradleak.core.parts import FUSED, Part
 from gradleak.core.target import Target
 from gradleak.matching.additive import Additive, additive_of, centre, squares_normalised, squares_of_sums
@@ -164,7 +165,7 @@ def _of_sums(
     return sizes, inside, along.square()
 
 
-def first_layer_of(columns: Columns, shares: Float[Tensor, "columns"], floors: Float[Tensor, "tensors"]) -> FirstLayer | None:
+def first_layer_of(columns: Columns, count: Count, floors: Float[Tensor, "tensors"]) -> FirstLayer | None:
     """The sieve for a guess, where the first layer's query, key or value are seen."""
     target = columns.observation.target
     linear = linear_parts(target, list(columns.observation.update.tensors))
@@ -173,7 +174,7 @@ def first_layer_of(columns: Columns, shares: Float[Tensor, "columns"], floors: F
     if not parts:
         return None
     floor = float(floors[[columns.names.index(part.name) for part in parts]].norm())
-    weights = shares.view(-1, columns.labels)
+    weights = count.shares().view(-1, columns.labels)
     keys, inputs, deltas = [], [], []
     for sentence, words in enumerate(columns.sentences):
         tokens = columns.width if target.attend_padding else len(words)
@@ -193,9 +194,10 @@ def first_layer_of(columns: Columns, shares: Float[Tensor, "columns"], floors: F
     duals = (left / values) @ right
     places = {}
     for row, key in enumerate(keys):
-        needed = bool(leverage[row] > 1 - NEEDED)
+        copies = count.totals[key[0]]  # of which one would be changed
+        needed = copies == 1 and bool(leverage[row] > 1 - NEEDED)
         length = float(duals[row].norm())
-        size = float(sizes[row])
+        size = float(sizes[row]) / max(1, copies)
         direction = duals[row] / length if needed else fed[row] / fed[row].norm()
         places[key] = Place(_word(columns, *key), key[1], direction, needed, size / length if needed else 0.0, size)
     return FirstLayer(target, parts[0], places, right.mT.contiguous(), floor, _words_seen(columns))

@@ -55,7 +55,7 @@ class Neighbourhood:
         self.columns, self.count = columns, count
         self.observation, self.target = columns.observation, columns.observation.target
         self.shares, self.floors = count.shares(), columns.floors(count.scale)
-        self.first = first_layer_of(columns, self.shares, self.floors)
+        self.first = first_layer_of(columns, count, self.floors)
 
     def others(self) -> int | None:
         """How many of them fit as well, of those whose gradient was computed; none where too many would have to be."""
@@ -106,11 +106,19 @@ class Neighbourhood:
         return self._probes(self.columns.sentences[place][token])
 
     def _probes(self, word: int) -> list[int]:
-        """The nearest words by their embeddings, and one in the middle of all."""
-        table, allowed = self.target.vocabulary.embeddings, self.target.vocabulary.allowed.nonzero()[:, 0]
+        """The nearest words by their embeddings, and one in the middle of all; by those a language model predicts with too."""
+        allowed = self.target.vocabulary.allowed.nonzero()[:, 0]
         allowed = allowed[allowed != word]
-        order = (table[allowed] - table[word]).square().sum(1).argsort()
-        return [int(allowed[place]) for place in (*order[:NEAREST], order[len(order) // 2])]
+        found: list[int] = []
+        for table in self._tables():
+            order = (table[allowed] - table[word]).square().sum(1).argsort()
+            found += [int(allowed[place]) for place in (*order[:NEAREST], order[len(order) // 2])]
+        return list(dict.fromkeys(found))
+
+    def _tables(self) -> list[Float[Tensor, "words _"]]:
+        read, predicts = self.target.vocabulary.embeddings, getattr(self.target.module, "get_output_embeddings", None)
+        output = predicts() if self.target.labels_are_tokens and predicts is not None else None
+        return [read] if output is None or output.weight.shape[0] != len(read) else [read, output.weight]
 
     def _may_swap(self, place: int, one: int, other: int, two: int) -> bool:
         first, sentences = self.first, self.columns.sentences
