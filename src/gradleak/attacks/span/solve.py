@@ -1,6 +1,5 @@
 """One observation from the words that fit to sentences and, where the update proves them, the certificate."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +76,6 @@ class Solver:
         return Reconstruction(
             sentences=sentences,
             certified=certificate.proven,
-            loss=certificate.misfit if math.isfinite(certificate.misfit) else None,
             labels=certificate.labels,
             trace=Trace(guesses=((guess.steps, sentences),)),
             cost=Cost(shared_seconds + guess.seconds, guess.steps),
