@@ -1,11 +1,47 @@
 """What tests share: shape checking of everything in gradleak, opened targets, and observations made from texts."""
 
-from jaxtyping import install_import_hook
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+
+CHECKED_CALLS = 8  # of each function in each test: the thousandth pass of a search has the shapes of the first
+calls_in_this_test: Counter[Callable[..., Any]] = Counter()
+check_every_call = jaxtyping.jaxtyped
+
+
+def check_first_calls(checked: Any = None, **how: Any) -> Any:
+    """What jaxtyping's own decorator does, for the first calls only: with every call checked the tests take a fifth longer."""
+    if checked is None:
+        return functools.partial(check_first_calls, **how)
+    if isinstance(checked, type):
+        if dataclasses.is_dataclass(checked) and "__init__" in vars(checked):
+            checked.__init__ = check_first_calls(checked.__init__, **how)
+        return checked
+    if "<locals>" in checked.__qualname__:
+        return checked  # made anew at each call of the function around it, and decorating takes a millisecond
+    strict = functools.cache(lambda: check_every_call(checked, **how))
+
+    @functools.wraps(checked)
+    def spared(*arguments: Any, **named: Any) -> Any:
+        calls_in_this_test[checked] += 1
+        return (strict() if calls_in_this_test[checked] <= CHECKED_CALLS else checked)(*arguments, **named)
+
+    return spared
+
+
+def pytest_runtest_setup() -> None:
+    calls_in_this_test.clear()
+
 
 # Before anything of gradleak is imported: shapes are checked in tests only, and only where tensors live. Records and datasets
 # take whatever a file holds and refuse it by name, which a type checker would do first and less kindly.
+jaxtyping.jaxtyped = check_first_calls
 CHECKED = "core matching targets protocols defenses views priors training attacks audit".split()
-install_import_hook(
+jaxtyping.install_import_hook(
     [f"gradleak.{package}" for package in CHECKED],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",  # an int may stand where a float is wanted
 )

@@ -21,7 +21,7 @@ from gradleak.views.parts import Parts
 
 TEXTS = ("my phone number is five zero .", "the cat is red .")
 Observe = Callable[..., Observation]
-ATTACK = Portfolio(restarts=1, steps=5, starts=2)
+ATTACK = Portfolio(restarts=0, steps=5, starts=2)
 
 
 def bench_for(target: Target) -> Bench:

@@ -29,10 +29,10 @@ def test_amounts_are_said_in_short() -> None:
 
 
 def test_what_is_left_is_the_limit_less_what_is_held() -> None:
-    held = used_memory(CPU)
-    if not held:
+    if not used_memory(CPU):
         pytest.skip("this system does not say what a process holds")
-    assert memory_left(held // 2, CPU) == 0
+    assert memory_left(1000, CPU) == 0  # and what the tests before have freed is handed back
+    held = used_memory(CPU)
     assert memory_left(held + 10**9, CPU) == pytest.approx(10**9, rel=0.2)
 
 
