@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradleak.attacks.certificate.columns import Columns, along_seen, batch_of, lay_out
 from gradleak.attacks.certificate.counting import CLEAR, Count
-from gradleak.attacks.certificate.first_layer import FirstLayer, first_layer_of
+from gradleak.attacks.certificate.first_layer import first_layer_of
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.parts import FUSED, Part
@@ -253,6 +253,3 @@ def _exchanged(sentence: Sentence, place: int, word: int) -> Sentence:
 
 def _same_inputs(part: Part, other: Part) -> bool:
     return module_of(part).rpartition(".")[0] == module_of(other).rpartition(".")[0]
-
-
-__all__ = ["Change", "FirstLayer", "Neighbourhood"]
