@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,12 +43,17 @@ def error(capsys: Captured, *words: str, code: int = 2) -> str:
     return err
 
 
+def processor_seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_help_answers_at_once_and_documents_the_exit_codes() -> None:
     took = []
     for _ in range(3):
-        began = time.monotonic()
+        began = processor_seconds_of_children()
         result = command("--help")
-        took.append(time.monotonic() - began)
+        took.append(processor_seconds_of_children() - began)
     assert all(f"\n    {code} " in result.stdout for code in (0, 2, 3, 130))
     assert min(took) < 1.0  # 0.1 s on an idle machine
 

@@ -29,7 +29,7 @@ from gradleak.views import Everything
 
 CPU = torch.device("cpu")
 SEARCH = {"steps": 3, "latent_steps": 3, "weight_steps": 2, "restarts": 2}
-SHORT = {**SEARCH, "training_batch": 8, "directions": 16, "width": 8, "learning_rate": 0.001}
+SHORT = {**SEARCH, "training_batch": 8, "epochs": None, "directions": 16, "width": 8, "learning_rate": 0.001}
 PLAIN = {"target": "tiny_image", "data": "shapes:side=8", "limit": 2, "batch_size": 2, "dtype": "float64"}
 
 
@@ -65,6 +65,7 @@ def scene() -> tuple[list[PrivateBatch], list[Observation]]:
 
 def attacked(attack: Attack, observations: Sequence[Observation], prior: PicturePrior) -> list[Reconstruction]:
     fields = {field.name for field in dataclasses.fields(attack)}
+    fields -= {"directions"} if getattr(attack, "raw", False) else set()
     quick = dataclasses.replace(attack, **{name: value for name, value in SHORT.items() if name in fields})
     bench = Bench(Streams.root("attacker", 0), NoWords(), pictures=prior)
     if isinstance(quick, TrainableAttack):

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scaling
-from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
+from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures, LtiPicturesPaper
 from gradleak.attacks.learning_to_invert.picture_inverter import PictureInverter
 from gradleak.attacks.learning_to_invert.picture_lessons import PictureLesson, errors_of
 from gradleak.attacks.learning_to_invert.pictures import Changes, gallery_of
+from gradleak.attacks.learning_to_invert.training import Schedule
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench
@@ -64,6 +65,31 @@ def test_an_inverter_beats_the_mean_picture_by_far_through_each_defense(defense:
     assert record.scores["mse"].mean < share * record.scores["mse"].blind
     assert record.label_accuracy is not None and record.label_accuracy >= 0.9
     assert "not_adaptive" not in {flag.name for flag in record.flags}
+
+
+def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Target) -> None:
+    quick = LtiPicturesPaper(epochs=None, steps=4, training_batch=8, width=16)
+    fitted = quick.fit(setting_of(target), public(), bench_of())
+    features = 100 * torch.randn(1, 5, fitted.features.size)
+    model = fitted.model  # type: ignore[attr-defined]
+    assert bool((model.get_buffer("turn") == 1).all()) and not bool(model.get_buffer("centre").any())
+    with torch.no_grad():
+        pictures, _ = model(features)
+    assert bool(((pictures >= 0) & (pictures <= 1)).all()) and float(pictures.std()) > 0.1
+    by_hand = features[0]
+    with torch.no_grad():
+        for layer in model.hidden:
+            by_hand = (by_hand @ layer.weight[0] + layer.bias[0]).relu()
+        by_hand = (by_hand @ model.pixels.weight[0] + model.pixels.bias[0]).sigmoid()
+    assert torch.allclose(pictures[0].flatten(1), by_hand, atol=1e-4)
+    with pytest.raises(ValueError, match="write directions=null beside raw=true"):
+        LtiPictures(raw=True)
+
+
+def test_the_papers_rate_drops_to_a_tenth_after_three_quarters() -> None:
+    paper = LtiPicturesPaper()
+    schedule = Schedule(200, 1e-4, paper.decay, paper.drops)
+    assert [schedule.rate(step) for step in (0, 149, 150, 199)] == pytest.approx([1e-4, 1e-4, 1e-5, 1e-5])
 
 
 def test_a_saved_fit_makes_the_same_guesses_and_is_refused_elsewhere(target: Target, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_without_opacus_an_audit_is_refused_and_its_neighbours_are_not(monkeypat
 def test_an_accountant_that_would_stall_the_machine_is_not_asked() -> None:
     pytest.importorskip("opacus")
     assert prv_points(0.5, 0.01, 1000, 2e-5) < MOST_POINTS < prv_points(0.1, 0.01, 1000, 2e-5)
-    began = time.monotonic()
+    began = time.process_time()
     assert opacus_epsilon("PRV", 0.1, 0.01, 1000, 2e-5) is None
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert opacus_epsilon("RDP", 0.1, 0.01, 1000, 2e-5) == pytest.approx(9398.5, abs=0.1)

@@ -36,8 +36,11 @@ class LtiPictures(TrainableAttack):
     training_batch: int = 256  # clients in a step; learning rates that are tried grow with its root
     learning_rate: float | None = None  # none: the best of three after probe_epochs; the paper's is 1e-4
     probe_epochs: float = 2.0  # of the public pictures, at each rate that is tried
-    decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing; the paper's drops to a tenth at 3/4
-    directions: int | None = 2000  # of the features, the strongest, decorrelated; none: all features, scaled only, as the paper's
+    decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing
+    drops: bool = False  # the rate is a tenth in the last steps instead, as the paper's after three quarters
+    directions: int | None = 2000  # of the features, the strongest, decorrelated; none: all features, scaled only
+    raw: bool = False  # all features as they come, neither decorrelated nor scaled, as the paper's
+    bounded: bool = False  # a sigmoid after the last layer, as the paper's
     width: int = 3000
     hidden_layers: int = 2  # the paper's three layers are two hidden ones and the pixels
     relabelled: float = 0.0  # the share of the attacker's pictures under random labels, so that all labels' gradients are learnt
@@ -63,6 +66,8 @@ class LtiPictures(TrainableAttack):
         for name in ("decay", "relabelled"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}.")
+        if self.raw and self.directions is not None:
+            raise ValueError("raw features are not turned to directions: write directions=null beside raw=true.")
         if self.shifted < 0:
             raise ValueError(f"shifted must not be negative, not {self.shifted}.")
         if self.variation_weight < 0:
@@ -94,3 +99,17 @@ class LtiPictures(TrainableAttack):
     def learnt(self) -> dict[str, Any]:
         """The fields that decide what is learnt."""
         return {name: value for name, value in to_dict(self).items() if name != "weights"}
+
+
+@register("attack", "lti_pictures_paper")
+@dataclass(frozen=True)
+class LtiPicturesPaper(LtiPictures):
+    """Learns to invert from public pictures as its paper does: the raw gradient, a final sigmoid, 200 epochs at 1e-4."""
+
+    epochs: float | None = 200.0
+    learning_rate: float | None = 1e-4
+    decay: float = 0.25  # after 150 of 200 epochs
+    drops: bool = True
+    directions: int | None = None
+    raw: bool = True
+    bounded: bool = True

@@ -34,7 +34,9 @@ def new_inverter(
         widths = [attack.width] * attack.hidden_layers
         directions = None if attack.directions is None else min(attack.directions, features)
         slots, classes = setting.batch_size, setting.target.classes
-        model = PictureInverter(inverters, features, directions, widths, mean.cpu(), slots, classes)
+        model = PictureInverter(
+            inverters, features, directions, widths, mean.cpu(), slots, classes, raw=attack.raw, bounded=attack.bounded
+        )
     return model.to(setting.target.device)
 
 

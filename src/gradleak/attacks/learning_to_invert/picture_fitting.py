@@ -56,7 +56,7 @@ class PictureFitting:
         with as_float(attack.precision, self.target.device):
             rate = self._rate(model, facts)
             trained = time.monotonic()
-            schedule = Schedule(self._steps(attack.epochs, attack.steps), rate, attack.decay)
+            schedule = Schedule(self._steps(attack.epochs, attack.steps), rate, attack.decay, attack.drops)
             done = train(model, self._loss(model, "training"), schedule, self.bench, {**facts, "rate": rate})
             facts |= {"clients_per_second": done * attack.training_batch / (time.monotonic() - trained)}
             error, right = self._held_out_errors(model)
@@ -81,7 +81,7 @@ class PictureFitting:
             model,
             self._loss(model, "probe"),
             lambda: self._held_out_errors(model)[0],
-            [Schedule(steps, rate, attack.decay) for rate in rates],
+            [Schedule(steps, rate, attack.decay, attack.drops) for rate in rates],
             self.bench,
             facts,
             attack.name,

@@ -37,9 +37,11 @@ class PictureInverter(nn.Module):
         mean: Float[Tensor, "channels height width"],
         slots: int,
         classes: int,
+        raw: bool = False,
+        bounded: bool = False,
     ) -> None:
         super().__init__()
-        self.slots, self.shape = slots, tuple(mean.shape)
+        self.slots, self.shape, self.raw, self.bounded = slots, tuple(mean.shape), raw, bounded
         sizes = [directions or features, *widths]
         self.hidden = nn.ModuleList(Layer(inverters, *pair) for pair in itertools.pairwise(sizes))
         self.pixels = Layer(inverters, sizes[-1], slots * mean.numel())
@@ -48,8 +50,9 @@ class PictureInverter(nn.Module):
         self.register_buffer("centre", torch.zeros(inverters, 1, features))
         # One over each feature's spread, or directions that features are turned to
         self.register_buffer("turn", torch.zeros(inverters, 1 if directions is None else features, sizes[0]))
-        with torch.no_grad():
-            self.pixels.bias.copy_(mean.flatten().repeat(slots))  # it begins with the blind guess
+        if not bounded:
+            with torch.no_grad():
+                self.pixels.bias.copy_(mean.flatten().repeat(slots))  # it begins with the blind guess
 
     @torch.no_grad()
     def measure(
@@ -61,6 +64,9 @@ class PictureInverter(nn.Module):
     ) -> None:
         """Centres and scales what one inverter is fed, as measured on some clients before training, without their noise."""
         centre, turn = self.get_buffer("centre")[inverter], self.get_buffer("turn")[inverter]
+        if self.raw:
+            turn.fill_(1.0)
+            return
         if self.directions is None:
             centre.copy_(features.mean(0))
             turn.copy_(scaling(features, groups, noise))
@@ -80,4 +86,6 @@ class PictureInverter(nn.Module):
         hidden = given
         for layer in self.hidden:
             hidden = layer(hidden).relu()
-        return self.pixels(hidden).unflatten(2, (self.slots, *self.shape)), self.labels(given).unflatten(2, (self.slots, -1))
+        pixels = self.pixels(hidden)
+        pictures = (pixels.sigmoid() if self.bounded else pixels).unflatten(2, (self.slots, *self.shape))
+        return pictures, self.labels(given).unflatten(2, (self.slots, -1))

@@ -80,7 +80,7 @@ class SideBySide:
             return self._errors(self._drawn(streams, attack.training_batch), streams).loss(attack.variation_weight)
 
         with as_float(attack.precision, self.target.device):
-            done = train(self.model, loss, Schedule(attack.steps, rate, attack.decay), self.bench)
+            done = train(self.model, loss, Schedule(attack.steps, rate, attack.decay, attack.drops), self.bench)
             look(done, self._keep_better())
         with torch.no_grad():
             for name, value in self.model.named_parameters():

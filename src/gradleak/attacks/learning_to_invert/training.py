@@ -23,8 +23,11 @@ class Schedule:
     steps: int
     learning_rate: float
     decay: float = 0.5  # the share of the steps, the last ones, over which the rate falls to nothing; 0: never
+    drops: bool = False  # it is a tenth in these last steps instead, all at once
 
     def rate(self, step: int) -> float:
+        if self.drops:
+            return self.learning_rate * (0.1 if step >= round((1 - self.decay) * self.steps) else 1.0)
         left = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.learning_rate * min(1.0, left)
 
