@@ -8,9 +8,10 @@ import torch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Sentence
 from gradleak.core.pixels import picture_of
+from gradleak.metrics import perceptual
 from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
 from gradleak.metrics.picture_differences import structural_similarity
-from gradleak.metrics.pictures import HIGHEST_PSNR, MeanSquaredError, PeakSignalToNoise
+from gradleak.metrics.pictures import HIGHEST_PSNR, Lpips, LpipsLegacy, MeanSquaredError, PeakSignalToNoise
 
 
 def even(shade: float) -> Sentence:
@@ -58,6 +59,19 @@ def test_perceptual_distance_is_none_to_itself_and_the_same_both_ways() -> None:
     assert float(perceptual_distance(first, first, weights)) == 0
     assert float(there) == pytest.approx(float(back)) and 0.1 < float(there) < 1
     assert all(bool((weights[f"head.{stage}"] >= 0).all()) for stage in range(5))  # a distance adds
+
+
+def test_only_the_legacy_form_feeds_pixels_from_zero_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[tuple[float, float]] = []
+
+    def distance(first: torch.Tensor, second: torch.Tensor, weights: object) -> torch.Tensor:
+        fed.extend((round(float(one.min()), 3), round(float(one.max()), 3)) for one in (first, second))
+        return torch.zeros(len(first))
+
+    monkeypatch.setattr(perceptual, "opened_weights", dict)
+    monkeypatch.setattr(perceptual, "perceptual_distance", distance)
+    assert [metric.values([Pair(even(0.0), even(1.0))]) for metric in (Lpips(), LpipsLegacy())] == [[0.0], [0.0]]
+    assert fed == [(-1.0, -1.0), (1.0, 1.0), (0.0, 0.0), (1.0, 1.0)]
 
 
 def test_missing_weights_are_said_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -15,7 +15,7 @@ from gradleak.report.verdict import raised
 
 CELL_METRICS = (
     *("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy"),
-    *("mse", "psnr", "ssim", "lpips"),
+    *("mse", "psnr", "ssim", "lpips", "lpips_legacy"),
 )
 
 

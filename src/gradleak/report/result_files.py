@@ -12,7 +12,19 @@ from gradleak.report.numbers import duration, mean_and_interval, number
 from gradleak.report.results import Answer, Answered, run_command
 from gradleak.report.table_files import NOT_RUN, NOT_SCORED
 
-HEADLINES = ("rouge1", "rouge2", "rougeL", "exact_match", "token_accuracy", "secret_recall", "mse", "psnr", "ssim", "lpips")
+HEADLINES = (
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "exact_match",
+    "token_accuracy",
+    "secret_recall",
+    "mse",
+    "psnr",
+    "ssim",
+    "lpips",
+    "lpips_legacy",
+)
 EXPLANATION = (
     "Mean [95 % interval over client batches], fractions in %; blind: the same knowledge without the update, in the order of "
     "the columns. Seconds are of the attack, all examples together; cells attacked in one call share them."
