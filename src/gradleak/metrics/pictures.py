@@ -74,7 +74,7 @@ class Lpips(Metric):
 @register("metric", "lpips_legacy")
 @dataclass(frozen=True)
 class LpipsLegacy(Metric):
-    """LPIPS of pixels from 0 to 1, as Learning to Invert's notebook feeds them to a network that wants −1 to 1: only to compare."""
+    """LPIPS of pixels from 0 to 1, as Learning to Invert's notebook feeds a network that wants −1 to 1: to compare only."""
 
     medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "perceptual distance"
