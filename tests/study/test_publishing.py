@@ -92,7 +92,9 @@ def test_axes_stand_as_the_study_writes_them_and_rows_are_numbers_of_the_data_se
     assert found.study == "some" and len(found.cells) == 2
     assert sorted(cell.axes["defenses"] for cell in found.cells) == ["gaussian_noise:std=0.01", "none"]
     assert all([batch.rows for batch in cell.batches] == [(0, 1), (2, 3), (4, 5)] for cell in found.cells)
-    assert {cell.model["fingerprint"] for cell in found.cells} == {"made:seed=0"} and {cell.version for cell in found.cells} == {1}
+    assert {cell.model["fingerprint"] for cell in found.cells} == {"made:seed=0"} and {cell.version for cell in found.cells} == {
+        1
+    }
 
 
 def test_nothing_published_holds_a_text_a_hash_or_a_folder(place: Path, tmp_path: Path) -> None:
@@ -120,8 +122,8 @@ def test_rows_of_older_records_are_looked_up_in_the_data(place: Path, tmp_path: 
 
 def test_results_of_ones_own_data_are_refused(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "notes.csv").write_text("text,label\nthe dog was here,0\n")
-    data = ["--data", str(tmp_path / "notes.csv"), "--limit", "1"]
-    assert main(["audit", "--target", "tiny", "--attack", "blind", "--device", "cpu", "--out", str(tmp_path / "runs"), *data]) == 0
+    given = ["--data", str(tmp_path / "notes.csv"), "--limit", "1", "--out", str(tmp_path / "runs"), "--device", "cpu"]
+    assert main(["audit", "--target", "tiny", "--attack", "blind", *given]) == 0
     assert main(["publish", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert "'file'" in told and "your own data are not published" in told and "cola" in told
