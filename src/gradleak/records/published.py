@@ -243,7 +243,9 @@ def against_blind(cell: Cell) -> tuple[list[float], list[float]] | None:
 def pack(published: Published) -> bytes:
     """The file: the same bytes for the same results."""
     whole = add_up([published])
-    plain = {"form": FORM, "study": whole.study, "cells": [_cell_to_plain(cell) for cell in whole.cells]}
+    numbers = _Numbers(whole.cells)
+    cells = [_cell_to_plain(cell, numbers) for cell in whole.cells]
+    plain = {"form": FORM, "study": whole.study, "numbers": numbers.known, "cells": cells}
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
@@ -260,13 +262,13 @@ def read_published(path: Path) -> Published:
     if form != FORM:
         raise RecordError(f"{path} has the form {form!r}; this gradleak reads {FORM}. Use the one that wrote it, or a later one.")
     try:
-        return Published(plain["study"], tuple(_cell_from_plain(cell) for cell in plain["cells"]))
+        return Published(plain["study"], tuple(_cell_from_plain(cell, plain["numbers"]) for cell in plain["cells"]))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise RecordError(f"{path} is not as {FORM} is written ({why}). Publish its runs again.") from error
 
 
-def _cell_to_plain(cell: Cell) -> dict[str, Any]:
+def _cell_to_plain(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
     sources = cell.sources
     number = {source.order: place for place, source in enumerate(sources)}
     plain: dict[str, Any] = {
@@ -282,7 +284,6 @@ def _cell_to_plain(cell: Cell) -> dict[str, Any]:
     }
     if cell.tallied is not None:
         return plain | {"tallied": _tallied_to_plain(cell.tallied)}
-    numbers = _Numbers()
     names = [kind.name for kind in cell.metrics]
     batches = {
         "rows": [row for batch in cell.batches for row in batch.rows],
@@ -296,10 +297,10 @@ def _cell_to_plain(cell: Cell) -> dict[str, Any]:
         "values": {name: numbers.index(cell_column(cell, name)) for name in names},
         "blind": {name: numbers.index(cell_column(cell, name, blind=True)) for name in names},
     }
-    return plain | {"numbers": numbers.known, "batches": batches}
+    return plain | {"batches": batches}
 
 
-def _cell_from_plain(plain: Mapping[str, Any]) -> Cell:
+def _cell_from_plain(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> Cell:
     sources = [_source(one) for one in plain["sources"]]
     cell = Cell(
         axes=plain["axes"],
@@ -313,7 +314,7 @@ def _cell_from_plain(plain: Mapping[str, Any]) -> Cell:
     )
     if "tallied" in plain:
         return replace(cell, tallied=_tallied_from_plain(plain["tallied"], sources, cell.batch_size))
-    return replace(cell, batches=tuple(_batches(plain["batches"], plain["numbers"], sources, cell.batch_size)))
+    return replace(cell, batches=tuple(_batches(plain["batches"], numbers, sources, cell.batch_size)))
 
 
 def _source(plain: Mapping[str, Any]) -> Source:
@@ -373,17 +374,16 @@ def _tallied_from_plain(plain: Mapping[str, Any], sources: Sequence[Source], siz
 
 
 class _Numbers:
-    """Different numbers once, in full; scores name them by their places, which packs to a byte or two."""
+    """All different scores of a file once, in full and sorted; cells name them by their places, which packs to a byte or two."""
 
-    def __init__(self) -> None:
-        self.known: list[float | None] = []
-        self._places: dict[float | None, int] = {}
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        batches = [batch for cell in cells for batch in cell.batches]
+        columns = [column for batch in batches for columns in (batch.values, batch.blind) for column in columns.values()]
+        there = {value for column in columns for value in column if value is not None}
+        self.known: list[float | None] = [None, *sorted(there)]
+        self._places = {value: place for place, value in enumerate(self.known)}
 
     def index(self, column: Sequence[float | None]) -> list[int]:
-        for value in column:
-            if value not in self._places:
-                self._places[value] = len(self.known)
-                self.known.append(value)
         return [self._places[value] for value in column]
 
 
