@@ -99,6 +99,7 @@ def spec(rows: str, **changes: int) -> AuditSpec:
 def test_a_stretch_of_rows_draws_what_a_run_of_all_rows_draws_for_them() -> None:
     assert batch_name(spec(":rows=4-7", batch_size=2), 0) == batch_name(spec("", batch_size=2, limit=4), 2) == (2,)
     assert stream_of(spec(":rows=4-5"), 1) == stream_of(spec("", limit=6), 5)
+    assert stream_of(spec(":rows=4-5", draws=2), 3) == stream_of(spec("", limit=6, draws=2), 11)  # in the second draw too
 
 
 def test_no_two_batches_or_draws_share_a_stream() -> None:

@@ -87,14 +87,17 @@ def batch_name(spec: AuditSpec, index: int) -> tuple[str | int, ...]:
     So a stretch of rows draws what a run of all rows would draw for them, and two stretches share no noise. Attacks are given
     streams and never these numbers.
     """
-    if not spec.data.rows:
-        return (index,)
-    (draw, batch), size = divmod(index, spec.limit), spec.batch_size
+    draw, batch = divmod(index, spec.limit)
+    name = _place(spec, batch) if spec.data.rows else (batch,)
+    return name if draw == 0 else (*name, "draw", draw)
+
+
+def _place(spec: AuditSpec, batch: int) -> tuple[str | int, ...]:
+    """The number that a batch of chosen rows has among all; where it is none of those, its rows."""
+    size = spec.batch_size
     rows = _numbers(spec.data.rows)[batch * size : (batch + 1) * size]
     number = rows[0] // size
-    is_whole = rows == tuple(range(number * size, (number + 1) * size))
-    name: tuple[str | int, ...] = (number,) if is_whole else ("rows", *rows)
-    return name if draw == 0 else (*name, "draw", draw)
+    return (number,) if rows == tuple(range(number * size, (number + 1) * size)) else ("rows", *rows)
 
 
 @cache
