@@ -78,6 +78,36 @@ def test_a_file_gives_back_what_was_packed_in_the_same_bytes(tmp_path: Path) -> 
     assert again.is_published and again.record.data.examples == 2
 
 
+def test_the_first_form_is_read_for_good(tmp_path: Path) -> None:
+    """As files were first written, to the letter: whatever changes in records, these must go on to be read."""
+    sums = {"n": 2, "clusters": 2, "total": 1.0, "squares": 1.0, "products": 1.0, "sizes": 2.0, "yes_or_no": True}
+    sums |= {"low": 0.0, "high": 1.0, "bins": [1] + [0] * 198 + [1]}
+    source = {"created": "2026-01-01T00:00:00+00:00", "machine": {"name": "a GPU"}, "versions": {}, "flags": []}
+    shared = {
+        "axes": {"attacks": "tag"},
+        "setting": {"target": {"name": "tiny"}, "data": {"name": "cola", "split": "train"}, "batch_size": 1, "seed": 0},
+        "attack": {"name": "tag", "steps": 3},
+        "knowledge": ["labels"],
+        "model": {"name": "tiny", "fingerprint": "ff00", "parameters": 10, "visible_parameters": 5},
+        "metrics": [["rouge1", "fraction", "higher"]],
+        "guarantees": [],
+        "sources": [source],
+    }
+    batches = {"rows": [7, 3], "places": [0, 1], "draws": [0, 0], "sources": [0, 0], "marks": [1, 3], "seconds": [0.5, 1.5]}
+    batches |= {"steps": [3, 3], "noise": [None, None], "values": {"rouge1": [2, 1]}, "blind": {"rouge1": [1, 0]}}
+    tallied = {"rows": [7, 3], "draws": [0, 0], "marks": [[1, 2]], "seconds": 2.0, "steps": 6, "noise": None}
+    tallied |= {"values": {"rouge1": sums}, "blind": {"rouge1": None, "gain": None}}
+    cells = [{**shared, "version": 1, "batches": batches}, {**shared, "version": 2, "tallied": tallied}]
+    plain = {"form": "gradleak.published/1", "study": "study", "numbers": [None, 0.0, 0.5], "cells": cells}
+    path = tmp_path / "published.xz"
+    path.write_bytes(lzma.compress(json.dumps(plain).encode()))
+    first, second = (summary.record for summary in read_sources([path]))
+    assert first.attacks["tag"].scores["rouge1"].mean == 0.25 and first.attacks["tag"].scores["rouge1"].blind == 0
+    assert second.attacks["tag"].scores["rouge1"].mean == 0.5 and second.attacks["tag"].version == 2
+    assert first.attacks["tag"].cost.seconds == second.attacks["tag"].cost.seconds == 2
+    assert [batch.rows for batch in read_published(path).cells[0].batches] == [(7,), (3,)]
+
+
 def test_unknown_forms_and_broken_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "published.xz"
     with pytest.raises(RecordError, match="Cannot read"):

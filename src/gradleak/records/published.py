@@ -318,7 +318,7 @@ def _cell_from_plain(plain: Mapping[str, Any], numbers: Sequence[float | None]) 
 
 
 def _source(plain: Mapping[str, Any]) -> Source:
-    whole = {one.name: plain[one.name] for one in fields(Source)}
+    whole = {one.name: plain[one.name] for one in fields(Source) if one.name in plain}
     return Source(**whole | {"flags": tuple(plain["flags"])})
 
 
