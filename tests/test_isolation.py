@@ -29,9 +29,11 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack
 from gradleak.core.update import Update
+from gradleak.datasets import Canaries
 from gradleak.priors.frequent_words import FrequentWords
 
 SEED = 7216354981  # a number that nothing else has
+ROW = 5827364910  # of the first example in the data set, where a test says so
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Secrets:
     ids: tuple[tuple[int, ...], ...]
     keys: tuple[bytes, ...]  # of the client's random streams
     pictures: tuple[Picture, ...] = ()
+    rows: tuple[int, ...] = ()  # of the data set, where they are numbers that nothing else has
 
     def drew_with(self, generator: torch.Generator) -> bool:
         """Whether it is one of the client's generators, fresh."""
@@ -59,6 +62,7 @@ def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
         ids=tuple(tuple(row.tolist()) for batch in private if batch.batch.ids is not None for row in batch.batch.ids),
         keys=tuple(stream.key for stream in keys),
         pictures=tuple(example.picture for batch in private for example in batch.examples if example.picture is not None),
+        rows=tuple(row for batch in private for example in batch.examples if (row := example.row or 0) >= ROW),
     )
 
 
@@ -74,6 +78,8 @@ def problems(thing: Any, secrets: Secrets) -> Iterator[str]:
         yield "private text"
     if type(thing) is int and thing == SEED:
         yield "the seed"
+    if type(thing) is int and thing in secrets.rows:
+        yield "the row of a private example"
     if isinstance(thing, Picture) and thing in secrets.pictures:
         yield "a private picture"
     if isinstance(thing, bytes) and any(thing == picture.pixels for picture in secrets.pictures):
@@ -220,6 +226,25 @@ def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target:
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
     assert found == [[], []]
+
+
+def test_nor_is_the_row_of_the_data_set_nor_its_place_in_the_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Canaries.load
+    monkeypatch.setattr(
+        Canaries,
+        "load",
+        lambda self, count=None: [replace(example, row=ROW + place) for place, example in enumerate(plain(self, count))],
+    )
+    spec = settings(data="canaries:rows=240-243")
+    private = private_batches(spec, spec.target.open(torch.device("cpu")))
+    KNOWN[:] = [secrets_of(private)]
+    assert KNOWN[0].rows == tuple(range(ROW, ROW + 4))
+    assert leaks(SimpleNamespace(progress=ROW + 3), KNOWN[0])  # the walk knows one when it sees one
+    found.clear()
+    run_audit(replace(spec, attacks=(Spy(),)))
+    assert found == [[], []]
+    target = spec.target.open(torch.device("cpu"))
+    assert [observe(spec, target, one, index).index for index, one in enumerate(private)] == [0, 1]  # and not 120 and 121
 
 
 @dataclass(frozen=True)

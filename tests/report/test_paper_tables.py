@@ -144,3 +144,14 @@ def test_the_blind_guess_the_seed_and_the_machine_stand_beside_ours(ran: Callabl
     assert "| 20.0 / – / 20.0 | 100 | tiny, 7, 2026-01-02 |" in markdown([filled], "x")
     row = next(row for row in csv.DictReader(io.StringIO(comma_separated([filled]))) if row["ours"] == "90.0")
     assert (row["blind"], row["seed"], row["machine"]) == ("20.0", "7", "cpu")
+
+
+def test_a_place_is_filled_by_the_newest_version_and_older_ones_stand_below_it(ran: Callable[..., Summary]) -> None:
+    old = ran(COS)
+    few = replace(old.record.data, examples=1)
+    attack = replace(old.record.attacks["lamp_cos"], version=2)
+    new = replace(old, record=replace(old.record, data=few, attacks={"lamp_cos": attack}))
+    filled = fill(table("lamp_table1"), [old, new])
+    lines = [line for line in filled.lines if line.record is not None]
+    assert [(line.row, line.in_paper) for line in lines] == [("CoLA, LAMP cos", True), ("CoLA, LAMP cos (version 1)", False)]
+    assert lines[0].record is new.record and filled.run == 1 and filled.places == 48

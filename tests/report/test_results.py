@@ -116,3 +116,14 @@ def test_canaries_alone_show_guesses_as_the_search_went_on(ran: Callable[..., Su
     assert "| 1, tag | 0 | the dog |" in drawn and "| 1, tag | answer | is 4471 my dog |" in drawn
     mixed = answer([planned("tag", canaries), planned("tag")], [ran("tag", canaries), ran("tag")])
     assert not list(guesses_markdown(mixed, lambda record: {}))
+
+
+def test_an_older_version_of_an_attack_stands_beside_the_newer_and_says_so(ran: Callable[..., Summary]) -> None:
+    old = ran("tag", n=100)
+    newer = ran("tag", n=10)
+    attack = replace(newer.record.attacks["tag"], version=2)
+    new = replace(newer, record=replace(newer.record, attacks={"tag": attack}))
+    (one,) = answer([planned("tag")], [old, new])
+    assert [(found.record.data.examples, one.attack(found)) for found in one.answers] == [(10, "tag"), (100, "tag (version 1)")]
+    (alone,) = answer([replace(planned("tag"), versions={"tag": 2})], [old])  # the attack has changed, and was not run since
+    assert [alone.attack(found) for found in alone.answers] == ["tag (version 1)"]

@@ -45,6 +45,17 @@ def test_finished_cells_are_skipped_and_records_bear_the_spec_id(tmp_path: Path,
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(cell.spec.id for cell in cells(2))
 
 
+def test_a_cell_is_run_again_when_the_answers_of_its_attack_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = counting(monkeypatch)
+    (first,) = run_cells(cells(1), tmp_path, "cpu", Silent())
+    monkeypatch.setattr(type(cells(1)[0].spec.attacks[0]), "version", 2)
+    (second,) = run_cells(cells(1), tmp_path, "cpu", Silent())
+    assert seeds == [0, 0] and first.record is not None and second.record is not None
+    assert [result.record.attacks["tag"].version for result in (first, second) if result.record] == [1, 2]
+    assert first.record.id == second.record.id
+    assert run_cells(cells(1), tmp_path, "cpu", Silent())[0].skipped
+
+
 def test_a_failing_cell_leaves_its_traceback_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting(monkeypatch, fail_at=[0])
     results = run_cells(cells(2), tmp_path, "cpu", Silent())

@@ -1,6 +1,7 @@
 """The client's side of an audit: private batches, and what the server gets to see of them."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -12,6 +13,7 @@ from gradleak.core.observation import Knowledge, Observation, Round, check_updat
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
+from gradleak.datasets.row_numbers import read_numbers
 
 
 def private_examples(spec: AuditSpec) -> list[Example]:
@@ -48,12 +50,12 @@ def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> 
 def compute(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """What the client computes, before any defense."""
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
-    return spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[_stream(spec, index)])
+    return spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[stream_of(spec, index)])
 
 
 def protect(spec: AuditSpec, computed: Update, index: int) -> Update:
     """The same after the defenses."""
-    return protect_in_turn(spec.defenses, computed, [_stream(spec, index)])
+    return protect_in_turn(spec.defenses, computed, [stream_of(spec, index)])
 
 
 def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, index: int) -> Observation:
@@ -74,5 +76,30 @@ def update_norm(observation: Observation) -> float:
     return float(torch.stack(list(observation.update.norms().values())).norm())
 
 
-def _stream(spec: AuditSpec, index: int) -> Streams:
-    return Streams.root("client", spec.seed).child("batch", index)
+def stream_of(spec: AuditSpec, index: int) -> Streams:
+    """The client's randomness for one batch."""
+    return Streams.root("client", spec.seed).child("batch", *batch_name(spec, index))
+
+
+def batch_name(spec: AuditSpec, index: int) -> tuple[str | int, ...]:
+    """What a batch's random streams are called, the client's and the attacker's: its number in the whole selection.
+
+    So a stretch of rows draws what a run of all rows would draw for them, and two stretches share no noise. Attacks are given
+    streams and never these numbers.
+    """
+    draw, batch = divmod(index, spec.limit)
+    name = _place(spec, batch) if spec.data.rows else (batch,)
+    return name if draw == 0 else (*name, "draw", draw)
+
+
+def _place(spec: AuditSpec, batch: int) -> tuple[str | int, ...]:
+    """The number that a batch of chosen rows has among all; where it is none of those, its rows."""
+    size = spec.batch_size
+    rows = _numbers(spec.data.rows)[batch * size : (batch + 1) * size]
+    number = rows[0] // size
+    return (number,) if rows == tuple(range(number * size, (number + 1) * size)) else ("rows", *rows)
+
+
+@cache
+def _numbers(rows: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(read_numbers(rows))

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from gradleak.audit.client import stream_of
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.defense import channel_of, protect_in_turn
-from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.records.schema import NoiseRecord
@@ -21,7 +21,7 @@ def noise_ratios(spec: AuditSpec, target: Target, private: PrivateBatch, compute
     std = channel_of(spec.defenses).noise_std_for(len(private.examples))
     if not std:
         return {}
-    stream = Streams.root("client", spec.seed).child("batch", index)
+    stream = stream_of(spec, index)
     quiet = protect_in_turn([defense.without_noise() for defense in spec.defenses], computed, [stream])
     seen = spec.view.show(target, quiet).tensors
     squares = {name: float(tensor.double().square().sum()) for name, tensor in seen.items()}
@@ -37,4 +37,4 @@ def noise_record(ratios: Sequence[Ratios]) -> NoiseRecord | None:
     overall = [one[ALL] for one in ratios]
     by_tensor = {name: median(one[name] for one in ratios) for name in ratios[0] if name != ALL}
     finite = {name: value if math.isfinite(value) else None for name, value in by_tensor.items()}
-    return NoiseRecord(median(overall), min(overall), max(overall), finite)
+    return NoiseRecord(median(overall), min(overall), max(overall), finite, tuple(overall))

@@ -11,7 +11,8 @@ from gradleak.audit.client import observe, private_batches
 from gradleak.audit.pictures import from_record
 from gradleak.audit.scoring import Values, clusters_of, pair_up, score_of, sentence, values_of, worst_case
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.audit.together import SharedBench, attackers_streams
+from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
@@ -81,7 +82,9 @@ def _blind(
             raise
         say(f"The blind guess is not scored anew. {error}")
         return None
-    bench = Bench(Streams.root("attacker", spec.seed), beliefs.words, pictures=beliefs.pictures)
+    root = Streams.root("attacker", spec.seed)
+    streams = attackers_streams([(spec, len(private))], root)
+    bench = SharedBench(root, beliefs.words, pictures=beliefs.pictures, by_index=streams)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
     return Blind().reconstruct(observations, bench)

@@ -87,9 +87,10 @@ def run_audits(
         if data not in secrets:
             secrets[data] = private_batches(spec, target, loaded)
         members.append(Member(spec, secrets[data] * spec.draws, refusal=accounting_refusal(spec.defenses)))
-    # Parts belong to settings, a kind of device and the very data: an edited file starts anew.
+    # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
-    parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}")
+    versions = "".join(f"-v{attack.version}" for attack in specs[0].attacks) if _has_changed(specs[0]) else ""
+    parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}")
     together = Together(members, target, parts, display, beliefs, memory)
     together.attack_all()
     results: list[Finished | GradleakError] = []
@@ -119,6 +120,11 @@ def name_of(specs: Sequence[AuditSpec]) -> str:
 def has_parts(folder: Path, specs: Sequence[AuditSpec]) -> bool:
     """Whether an earlier call with these audits was cut, and left finished parts."""
     return any(folder.glob(f"parts/{name_of(specs)}-*"))
+
+
+def _has_changed(spec: AuditSpec) -> bool:
+    """Whether an attack has a later version: parts of the first ones are called as they always were."""
+    return any(attack.version > 1 for attack in spec.attacks)
 
 
 def _joined(hashes: Sequence[str]) -> str:

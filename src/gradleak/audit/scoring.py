@@ -49,6 +49,7 @@ def score_attack(
             certified=outcomes[index].reconstruction.certified,
             values={name: column[place] for name, column in values.items()},
             blind_values={name: column[place] for name, column in blind_values.items()},
+            beyond_luck=_beyond_luck(pair, blind_pairs[place]),
         )
         for place, ((index, position), pair) in enumerate(zip(places, pairs, strict=True))
     )
@@ -58,11 +59,14 @@ def score_attack(
             metric.name: score_of(metric, values[metric.name], blind_values[metric.name], clusters) for metric in spec.metrics
         },
         examples=examples,
-        batches=tuple(_batch_record(target, index, outcome) for index, outcome in enumerate(outcomes)),
+        batches=tuple(
+            _batch_record(target, index, outcome, batch)
+            for index, (outcome, batch) in enumerate(zip(outcomes, private, strict=True))
+        ),
         knowledge=tuple(sorted(spec.told(attack))),
         flags=(
             *_objective_flags(private, outcomes),
-            *_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters, _rebuilt(pairs, blind_pairs)),
+            *_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters, any(one.beyond_luck for one in examples)),
             *_defense_flags(spec, attack),
         ),
         cost=CostRecord(
@@ -71,6 +75,7 @@ def score_attack(
             peak_memory_bytes=peak_memory,
         ),
         label_accuracy=None if Fact.LABELS in spec.told(attack) else label_accuracy(private, outcomes),
+        version=attack.version,
     )
 
 
@@ -150,7 +155,7 @@ def score_of(metric: Metric, values: Sequence[float | None], blind: Sequence[flo
     return beside_blind(values, blind, clusters, metric.unit, metric.direction)
 
 
-def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:
+def _batch_record(target: Target, index: int, outcome: Outcome, private: PrivateBatch) -> BatchRecord:
     found = outcome.reconstruction
     return BatchRecord(
         batch=index,
@@ -164,6 +169,7 @@ def _batch_record(target: Target, index: int, outcome: Outcome) -> BatchRecord:
         guesses=tuple((step, tuple(target.decode(ids) for ids in guess)) for step, guess in found.trace.guesses),
         seconds=found.cost.seconds,
         steps=found.cost.steps,
+        right=None if private.batch.pixels is not None else is_right(found, private),
     )
 
 
@@ -204,12 +210,9 @@ def _objective_flags(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome
     return [flag for flag in raised if flag is not None]
 
 
-def _rebuilt(pairs: Sequence[Pair], blind: Sequence[Pair]) -> bool:
-    """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the blind guess: one is enough."""
-    return any(
-        len(ours.secret.ids) >= flags.BEYOND_LUCK and ours.guess.ids == ours.secret.ids != theirs.guess.ids
-        for ours, theirs in zip(pairs, blind, strict=True)
-    )
+def _beyond_luck(ours: Pair, blind: Pair) -> bool:
+    """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the blind guess."""
+    return len(ours.secret.ids) >= flags.BEYOND_LUCK and ours.guess.ids == ours.secret.ids != blind.guess.ids
 
 
 def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from gradleak.attacks.blind import Blind
 from gradleak.audit.beliefs import Beliefs, open_beliefs
-from gradleak.audit.client import compute, look, protect, update_norm
+from gradleak.audit.client import batch_name, compute, look, protect, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
 from gradleak.audit.fits import Fits
@@ -51,10 +51,20 @@ class Member:
 class SharedBench(Bench):
     """A bench on which every member's observation of a batch has the stream it would have in an audit of its own."""
 
-    stride: int = 1
+    by_index: tuple[Streams, ...] = ()
 
     def streams_of(self, observation: Observation) -> Streams:
-        return self.streams.child("observation", observation.index % self.stride)
+        return self.by_index[observation.index]
+
+
+def attackers_streams(audits: Sequence[tuple[AuditSpec, int]], root: Streams) -> tuple[Streams, ...]:
+    """The stream of every observation of audits that have so many batches; each takes as many places as the longest."""
+    stride = max(count for _, count in audits)
+    return tuple(
+        root.child("observation", *batch_name(spec, index)) if index < count else root
+        for spec, count in audits
+        for index in range(stride)
+    )
 
 
 class Together:
@@ -73,6 +83,8 @@ class Together:
         self.shared = members[0].spec
         self.beliefs = beliefs or open_beliefs(self.shared, target)
         self.stride = max(len(member.private) for member in members)
+        self.root = Streams.root("attacker", self.shared.seed)
+        self.streams = attackers_streams([(member.spec, len(member.private)) for member in members], self.root)
         self.memory = memory  # bytes the process may hold on the device; none: most of what is free when an attack starts
         self.peak_memory: int | None = None
         self.fits = Fits(self.shared, target, self.beliefs.words, parts.out, display, memory)  # of what learns: it runs alone
@@ -189,10 +201,9 @@ class Together:
     def _bench(self) -> SharedBench:
         """A fresh one; the time of the attack begins with it."""
         deadline = None if self.shared.time_limit is None else time.monotonic() + self.shared.time_limit
-        streams = Streams.root("attacker", self.shared.seed)
         words, pictures = self.beliefs.words, self.beliefs.pictures
         memory = self.memory or limit_by_default(self.target.device)
-        return SharedBench(streams, words, deadline=deadline, pictures=pictures, memory=memory, stride=self.stride)
+        return SharedBench(self.root, words, deadline=deadline, pictures=pictures, memory=memory, by_index=self.streams)
 
     def _limited(self, attack: Attack, observation: Observation) -> Observation:
         return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})

@@ -65,7 +65,7 @@ def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
 
 def _secrets(private: Sequence[PrivateBatch], key: SecretKey, keep: bool) -> tuple[SecretRecord, ...]:
     return tuple(
-        SecretRecord(index, position, keyed_hash(key, example.content), tokens, shown(example) if keep else None)
+        SecretRecord(index, position, keyed_hash(key, example.content), tokens, shown(example) if keep else None, example.row)
         for index, batch in enumerate(private)
         for position, (example, tokens) in enumerate(zip(batch.examples, batch.lengths, strict=True))
     )

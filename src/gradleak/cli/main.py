@@ -18,6 +18,7 @@ from gradleak.cli.gate import gate
 from gradleak.cli.help import PlainHelp
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
+from gradleak.cli.publish import publish
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.score import score
@@ -54,6 +55,7 @@ command()(show)
 command()(report)
 command()(score)
 command()(tables)
+command()(publish)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
 app.add_typer(prior_app, name="prior")

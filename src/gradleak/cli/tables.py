@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def tables(
-    run: Annotated[list[Path], typer.Argument(help="Folders of records, or of studies; one or more.")],
+    run: Annotated[
+        list[Path], typer.Argument(help="Folders of records, or of studies, or files that gradleak publish wrote; one or more.")
+    ],
     out: Annotated[Path | None, option("Folder for what is written. [the first run's]")] = None,
     table: Annotated[list[str] | None, option("Only this table, run or not: --table lamp_table1. Repeat for several.")] = None,
     spec: Annotated[Path | None, option("YAML of a study: lists its cells, run or not, in results.md and results.csv.")] = None,
@@ -29,11 +31,13 @@ def tables(
 
     A table appears once one of its places was run; places that were not say so. Attacks that a table does not have stand
     below its rows. The papers attack BERT-base; each line names our target. With --spec, every cell of a study is listed
-    and of the tables only those that it is for. Nothing written holds a guess or a secret, but of the canaries, so that it
-    can be published.
+    and of the tables only those that it is for. Of an attack whose answers have changed the newest version stands in its
+    place and older ones beside it, named so. Nothing written holds a guess or a secret, but of the canaries, so that it can
+    be published.
     """
     from gradleak.core.errors import GradleakError
-    from gradleak.records.summary import read_summaries
+    from gradleak.records.published import SUFFIX
+    from gradleak.records.published_summaries import read_sources
     from gradleak.report.layout import open_console
     from gradleak.report.paper_tables import fill
     from gradleak.report.table_files import comma_separated, latex, markdown
@@ -41,8 +45,10 @@ def tables(
 
     if (change or examples) and spec is None:
         raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
+    if examples and any(one.suffix == SUFFIX for one in run):
+        raise GradleakError("--examples is about records: published files hold no hashes. Name folders of records.")
     chosen = [one for one in _chosen(table) if table or spec is None or spec.stem in one.studies]
-    summaries = [summary for one in run for summary in read_summaries(one)]
+    summaries = read_sources(run)
     shown = [one for one in (fill(paper, summaries) for paper in chosen) if table or one.run]
     texts: dict[str, str] = {}
     if spec is not None:
@@ -94,7 +100,11 @@ def _study_texts(
     from gradleak.study.secrets import SecretFinder
 
     study = read_study(spec, changes)
-    answered = answer([PlannedCell(cell.axes, cell.spec.to_dict(), _usual(cell.spec)) for cell in study.cells], summaries)
+    planned = [
+        PlannedCell(cell.axes, cell.spec.to_dict(), _usual(cell.spec), {one.name: one.version for one in cell.spec.attacks})
+        for cell in study.cells
+    ]
+    answered = answer(planned, summaries)
     finders = [SecretFinder(one, network=False) for one in runs]
     named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
     page = [

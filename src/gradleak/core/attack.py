@@ -160,6 +160,7 @@ class Attack(Component, ABC):
     """Guesses what clients had. No argument can carry the answer."""
 
     medium: ClassVar[Medium] = "text"
+    version: ClassVar[int] = 1  # raised by its author when its answers change: published rows of two versions are never mixed
 
     @property
     def members(self) -> "tuple[Attack, ...]":

@@ -1,6 +1,6 @@
 """Data shaped like a client's, and the secret itself."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,7 @@ class Example:
     label: int | None = None
     secrets: tuple[tuple[int, int], ...] = ()
     picture: Picture | None = None
+    row: int | None = field(default=None, compare=False)  # its number in the split it comes from, counted from 0
 
     @property
     def content(self) -> str:

@@ -6,16 +6,21 @@ from typing import ClassVar
 from gradleak.core.batch import Example
 from gradleak.core.registry import Component, Medium
 
+Rows = tuple[str, ...]  # ranges of places in a selection, counted from 0, such as 200-299; none: every place
+
 
 class Dataset(Component, ABC):
     """A source of private examples."""
 
     medium: ClassVar[Medium] = "text"
     made_up: ClassVar[bool] = False  # nobody's data: may be shown on a terminal without asking
+    is_public: ClassVar[bool] = False  # anyone can get it: what is published may name its rows
+    added_later: ClassVar[frozenset[str]] = frozenset({"rows"})
+    rows: Rows = ()  # a field of every data set
 
     @abstractmethod
     def load(self, count: int | None = None) -> list[Example]:
-        """The first `count` examples of the selection, or all of them."""
+        """The first `count` examples of the selection, or of its chosen `rows`, or all; each knows its row of the split."""
 
     def public(self) -> "Dataset | None":
         """Like data that an attacker may have: a split of its own where the data has one; none where there is no such split."""

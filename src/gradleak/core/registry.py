@@ -17,6 +17,7 @@ class Component:
     name: ClassVar[str] = ""
     cites: ClassVar[str] = ""  # the paper it comes from, where there is one
     medium: ClassVar[Medium] = "any"  # what private data it is about
+    added_later: ClassVar[frozenset[str]] = frozenset()  # fields that, at their default, leave ids what they were before them
 
 
 Registered = TypeVar("Registered", bound=type[Component])

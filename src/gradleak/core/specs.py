@@ -24,10 +24,12 @@ def _hints(cls: type[Component]) -> dict[str, Any]:
 
 
 def to_dict(component: Component) -> dict[str, Any]:
-    """`{"name": …}` and every field, as plain JSON values."""
+    """`{"name": …}` and every field, as plain JSON values; fields that were added later only where they are set."""
     hints = _hints(type(component))
     fields = {}
     for field in dataclasses.fields(component):  # type: ignore[arg-type]
+        if field.name in component.added_later and getattr(component, field.name) == field.default:
+            continue
         # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have one id.
         value = _coerce(f"{component.name}:{field.name}", getattr(component, field.name), hints[field.name])
         fields[field.name] = _plain(value)

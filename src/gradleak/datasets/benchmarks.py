@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.local_data import FOLDER_VARIABLE
 from gradleak.core.registry import register
@@ -25,19 +25,21 @@ class Cola(Dataset):
     """Sentences from linguistics books; label 1: grammatical."""
 
     cites: ClassVar[str] = "Warstadt, Singh & Bowman 2019, Neural Network Acceptability Judgments"
+    is_public: ClassVar[bool] = True
 
     split: Literal["train", "dev"] = "train"
     selection: Selection = "lamp_test"
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         path = _packed_or_not(f"cola/{self.split}.tsv")
         # source, label, the author's mark, sentence: the only GLUE files without a header
         examples = Columns(str(path), text="4", label="2").examples(read_rows(path, "tsv", header=False))
-        return select(examples, self.selection, count, f"cola, {self.split} split")
+        return select(examples, self.selection, count, f"cola, {self.split} split", self.rows)
 
     def public(self) -> Dataset | None:
         """All of the split; an audit takes its own secrets out."""
-        return replace(self, selection="all")
+        return replace(self, selection="all", rows=())
 
 
 @register("dataset", "sst2")
@@ -46,18 +48,20 @@ class Sst2(Dataset):
     """Phrases of film reviews; label 1: positive. Texts keep the trailing space they have on the hub."""
 
     cites: ClassVar[str] = "Socher et al. 2013, Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank"
+    is_public: ClassVar[bool] = True
 
     split: Literal["train", "dev"] = "train"
     selection: Selection = "lamp_test"
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         path = _packed_or_not(f"sst2/{self.split}.tsv")
         examples = Columns(str(path), text="sentence", label="label").examples(read_rows(path, "tsv"))
-        return select(examples, self.selection, count, f"sst2, {self.split} split")
+        return select(examples, self.selection, count, f"sst2, {self.split} split", self.rows)
 
     def public(self) -> Dataset | None:
         """All of the split; an audit takes its own secrets out."""
-        return replace(self, selection="all")
+        return replace(self, selection="all", rows=())
 
 
 @register("dataset", "rotten_tomatoes")
@@ -66,16 +70,19 @@ class RottenTomatoes(Dataset):
     """Sentences of film reviews; label 1: positive. The train split of the Hugging Face hub, in its order."""
 
     cites: ClassVar[str] = "Pang & Lee 2005, Seeing Stars"
+    is_public: ClassVar[bool] = True
 
     selection: Selection = "lamp_test"
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         examples = [*_reviews("rotten_tomatoes/rt-polarity.pos", 1), *_reviews("rotten_tomatoes/rt-polarity.neg", 0)]
-        return select(examples, self.selection, count, "rotten_tomatoes, train split")
+        numbered = [replace(example, row=number) for number, example in enumerate(examples)]
+        return select(numbered, self.selection, count, "rotten_tomatoes, train split", self.rows)
 
     def public(self) -> Dataset | None:
         """All of the split; an audit takes its own secrets out."""
-        return replace(self, selection="all")
+        return replace(self, selection="all", rows=())
 
 
 def _reviews(name: str, label: int) -> list[Example]:

@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import ClassVar
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
 from gradleak.datasets.lamp_selection import take
@@ -22,11 +22,13 @@ class Canaries(Dataset):
     """
 
     made_up: ClassVar[bool] = True
+    is_public: ClassVar[bool] = True
 
     secrets_only: bool = False
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         content = files("gradleak.datasets").joinpath("canaries.jsonl").read_text(encoding="ascii")
         examples = Columns("canaries", text="text", label="label", marked=True).examples(parse_jsonl("canaries", content))
         kept = [example for example in examples if example.secrets or not self.secrets_only]
-        return take(kept, count, "canaries that carry a secret" if self.secrets_only else "canaries")
+        return take(kept, count, "canaries that carry a secret" if self.secrets_only else "canaries", self.rows)

@@ -22,16 +22,16 @@ class Columns:
 
     def examples(self, rows: Iterable[Row]) -> list[Example]:
         """One example a row; the first bad row is refused by its line."""
-        return [self._example(row) for row in rows]
+        return [self._example(row, number) for number, row in enumerate(rows)]
 
-    def _example(self, row: Row) -> Example:
+    def _example(self, row: Row, number: int) -> Example:
         text = self._cell(row, "text", self.text)
         if text is None or (isinstance(text, str) and not text.strip()):
             raise GradleakError(f"{self.source}, {row.where}: the text is empty; remove the line.")
         if not isinstance(text, str):
             raise GradleakError(f"{self.source}, {row.where}: the text must be a string, not {type(text).__name__}.")
         label = None if self.label is None else self._label(row, self._cell(row, "label", self.label))
-        return Example(text, label, self._secrets(row, text) if self.marked else ())
+        return Example(text, label, self._secrets(row, text) if self.marked else (), row=number)
 
     def _cell(self, row: Row, field: str, column: str) -> Any:
         if column not in row.values:

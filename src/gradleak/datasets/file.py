@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
 from gradleak.datasets.lamp_selection import Selection, select
@@ -26,6 +26,7 @@ class File(Dataset):
     format: Format = "auto"
     header: bool = True
     selection: Selection = "all"
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         path = Path(self.path).expanduser()
@@ -33,4 +34,4 @@ class File(Dataset):
         label = None if found == "text" else self.label  # plain text has nowhere to keep one
         rows = read_rows(path, self.format, self.header)
         examples = Columns(self.path, self.text, label, marked=found == "jsonl").examples(rows)
-        return select(examples, self.selection, count, self.path)
+        return select(examples, self.selection, count, self.path, self.rows)

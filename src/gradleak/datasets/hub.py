@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
@@ -29,6 +29,7 @@ class Hub(Dataset):
     text: str = "text"
     label: str | None = "label"
     selection: Selection = "all"
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         source = f"hub dataset {self.path}" + (f"/{self.config}" if self.config else "") + f", {self.split} split"
@@ -38,7 +39,7 @@ class Hub(Dataset):
         except Exception as error:  # the library and the network below it raise dozens of kinds
             raise GradleakError(f"Cannot load {source}: {error}. Check the id, config and split, and the network.") from error
         rows = (Row(f"row {number}", dict(values)) for number, values in enumerate(records, start=1))
-        return select(Columns(source, self.text, self.label).examples(rows), self.selection, count, source)
+        return select(Columns(source, self.text, self.label).examples(rows), self.selection, count, source, self.rows)
 
 
 def _library() -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
+from gradleak.datasets.row_numbers import pick
 
 Chosen = TypeVar("Chosen")
 Selection = Literal["all", "lamp_test", "lamp_tune"]
@@ -15,16 +16,25 @@ LAMP_SEED = 101
 LAMP_TEST_SIZE = 1000  # what LAMP keeps for testing, however few of them are attacked
 
 
-def select(examples: Sequence[Example], selection: Selection, count: int | None, source: str) -> list[Example]:
-    """The first `count` examples of the selection (None: as many as there are); `source` names the data in errors."""
+def select(
+    examples: Sequence[Example], selection: Selection, count: int | None, source: str, rows: Sequence[str] = ()
+) -> list[Example]:
+    """The first `count` examples of the selection (None: as many as there are); `source` names the data in errors.
+
+    `rows` are places of the whole selection: of lamp_tune, which otherwise depends on how many are asked for, of all there are.
+    """
     if selection not in _SELECTIONS:
         raise GradleakError(f"Unknown selection {selection!r}; write one of {', '.join(_SELECTIONS)}.")
+    if rows:
+        return take(_SELECTIONS[selection](examples, None, source), count, source, rows)
     return _SELECTIONS[selection](examples, count, source)
 
 
-def take(examples: Sequence[Chosen], count: int | None, source: str) -> list[Chosen]:
-    """The first `count` examples in the order they have."""
-    return list(examples[: _checked(count, len(examples), source)])
+def take(examples: Sequence[Chosen], count: int | None, source: str, rows: Sequence[str] = ()) -> list[Chosen]:
+    """The first `count` examples in the order they have, or of the chosen rows."""
+    chosen = pick(examples, rows, source)
+    where = f"{source}, rows {','.join(rows)}" if rows else source
+    return list(chosen[: _checked(count, len(chosen), where)])
 
 
 def lamp_test(examples: Sequence[Example], count: int | None, source: str) -> list[Example]:

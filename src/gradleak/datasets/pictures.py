@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.local_data import FOLDER_VARIABLE
 from gradleak.core.picture import Picture
@@ -33,6 +33,7 @@ class Cifar10(Dataset):
 
     medium: ClassVar[Medium] = "image"
     cites: ClassVar[str] = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
+    is_public: ClassVar[bool] = True
 
     split: Literal["train", "test"] = "test"
     classes: tuple[int, ...] = ()  # none: all ten
@@ -40,6 +41,7 @@ class Cifar10(Dataset):
     size: int | None = None  # none: as many as there are
     seed: int | None = 0
     folder: str | None = None
+    rows: Rows = ()
 
     def __post_init__(self) -> None:
         if self.first_half_share is not None and not 0 <= self.first_half_share <= 1:
@@ -55,7 +57,7 @@ class Cifar10(Dataset):
         if self.seed is not None:
             order = np.random.default_rng(self.seed).permutation(order)
         kept = self._selected(order, pictures.labels[order])
-        chosen = take(kept, count, f"cifar10, {self.split} split, with this selection")
+        chosen = take(kept, count, f"cifar10, {self.split} split, with this selection", self.rows)
         return examples(pictures, chosen)
 
     def public(self) -> Dataset | None:
@@ -93,13 +95,14 @@ class PictureFiles(Dataset):
     medium: ClassVar[Medium] = "image"
 
     path: str
+    rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
         path = Path(self.path).expanduser()
         if not path.exists():
             raise GradleakError(f"There is no {self.path}: name an npz archive, or a folder with one folder a class.")
         found = read_folder(path) if path.is_dir() else read_npz(path)
-        return examples(found, take(range(len(found.labels)), count, self.path))
+        return examples(found, take(range(len(found.labels)), count, self.path, self.rows))
 
 
 def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
@@ -107,7 +110,8 @@ def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
     height, width, channels = pictures.pixels.shape[1:]
     shape = (int(height), int(width), int(channels))
     return [
-        Example("", int(pictures.labels[place]), picture=Picture(shape, pictures.pixels[place].tobytes())) for place in places
+        Example("", int(pictures.labels[place]), picture=Picture(shape, pictures.pixels[place].tobytes()), row=place)
+        for place in places
     ]
 
 

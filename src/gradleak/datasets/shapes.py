@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.lamp_selection import take
@@ -26,9 +26,11 @@ class Shapes(Dataset):
 
     medium: ClassVar[Medium] = "image"
     made_up: ClassVar[bool] = True
+    is_public: ClassVar[bool] = True
 
     part: Part = "private"
     side: int = 32  # pixels
+    rows: Rows = ()
 
     def __post_init__(self) -> None:
         if not 4 <= self.side <= 256:
@@ -36,9 +38,7 @@ class Shapes(Dataset):
 
     def load(self, count: int | None = None) -> list[Example]:
         size = PRIVATE if self.part == "private" else PUBLIC
-        wanted = size if count is None else min(count, size)
-        drawn = [self._example(number) for number in range(wanted)]
-        return drawn if count is None or count == wanted else take(drawn, count, f"shapes, {self.part} part")
+        return [self._example(number) for number in take(range(size), count, f"shapes, {self.part} part", self.rows)]
 
     def public(self) -> Dataset:
         return Shapes("public", self.side)
@@ -47,7 +47,7 @@ class Shapes(Dataset):
         random = np.random.default_rng((ord(self.part[1]), self.side, number))
         label = int(random.integers(4))
         pixels = (drawn(label, self.side, random) * 255).round().astype(np.uint8)
-        return Example("", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()))
+        return Example("", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()), row=number)
 
 
 def drawn(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:

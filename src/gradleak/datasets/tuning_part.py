@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.core.specs import resolve, to_dict
@@ -29,6 +29,7 @@ class TuningPart(Dataset):
     coarse: int = 10
     fine: int = 20
     stage: Stage = "coarse"
+    rows: Rows = ()
 
     def __post_init__(self) -> None:
         if self.coarse < 1 or self.fine < 1:
@@ -41,7 +42,8 @@ class TuningPart(Dataset):
         # Bresenham's line: `coarse` of each `total` places, evenly; the first term centres them
         chosen = [((total + self.coarse) // 2 + place * self.coarse) % total < self.coarse for place in range(len(dealt))]
         part = [example for example, is_coarse in zip(dealt, chosen, strict=True) if is_coarse == (self.stage == "coarse")]
-        return part if count is None else take(part, count, f"the {self.stage} tuning part of {self.data}")
+        everything = count is None and not self.rows
+        return part if everything else take(part, count, f"the {self.stage} tuning part of {self.data}", self.rows)
 
 
 def for_tuning(data: Dataset, selection_written: bool) -> Dataset:
@@ -78,7 +80,7 @@ def _dataset(described: Any) -> Dataset:
 
 def _test_examples(data: Dataset) -> list[Example]:
     # The selections are apart by row, but CoLA and SST-2 hold some sentences twice
-    return _with_selection(data, TEST).load() if selection_of(data) == TUNE else []
+    return _dataset({**to_dict(data), "selection": TEST, "rows": []}).load() if selection_of(data) == TUNE else []
 
 
 def _different(examples: Sequence[Example], seen: Sequence[Example]) -> list[Example]:

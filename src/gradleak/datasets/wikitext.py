@@ -9,7 +9,7 @@ import torch
 
 from gradleak.core.batch import Example
 from gradleak.core.byte_pairs import byte_pairs
-from gradleak.core.dataset import Dataset
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.local_data import local_file
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
@@ -28,9 +28,11 @@ class Wikitext2(Dataset):
     """
 
     cites: ClassVar[str] = "Merity et al. 2017, Pointer Sentinel Mixture Models"
+    is_public: ClassVar[bool] = True
 
     split: Split = "test"
     tokens: int = 16  # of a block (Learning to Invert, section 4.2)
+    rows: Rows = ()
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
@@ -38,7 +40,7 @@ class Wikitext2(Dataset):
 
     def load(self, count: int | None = None) -> list[Example]:
         blocks = _blocks(local_file(f"wikitext2/{self.split}.txt.xz"), self.tokens)
-        return take(blocks, count, f"wikitext2, {self.split} split")
+        return take(blocks, count, f"wikitext2, {self.split} split", self.rows)
 
     def public(self) -> Dataset | None:
         return Wikitext2("train", self.tokens) if self.split != "train" else Wikitext2("valid", self.tokens)
@@ -53,6 +55,6 @@ def _blocks(path: Path, tokens: int) -> tuple[Example, ...]:
     blocks = [ids[start : start + tokens] for start in range(0, len(ids) - tokens + 1, tokens)]
     texts = tokenizer.decode_batch(blocks)
     again = tokenizer.encode_batch(texts)
-    kept = [text for text, block, encoded in zip(texts, blocks, again, strict=True) if encoded.ids == block]  # 99.8 % of them
+    kept = [number for number, (block, encoded) in enumerate(zip(blocks, again, strict=True)) if encoded.ids == block]  # 99.8 %
     order = torch.randperm(len(kept), generator=Streams.root("wikitext2", 0).generator())
-    return tuple(Example(kept[place]) for place in order.tolist())
+    return tuple(Example(texts[kept[place]], row=kept[place]) for place in order.tolist())

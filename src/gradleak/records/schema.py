@@ -37,6 +37,7 @@ class SecretRecord:
     hash: str
     tokens: int
     text: str | None = None
+    row: int | None = None  # its number in the split it comes from, from 0; none in older records
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class ExampleRecord:
     certified: bool = False
     values: dict[str, float | None] = field(default_factory=dict)
     blind_values: dict[str, float | None] = field(default_factory=dict)
+    beyond_luck: bool = False  # rebuilt whole, too long to be hit by chance, and not by the blind guess
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class BatchRecord:
     steps: int = 0
     objective_unit: str = ""  # "nats" of a likelihood, "log" of a distance; a distance itself has none
     objective_rounding: float | None = None  # by how much objectives may differ for no other reason
+    right: bool | None = None  # whether the guess is the secret; none of pictures, and in older records
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class NoiseRecord:
     least: float
     most: float
     by_tensor: dict[str, float | None]  # medians; none where a tensor has no gradient at all
+    by_batch: tuple[float, ...] = ()  # nothing in older records
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,7 @@ class AttackRecord:
     cost: CostRecord = CostRecord()
     stages: tuple[StageRecord, ...] = ()  # where it is several attacks in turn
     label_accuracy: float | None = None  # of an attack that guesses labels it was not told; in any order within a batch
+    version: int = 1  # of the attack's answers
 
 
 @dataclass(frozen=True)

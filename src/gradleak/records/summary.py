@@ -46,6 +46,7 @@ class Summary:
     path: Path
     record: Record
     columns: Mapping[str, Columns]  # by the attack's key
+    is_published: bool = False  # from a published file: there is no whole record of it
 
     @property
     def id(self) -> str:
@@ -134,8 +135,12 @@ def _record(plain: Mapping[str, Any]) -> Record:
         flags=_flags(plain["flags"]),
         findings=tuple(FindingRecord(**one) for one in plain.get("findings", ())),
         guarantees=tuple(GuaranteeRecord(**one) for one in plain.get("guarantees", ())),
-        noise=NoiseRecord(**plain["noise"]) if plain.get("noise") else None,
+        noise=_noise(plain["noise"]) if plain.get("noise") else None,
     )
+
+
+def _noise(plain: Mapping[str, Any]) -> NoiseRecord:
+    return NoiseRecord(**{**plain, "by_batch": tuple(plain.get("by_batch", ()))})
 
 
 def _attack(plain: Mapping[str, Any]) -> AttackRecord:
@@ -147,6 +152,7 @@ def _attack(plain: Mapping[str, Any]) -> AttackRecord:
         knowledge=tuple(plain["knowledge"]),
         flags=_flags(plain["flags"]),
         cost=CostRecord(**plain["cost"]),
+        version=plain.get("version", 1),
     )
 
 

@@ -16,7 +16,8 @@ Texts = Mapping[tuple[int, int], str]  # by batch and position
 def guesses_markdown(answered: Sequence[Answered], texts_of: Callable[[Record], Texts]) -> Iterator[str]:
     """A table for each of the first secrets; nothing for data that is not our own."""
     shown = [(one, found) for one in answered for found in one.answers if is_canaries(found.record)]
-    if not shown or len(shown) < sum(len(one.answers) for one in answered):
+    known = [found for _, found in shown if not found.source.is_published]  # published files hold no guesses
+    if not known or len(known) < sum(len(one.answers) for one in answered):
         return
     steps = STEPS if len(shown) <= CELLS_WITH_STEPS else 1
     yield from ("## Guesses", "", "The data is made up for this purpose, so that guesses can be shown.", "")

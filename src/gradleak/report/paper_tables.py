@@ -112,7 +112,7 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
             if column.name in row.values:
                 fit = [pair for pair in by_column[column.name] if fits(row.match, pair[0].spec) and _is(row, pair[1])]
                 used |= {id(attack) for _, attack in fit}
-                lines.append(_line(table, row.name, column.name, row.values[column.name], fit))
+                lines += _lines(table, row.name, column.name, row.values[column.name], fit)
     return Filled(table, [*lines, *_ours_alone(table, by_column, used)])
 
 
@@ -132,6 +132,20 @@ def fits(pattern: Any, value: Any) -> bool:
 
 def _is(row: PaperRow, attack: AttackRecord) -> bool:
     return fits(row.attack, attack.spec)
+
+
+def _lines(
+    table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]
+) -> Iterator[Line]:
+    """The place, filled by the newest version of its attack; older ones below it, named so and not counted as run."""
+    groups: dict[str, dict[int, list[tuple[Record, AttackRecord]]]] = {}
+    for pair in fit:
+        groups.setdefault(str(pair[1].spec.get("name")), {}).setdefault(pair[1].version, []).append(pair)
+    yield _line(table, row, column, theirs, [pair for versions in groups.values() for pair in versions[max(versions)]])
+    for versions in groups.values():
+        for version in sorted(versions, reverse=True)[1:]:
+            older = _line(table, f"{row} (version {version})", column, (), versions[version])
+            yield replace(older, in_paper=False)
 
 
 def _line(table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]) -> Line:
@@ -156,5 +170,5 @@ def _ours_alone(
                 if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
                     names.setdefault(name, []).append((record, attack))
             for name, fit in names.items():
-                line = _line(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit)
-                yield replace(line, in_paper=False)
+                for line in _lines(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit):
+                    yield replace(line, in_paper=False)

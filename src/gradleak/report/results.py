@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradleak.records.schema import AttackRecord, Record
@@ -21,6 +21,7 @@ class PlannedCell:
     axes: Mapping[str, str]
     spec: Mapping[str, Any]
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the target and the attacks, by name
+    versions: Mapping[str, int] = field(default_factory=dict)  # of the attacks as they are now, by name
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Answer:
 
     source: Summary
     key: str
+    is_older: bool = False  # there is a newer version of the attack
 
     @property
     def record(self) -> Record:
@@ -47,15 +49,15 @@ class Answered:
     answers: Sequence[Answer]
 
     def attack(self, found: Answer | None = None) -> str:
-        """The attack as the study writes it; as the record does where a cell has several."""
+        """The attack as the study writes it; as the record does where a cell has several. An older version says so."""
         names = [str(attack["name"]) for attack in self.cell.spec["attacks"]]
-        if len(names) == 1:
-            return self.cell.axes.get("attacks", names[0])
-        return found.key if found is not None else " + ".join(names)
+        several = found.key if found is not None else " + ".join(names)
+        written = self.cell.axes.get("attacks", names[0]) if len(names) == 1 else several
+        return f"{written} (version {found.attack.version})" if found is not None and found.is_older else written
 
 
 def answer(cells: Sequence[PlannedCell], summaries: Sequence[Summary]) -> list[Answered]:
-    """Every cell of the study, in its order; of several records for one model the one with most examples, then the newest."""
+    """Every cell of the study, in its order; of several records for one model and version the one with most examples."""
     exact: dict[str, list[Summary]] = {}
     for summary in summaries:
         exact.setdefault(_key(summary.record.spec), []).append(summary)
@@ -95,13 +97,16 @@ def same(one: Any, other: Any) -> bool:
 def _best(cell: PlannedCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
     fit = [summary for summary in summaries if _fits(cell, summary.record.spec)]
     for wanted in cell.spec["attacks"]:
-        by_model: dict[str, list[Answer]] = {}
+        by_model: dict[str, dict[int, list[Answer]]] = {}
         for summary in fit:
             for key, attack in summary.record.attacks.items():
                 if _same_component(cell, wanted, attack.spec):
-                    by_model.setdefault(summary.record.target.fingerprint, []).append(Answer(summary, key))
-        for answers in by_model.values():
-            yield max(answers, key=lambda one: (one.record.data.examples, one.record.created))
+                    versions = by_model.setdefault(summary.record.target.fingerprint, {})
+                    versions.setdefault(attack.version, []).append(Answer(summary, key))
+        for versions in by_model.values():
+            for version in sorted(versions, reverse=True):
+                best = max(versions[version], key=lambda one: (one.record.data.examples, one.record.created))
+                yield replace(best, is_older=version < max(*versions, cell.versions.get(str(wanted["name"]), 0)))
 
 
 def _key(spec: Mapping[str, Any]) -> str:

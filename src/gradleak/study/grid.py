@@ -179,9 +179,10 @@ def _finished(folder: Path, cell: Cell, data: DataHashes) -> CellResult | None:
 
 
 def finished(folder: Path, spec: AuditSpec, data: DataHashes) -> Record | None:
-    """The record of an audit, if there is one and it is of the data as it is now."""
+    """The record of an audit, if there is one and it is of the data and of the attacks' answers as they are now."""
     path = folder / f"{spec.id}.json"
     if not path.exists():
         return None
     record = read_record(path)
-    return record if record.data.hash == data.of(spec) else None
+    is_current = all(record.attacks[key].version == attack.version for key, attack in spec.attack_keys().items())
+    return record if is_current and record.data.hash == data.of(spec) else None

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.hypotheses import MOST, Source, label_hypotheses
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
@@ -24,9 +25,9 @@ class Row:
     labels: tuple[int, ...]
     number: int
 
-    def streams(self, root: Streams) -> Streams:
+    def streams(self, bench: Bench) -> Streams:
         """The same whoever shares the batch."""
-        return root.child("observation", self.observation.index).child("start", self.number)
+        return bench.streams_of(self.observation).child("start", self.number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +60,9 @@ class Rows:
         """Some of the rows."""
         return Rows(self.target, tuple(self.rows[place] for place in places.tolist()), self.labels[places])
 
-    def draw(self, root: Streams, *shape: int) -> Float[Tensor, "rows *shape"]:
+    def draw(self, bench: Bench, *shape: int) -> Float[Tensor, "rows *shape"]:
         """Standard normal numbers, each row's from its own stream."""
-        drawn = [torch.randn(shape, generator=row.streams(root).generator()) for row in self.rows]
+        drawn = [torch.randn(shape, generator=row.streams(bench).generator()) for row in self.rows]
         return torch.stack(drawn).to(self.target.device, self.target.dtype)
 
 

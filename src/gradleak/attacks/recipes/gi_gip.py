@@ -86,7 +86,7 @@ class GenerativePrior(Attack):
         if not isinstance(generator, Generator):
             raise GradleakError("gi_gip needs a generator: make one with gradleak prior pictures, add --prior generator:path=….")
         rows = lay_out(observations, self.labels, self.restarts)
-        latents, start = Latents(rows, generator), rows.draw(bench.streams, rows.examples * generator.latents)
+        latents, start = Latents(rows, generator), rows.draw(bench, rows.examples * generator.latents)
         optimiser = Adam(self.latent_learning_rate, Drops(self.latent_steps))
         found = PictureSearch(rows, self._objective, bench).run(latents, start, optimiser, self.latent_steps, signed=False)
         if not self.weight_steps:

@@ -50,7 +50,7 @@ class InvertingGradients(Attack):
         rows = lay_out(observations, self.labels, self.restarts)
         search = PictureSearch(rows, self._objective, bench)
         render = Pixels(rows)
-        start = rows.draw(bench.streams, rows.examples * rows.target.hidden_size)
+        start = rows.draw(bench, rows.examples * rows.target.hidden_size)
         found = search.run(render, start, Adam(self.learning_rate, Drops(self.steps)), self.steps, signed=True)
         return reconstructions(rows, render, found, observations, began)
 

@@ -1,0 +1,179 @@
+"""Published cells as summaries of records: tables are drawn from them as from a run. Scores and flags are computed anew."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradleak.records import flags
+from gradleak.records.flags import RaisedFlag
+from gradleak.records.published import (
+    GAIN,
+    SUFFIX,
+    Cell,
+    Mark,
+    MetricKind,
+    Published,
+    add_up,
+    against_blind,
+    cell_column,
+    read_published,
+)
+from gradleak.records.schema import (
+    AttackRecord,
+    CostRecord,
+    DataRecord,
+    GuaranteeRecord,
+    NoiseRecord,
+    Record,
+    Score,
+    TargetRecord,
+)
+from gradleak.records.scores import beside_blind
+from gradleak.records.statistics import paired_difference
+from gradleak.records.summary import Columns, Summary, read_summaries
+
+# In the order in which an audit raises them. Those of no rule here hold of the whole cell if any source raised them.
+ORDER = (
+    *("search_failed", "other_answer_fits", "few_examples", "generous_knowledge", "dead_gradient", "no_objective"),
+    *("unmodelled_dropout", "near_chance", "not_adaptive", "one_draw", "seen_before_defense", "member_failed"),
+    "member_out_of_time",
+)
+
+
+def read_sources(paths: Sequence[Path]) -> list[Summary]:
+    """Summaries of runs and of published files; what files know of one study adds up."""
+    files: dict[str, list[tuple[Path, Published]]] = {}
+    for path in paths:
+        if path.suffix == SUFFIX:
+            known = read_published(path)
+            files.setdefault(known.study, []).append((path, known))
+    runs = [summary for path in paths if path.suffix != SUFFIX for summary in read_summaries(path)]
+    return runs + [
+        summary for group in files.values() for summary in summaries_of(add_up([one for _, one in group]), group[0][0])
+    ]
+
+
+def summaries_of(published: Published, path: Path) -> list[Summary]:
+    """One summary a cell; `path` is the file it comes from."""
+    return [_summary(cell, path) for cell in published.cells]
+
+
+def _summary(cell: Cell, path: Path) -> Summary:
+    name = str(cell.attack["name"])
+    secrets = {rows: place for place, rows in enumerate(dict.fromkeys(batch.rows for batch in cell.batches))}
+    count = len({rows for rows, _ in cell.keys})
+    newest = cell.sources[-1]
+    attack = AttackRecord(
+        spec=dict(cell.attack),
+        scores={kind.name: _score(cell, kind) for kind in cell.metrics},
+        examples=(),
+        batches=(),
+        knowledge=cell.knowledge,
+        flags=_flags(cell, count * cell.batch_size),
+        cost=_cost(cell),
+        version=cell.version,
+    )
+    record = Record(
+        created=newest.created,
+        spec=_spec(cell, count),
+        versions=dict(newest.versions),
+        machine={**newest.machine, "name": " and ".join(sorted({_machine(source.machine) for source in cell.sources}))},
+        data=DataRecord("", count, count * cell.batch_size),
+        target=TargetRecord(**cell.model),
+        secrets=(),
+        attacks={name: attack},
+        worst_case={},
+        guarantees=tuple(GuaranteeRecord(**one) for one in cell.guarantees),
+        noise=_noise(cell),
+    )
+    columns = Columns(
+        tuple(secrets[batch.rows] for batch in cell.batches for _ in batch.rows),
+        {kind.name: cell_column(cell, kind.name) for kind in cell.metrics},
+        {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics},
+    )
+    return Summary(path, record, {name: columns}, is_published=True)
+
+
+def _spec(cell: Cell, batches: int) -> dict[str, Any]:
+    """The audit that would have attacked all these batches; in the order that specs have, for whoever prints one."""
+    found: dict[str, Any] = {}
+    for key, value in cell.setting.items():
+        found[key] = value
+        if key == "data":
+            found["limit"] = batches
+    return {**found, "limit": batches, "attacks": [dict(cell.attack)]}
+
+
+def _score(cell: Cell, kind: MetricKind) -> Score:
+    if cell.tallied is None:
+        clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
+        columns = cell_column(cell, kind.name), cell_column(cell, kind.name, blind=True)
+        return beside_blind(*columns, clusters, kind.unit, kind.direction)
+    ours, theirs = cell.tallied.values.get(kind.name), cell.tallied.blind.get(kind.name)
+    if ours is None:
+        return Score(None, None, None, None, None, None, kind.unit, kind.direction, 0)
+    found, chance = ours.interval(), None if theirs is None else theirs.interval()
+    mean, low, high = (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
+    return Score(found.mean, found.low, found.high, mean, low, high, kind.unit, kind.direction, found.n)
+
+
+def _flags(cell: Cell, examples: int) -> tuple[RaisedFlag, ...]:
+    """By the rules of an audit, over all batches."""
+    said = Counter(flag for source in cell.sources for flag in source.flags)
+    marks = _marks(cell)
+    compared = sum(count for mark, count in marks.items() if mark & Mark.COMPARED)
+    by_rule = {
+        "search_failed": _share(marks, Mark.SEARCH_FAILED, compared) >= flags.FAILED_SHARE,
+        "other_answer_fits": _share(marks, Mark.OTHER_FITS, compared) >= flags.FAILED_SHARE,
+        "dead_gradient": _share(marks, Mark.DEAD, sum(marks.values())) >= flags.DEAD_SHARE,
+        "few_examples": flags.few_examples(examples) is not None,
+        "near_chance": _near_chance(cell, marks),
+        "no_objective": said["no_objective"] == len(cell.sources),
+    }
+    names = [*ORDER, *(name for name in said if name not in ORDER)]
+    return tuple(RaisedFlag(name, "") for name in names if by_rule.get(name, said[name] > 0))
+
+
+def _share(marks: Mapping[Mark, int], wanted: Mark, of: int) -> float:
+    return sum(count for mark, count in marks.items() if mark & wanted) / of if of else 0.0
+
+
+def _marks(cell: Cell) -> dict[Mark, int]:
+    counted = Counter(batch.marks for batch in cell.batches)
+    if cell.tallied is not None:
+        counted += Counter({Mark(mark): count for mark, count in cell.tallied.marks.items()})
+    return dict(counted)
+
+
+def _near_chance(cell: Cell, marks: Mapping[Mark, int]) -> bool:
+    if any(mark & Mark.BEYOND_LUCK for mark in marks):
+        return False
+    if cell.tallied is not None:
+        gained = cell.tallied.blind.get(GAIN)
+        return gained is not None and gained.interval().low <= 0
+    pairs = against_blind(cell)
+    clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
+    return pairs is not None and paired_difference(*pairs, clusters).low <= 0
+
+
+def _cost(cell: Cell) -> CostRecord:
+    whole: list[tuple[float, int]] = [(batch.seconds, batch.steps) for batch in cell.batches]
+    if cell.tallied is not None:
+        whole.append((cell.tallied.seconds, cell.tallied.steps))
+    peaks = [source.peak_memory_bytes for source in cell.sources if source.peak_memory_bytes is not None]
+    return CostRecord(sum(seconds for seconds, _ in whole), sum(steps for _, steps in whole), max(peaks, default=None))
+
+
+def _noise(cell: Cell) -> NoiseRecord | None:
+    """The median over the batches; their mean where there are only sums of them."""
+    if cell.tallied is not None and cell.tallied.noise is not None:
+        sums = cell.tallied.noise
+        return NoiseRecord(sums.total / sums.n, sums.low, sums.high, {})
+    noises = [batch.noise for batch in cell.batches if batch.noise is not None]
+    return NoiseRecord(statistics.median(noises), min(noises), max(noises), {}) if noises else None
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return str(machine.get("name") or machine.get("device", "unknown"))
