@@ -89,7 +89,7 @@ def run_audits(
         members.append(Member(spec, secrets[data] * spec.draws, refusal=accounting_refusal(spec.defenses)))
     # Parts belong to settings, a kind of device and the very data: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
-    parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}")
+    parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}", [spec.id for spec in specs])
     together = Together(members, target, parts, display, beliefs, memory)
     together.attack_all()
     results: list[Finished | GradleakError] = []
