@@ -75,7 +75,7 @@ def run(
     seconds = None if time_given is None else read_time(time_given)
     if seconds is not None and engine == "ray":
         raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
-    lists = [*([priority] if priority else ()), *(path for path in spec if is_priority_list(path))]
+    lists = [*([priority] if priority else ()), *filter(is_priority_list, spec)]
     if lists and seconds is None:
         raise GradleakError(
             f"{lists[0]} is a priority list, which says what a given time is used for: add --for 9m, or leave it out."
@@ -85,6 +85,8 @@ def run(
     entries = read_priority(lists[0]) if lists else []
     display = TerminalDisplay(open_console(to_stderr=True))
     files = [path for path in spec if path not in lists]
+    if not files:
+        raise GradleakError("No study is named: add the YAML files of studies to run.")
     jobs, left_out = _jobs(files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None)
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
     most = resolve_memory(memory)
@@ -194,7 +196,11 @@ def print_summary(summary: "Summary", out: Path, seconds: float, left_out: Seque
     for folder in dict.fromkeys(job.folder for job, _ in over):
         print_results([result for job, result in over if job.folder == folder], folder)
     console = open_console()
-    counts = ["1 cell ran" if len(summary.ran) == 1 else f"{len(summary.ran)} cells ran", f"{len(summary.failed)} failed", f"{len(summary.waiting)} wait"]
+    counts = [
+        "1 cell ran" if len(summary.ran) == 1 else f"{len(summary.ran)} cells ran",
+        f"{len(summary.failed)} failed",
+        f"{len(summary.waiting)} wait",
+    ]
     before = f"; {summary.before} were finished before" + (
         f", {summary.failed_before} had failed" if summary.failed_before else ""
     )
