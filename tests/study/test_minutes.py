@@ -171,7 +171,7 @@ def test_a_run_without_a_time_goes_on_from_what_was_cut_too(tmp_path: Path, worl
 
 
 def test_three_stretches_give_the_records_of_an_undisturbed_run(tmp_path: Path, world: World) -> None:
-    one = job(tmp_path, "one", "attacks: [blind, 'tag:steps=2', 'dlg:steps=2']\nlimit: [2, 3]\n")
+    one = job(tmp_path, "one", "attacks: [blind]\nlimit: [2, 3]\nseed: [0, 1, 2]\n")
     counts = [len(fill(world, 6, [one]).ran) for _ in range(3)]
     assert counts == [2, 2, 2]
     assert world.now == pytest.approx(15.0)

@@ -65,7 +65,11 @@ class Parts:
 
 def begun_calls(folder: Path) -> list[tuple[str, ...]]:
     """The audits, by their ids, of each call that was cut in this folder and left finished parts."""
-    return sorted({tuple(json.loads(path.read_text())) for path in folder.glob(f"parts/*/{CALL}")})
+    calls: set[tuple[str, ...]] = set()
+    for path in folder.glob(f"parts/*/{CALL}"):
+        with contextlib.suppress(OSError):  # another run has just finished it
+            calls.add(tuple(json.loads(path.read_text())))
+    return sorted(calls)
 
 
 def batches_done(folder: Path, call: str) -> dict[int, int]:

@@ -137,8 +137,8 @@ def fill_minutes(
         for job, cell in cells:
             failure_file(job.folder, cell).unlink(missing_ok=True)
     folders = {name: Folder(job.folder) for name, job in jobs.items()}
-    before = {cell.spec.id + job.name for job, cell in cells if folders[job.name].is_finished(cell)}
-    broken = {cell.spec.id + job.name for job, cell in cells if failure_file(job.folder, cell).exists()} - before
+    before = {(job.name, cell.spec.id) for job, cell in cells if folders[job.name].is_finished(cell)}
+    broken = {(job.name, cell.spec.id) for job, cell in cells if failure_file(job.folder, cell).exists()} - before
     if before:
         display.say(f"{len(before)} of {len(cells)} cells are finished already: skipped.")
     if broken:
@@ -228,9 +228,11 @@ class Stretch:
 
     def _run_first_that_fits(self) -> bool:
         """Whether there was one; another run may be at work on all of them."""
-        for group in self.groups:
+        for group in list(self.groups):
             left = [cell for cell in group.cells if not self.folders[group.job.name].is_over(cell)]
-            if left and self._run(group, self._that_fit(group, list(group.cells) if group.begun else left)):
+            if not left:
+                self.groups.remove(group)
+            elif self._run(group, self._that_fit(group, list(group.cells) if group.begun else left)):
                 return True
         return False
 
@@ -312,7 +314,11 @@ def groups_in_order(shares: Sequence[Share]) -> list[Group]:
 
 def _learnt(folder: Path) -> frozenset[tuple[str, int]]:
     """The fits in a folder, finished or not, each with when it was written."""
-    return frozenset((path.name, path.stat().st_mtime_ns) for path in folder.glob("fits/*"))
+    found = set()
+    for path in folder.glob("fits/*"):
+        with contextlib.suppress(OSError):  # a checkpoint that another run has just removed
+            found.add((path.name, path.stat().st_mtime_ns))
+    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -342,8 +348,8 @@ class Watch:
 def _summary(
     cells: Sequence[tuple[Job, Cell]],
     folders: Mapping[str, Folder],
-    before: set[str],
-    broken: set[str],
+    before: set[tuple[str, str]],
+    broken: set[tuple[str, str]],
     pace: Pace,
     allowance: Allowance,
 ) -> Summary:
@@ -351,9 +357,10 @@ def _summary(
     ran: list[tuple[Job, CellResult]] = []
     failed: list[tuple[Job, CellResult]] = []
     waiting: list[Waiting] = []
+    told = before | broken
     begun = {name: {one for call in begun_calls(folder.path) for one in call} for name, folder in folders.items()}
     for job, cell in cells:
-        if cell.spec.id + job.name in before | broken:
+        if (job.name, cell.spec.id) in told:
             continue
         failure = failure_file(job.folder, cell)
         record = folders[job.name].record(cell)

@@ -14,7 +14,6 @@ from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.display import Display
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack
-from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.trainable import TrainableAttack
@@ -159,7 +158,7 @@ class Trials:
             try:
                 target, beliefs = self.open(spec)
                 self.pace.tried[kind] = sum(one.seconds_each for one in try_out(spec, attack, target, beliefs, self.seconds))
-            except (GradleakError, RuntimeError):
+            except Exception:
                 self.pace.tried[kind] = 0.0
             self.left -= self.clock() - began
 
