@@ -72,13 +72,21 @@ def begun_calls(folder: Path) -> list[tuple[str, ...]]:
     return sorted(calls)
 
 
-def batches_done(folder: Path, call: str) -> dict[int, int]:
-    """On how many batches each attack, by its place in the audit, has finished in a call that was cut."""
-    done: dict[int, int] = {}
-    for path in folder.glob(f"parts/{call}-*/*-*-*.json"):
-        place, start, end = map(int, path.stem.split("-"))
-        done[place] = done.get(place, 0) + end - start
-    return done
+@dataclass(frozen=True)
+class Kept:
+    """What a call that was cut has left: on how many batches each attack, by its place, has finished; and how many are a part."""
+
+    done: dict[int, int]
+    part: int
+
+    @classmethod
+    def of(cls, folder: Path, call: str) -> "Kept":
+        done, part = dict[int, int](), 0
+        for path in folder.glob(f"parts/{call}-*/*-*-*.json"):
+            place, start, end = map(int, path.stem.split("-"))
+            done[place] = done.get(place, 0) + end - start
+            part = max(part, end - start)
+        return cls(done, part)
 
 
 def _write(path: Path, plain: Any) -> None:

@@ -12,8 +12,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gradleak.audit.display import Display, Silent
-from gradleak.audit.outcomes import batches_done, begun_calls
+from gradleak.audit.outcomes import Kept, begun_calls
 from gradleak.audit.runner import has_parts, name_of
+from gradleak.audit.spec import AuditSpec
 from gradleak.core.errors import GradleakError
 from gradleak.records.summary import RECORD
 from gradleak.report.numbers import duration
@@ -29,6 +30,7 @@ RESERVE, MOST_RESERVE = 0.1, 5.0  # of the time, and in seconds: for the last wo
 TRIAL, TRIAL_SHARE = 3.0, 0.005  # seconds that an attack is tried, as in `check`, or of the time, whichever is less
 ALL_TRIALS = 0.1  # of the time, as long as something that is known fits
 WORTH_LEARNING = 90.0  # seconds: what learns keeps a checkpoint a minute, so that less would leave nothing behind
+TOGETHER = 1.2  # times what is foretold must be left for several cells in one call: where it is cut, all of them are
 AGAIN = 2.0  # seconds from one ring of the alarm to the next: the first may be swallowed by a destructor
 
 
@@ -92,9 +94,9 @@ class Group:
     cells: tuple[Cell, ...]
     begun: bool
 
-    def done(self) -> dict[int, int]:
-        """The batches that are finished of a call that was cut, by attack."""
-        return batches_done(self.job.folder, name_of([cell.spec for cell in self.cells])) if self.begun else {}
+    def kept(self) -> Kept:
+        """What is finished of a call that was cut."""
+        return Kept.of(self.job.folder, name_of([cell.spec for cell in self.cells])) if self.begun else Kept({}, 0)
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,7 @@ class Stretch:
     folders: Mapping[str, Folder]
     trials: Trials = field(init=False)
     groups: list[Group] = field(init=False)
-    running: "tuple[Job, list[Cell], float] | None" = None  # with when it began
-    learnt_before: frozenset[tuple[str, int]] = frozenset()
+    running: "Call | None" = None
 
     def __post_init__(self) -> None:
         pace = read_pace(self.out, machine_of(self.device))
@@ -232,27 +233,45 @@ class Stretch:
             left = [cell for cell in group.cells if not self.folders[group.job.name].is_over(cell)]
             if not left:
                 self.groups.remove(group)
-            elif self._run(group, self._that_fit(group, list(group.cells) if group.begun else left)):
+                continue
+            free = [cell for cell in (group.cells if group.begun else left) if _is_free(group.job.folder, cell)]
+            if free and self._run(group, self._that_fit(group, free)):
                 return True
         return False
 
     def _that_fit(self, group: Group, cells: Sequence[Cell]) -> list[Cell]:
-        """Those of a group that can be finished in one call in the time that is left; of a call that was cut, all or none."""
-        spec = cells[0].spec
+        """Those of a group that can be finished in one call in the time that is left.
+
+        Before any cell with these attacks has come to its end, what is foretold may be far off: then one cell is a call.
+        """
+        spec, left = cells[0].spec, self.allowance.left
         total = 0.0 if self.trials.opened.holds(spec) else self.pace.seconds_to_open(spec)
         if learns(spec):  # it runs alone, and keeps what it has learnt where it is cut
-            known = self.pace.seconds(spec)
-            worth = total + max(WORTH_LEARNING, known or 0.0)
-            return list(cells) if worth <= self.allowance.left else []
-        done = group.done()
+            return list(cells) if total + max(WORTH_LEARNING, self.pace.seconds(spec) or 0.0) <= left else []
+        if group.begun:
+            return list(cells) if self._is_worth_going_on(group, total) else []
         chosen: list[Cell] = []
         for cell in cells:
+            if chosen and not self.pace.has_measured(cell.spec):
+                break
             self.trials.make_sure(cell.spec)
-            seconds = self.pace.seconds(cell.spec, done)
-            if seconds is not None and total + seconds <= self.allowance.left:
+            seconds = self.pace.seconds(cell.spec)
+            margin = TOGETHER if chosen else 1.0
+            if seconds is not None and margin * (total + seconds) <= self.allowance.left:
                 total += seconds
                 chosen.append(cell)
-        return chosen if len(chosen) == len(cells) or not group.begun else []
+        return chosen
+
+    def _is_worth_going_on(self, group: Group, opening: float) -> bool:
+        """Whether a call that was cut can be finished now, or at least another part of it, with room."""
+        specs, kept = [cell.spec for cell in group.cells], group.kept()
+        for spec in specs:
+            self.trials.make_sure(spec)
+        each = [self.pace.seconds(spec, kept.done) for spec in specs]
+        if None in each:
+            return False
+        part = TOGETHER * self.pace.seconds_of_part(specs, kept.part)
+        return opening + min(sum(filter(None, each)), part) <= self.allowance.left
 
     def _run(self, group: Group, cells: Sequence[Cell]) -> bool:
         """Runs cells in one call, but for those that another run works on or has done; says whether any was left to run."""
@@ -260,17 +279,17 @@ class Stretch:
         with contextlib.ExitStack() as held:
             free = [cell for cell in cells if held.enter_context(claim(job.folder, cell.spec.id))]
             ours = free if group.begun else [cell for cell in free if not folder.is_over(cell)]
-            if not ours or (group.begun and len(ours) < len(cells)):
+            if not ours or (group.begun and len(ours) < len(group.cells)):
                 return False
             specs = [cell.spec for cell in ours]
             count = "1 cell" if len(ours) == 1 else f"{len(ours)} cells"
             self.display.say(f"{job.name}: {count}, {self._foretold(group, ours)}; {duration(self.allowance.left)} left.")
-            self.learnt_before, opening = _learnt(job.folder), self.trials.opening
-            self.running = (job, ours, self.allowance.clock())
+            opening = self.trials.opening
+            self.running = Call(job.folder, specs, self.allowance.clock())
             numbers = {cell.spec.id: number for number, cell in enumerate(job.cells, start=1)}
             grid = Grid(job.folder, self.device, self.display, folder.data, numbers, self.memory, self.trials.open)
             results = grid.run(ours, again=group.begun)
-            took = self.allowance.clock() - self.running[2] - (self.trials.opening - opening)
+            took = self.allowance.clock() - self.running.began - (self.trials.opening - opening)
             self.running = None
             records = [result.record for result in results if result.record is not None and not result.skipped]
             if len(records) == len(ours) and not group.begun and not learns(specs[0]):
@@ -281,18 +300,37 @@ class Stretch:
         return True
 
     def _foretold(self, group: Group, cells: Sequence[Cell]) -> str:
-        done = group.done()
+        done = group.kept().done
         each = [self.pace.seconds(cell.spec, done) for cell in cells]
         return f"about {duration(sum(filter(None, each)))}" if None not in each else "no telling how long"
 
     def _note_the_cut(self) -> None:
         """The call that was cut takes longer than it ran; one that has kept what it learnt goes on from there next time."""
-        if self.running is None:
-            return
-        job, cells, began = self.running
-        specs = [cell.spec for cell in cells]
-        if not (learns(specs[0]) and _learnt(job.folder) != self.learnt_before):
-            self.pace.learn_of_cut(specs, self.allowance.clock() - began)
+        call = self.running
+        if call is not None and not (learns(call.specs[0]) and call.has_learnt()):
+            done, part = call.finished(), call.kept().part
+            self.pace.learn_of_cut(call.specs, self.allowance.clock() - call.began, done, part)
+
+
+class Call:
+    """A call that runs, and what was there of it before."""
+
+    def __init__(self, folder: Path, specs: Sequence[AuditSpec], began: float) -> None:
+        self.folder, self.specs, self.began = folder, specs, began
+        self._learnt, self._finished = _learnt(folder), 0
+        self._finished = self.finished()
+
+    def has_learnt(self) -> bool:
+        """Whether it has kept anything of what it learns."""
+        return _learnt(self.folder) != self._learnt
+
+    def kept(self) -> Kept:
+        return Kept.of(self.folder, name_of(self.specs))
+
+    def finished(self) -> int:
+        """How often it came to the end of an attack on a batch since it began."""
+        batches = [spec.limit * spec.draws for spec in self.specs]
+        return sum(min(count, most) for count in self.kept().done.values() for most in batches) - self._finished
 
 
 def groups_in_order(shares: Sequence[Share]) -> list[Group]:
@@ -310,6 +348,12 @@ def groups_in_order(shares: Sequence[Share]) -> list[Group]:
             groups.append(Group(job, tuple(group), has_parts(job.folder, [cell.spec for cell in group])))
             taken |= {(job.name, cell.spec.id) for cell in group}
     return groups
+
+
+def _is_free(folder: Path, cell: Cell) -> bool:
+    """Whether no other run works on a cell at the moment."""
+    with claim(folder, cell.spec.id) as ours:
+        return ours
 
 
 def _learnt(folder: Path) -> frozenset[tuple[str, int]]:

@@ -95,6 +95,16 @@ class Pace:
             total += each * max(0, batches - (done or {}).get(place, 0))
         return total
 
+    def seconds_of_part(self, specs: Sequence[AuditSpec], batches: int) -> float:
+        """What a part of so many batches of each of these audits takes, of the attack that takes longest."""
+        places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
+        return max(sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places)
+
+    def has_measured(self, spec: AuditSpec) -> bool:
+        """Whether every attack of an audit has come to its end on this target before, whatever the data and the defense."""
+        known = {_attack_on_target(kind) for kind in self.measured}
+        return all(_attack_on_target(kind) in known for kind, _ in kinds_of(spec).values())
+
     def seconds_to_open(self, spec: AuditSpec) -> float:
         return _known(self.opening, spec)
 
@@ -110,22 +120,32 @@ class Pace:
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
         _average(self.beside, opened_as(specs[0]), rest / sum(spec.limit * spec.draws for spec in specs))
 
-    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float) -> None:
-        """Takes in that a call ran so long and had not come to its end, so that it is not begun in vain again and again."""
+    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float, done: int, part: int) -> None:
+        """Takes in that a call ran so long and was not at its end, so that it is not begun in vain again and again.
+
+        `done` counts the batches it finished in that time, each with each attack. Where it finished none, the time was too short
+        for a part (so many batches of each audit) or, if its size is not known, for the whole.
+        """
         kinds = [(kind, spec.limit * spec.draws) for spec in specs for kind, _ in kinds_of(spec).values()]
+        count = sum(batches for _, batches in kinds)
+        in_vain = min(count, part * len(specs)) or count
+        least = seconds * count / done if done else LONGER * seconds * count / in_vain
         foretold = sum((self.seconds_each(kind) or 0.0) * batches for kind, batches in kinds)
-        for kind in {kind for kind, _ in kinds}:
-            each = self.seconds_each(kind)
-            even = LONGER * seconds / sum(batches for _, batches in kinds)
-            longer = max(each, each * LONGER * seconds / foretold) if each else even
+        for kind, each in {kind: self.seconds_each(kind) for kind, _ in kinds}.items():
+            longer = max(each, each * least / foretold) if each else least / count
             (self.measured if kind in self.measured else self.at_least)[kind] = longer
 
     def _correction(self, kind: str) -> float:
         """How much longer than tried batches really took: of this attack, or else of all that were both tried and measured."""
         both = [name for name in self.measured if name in self.tried]
-        both = [name for name in both if name.split(BETWEEN)[-1] == kind.split(BETWEEN)[-1]] or both
+        both = [name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]] or both
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
+
+
+def _attack_on_target(kind: str) -> tuple[str, str]:
+    target, *_, attack = kind.split(BETWEEN)
+    return target, attack
 
 
 def _known(values: Mapping[str, float], spec: AuditSpec) -> float:
