@@ -269,7 +269,7 @@ def test_a_failure_is_told_and_the_rest_runs(tmp_path: Path, world: World, monke
 
 def test_the_reserve_is_small_and_counted_from_the_start() -> None:
     assert Allowance(0.0, 540.0, lambda: 100.0).left == 540 - 5 - 100
-    assert Allowance(0.0, 20.0, lambda: 0.0).left == 18.0
+    assert Allowance(0.0, 24.0, lambda: 0.0).left == pytest.approx(20.0)
 
 
 def test_the_alarm_ends_what_runs_and_is_gone_afterwards() -> None:
@@ -325,7 +325,7 @@ def test_the_command_fills_a_time_from_several_studies_and_a_list_among_them(tmp
     assert main(["run", *files, *words, "--for", "10m"]) == 0
     out, err = capsys.readouterr()
     assert "4 cells ran, 0 failed, 0 wait; 0 were finished before." in out
-    assert f"left out: {tmp_path / 'bad.yaml'}" in out and "did you mean 'blind'" in err
+    assert f"cannot be read here: {tmp_path / 'bad.yaml'}." in out and "did you mean 'blind'" in err
     assert "No cell is two where limit=7" in " ".join(err.split())
     assert err.index("two: 1 cell") < err.index("one: 2 cells")
     assert main(["status", str(tmp_path / "runs" / "two")]) == 0
@@ -341,7 +341,9 @@ def test_the_command_fills_a_time_from_several_studies_and_a_list_among_them(tmp
         (["one.yaml", "--for", "9m", "--engine", "ray"], "leave --engine ray out, or --for"),
         (["one.yaml", "--priority", "list.yaml"], "add --for 9m, or leave it out"),
         (["one.yaml", "list.yaml"], "add --for 9m, or leave it out"),
-        (["list.yaml", "--priority", "list.yaml", "--for", "9m"], "name one"),
+        (["one.yaml", "list.yaml", "other.yaml", "--for", "9m"], "list.yaml and other.yaml are priority lists: name one"),
+        (["one.yaml", "--priority", "one.yaml", "--for", "9m"], "must be a list"),
+        (["one.yaml", "two.yaml", "--only", "seed=1"], "two.yaml: No axis 'seed'"),
         (["one.yaml", "one.yaml"], "as another of these studies is"),
         (["one.yaml", "bad.yaml"], "bad.yaml has 1 problem"),
         (["bad.yaml", "--for", "9m"], "bad.yaml has 1 problem"),
@@ -352,7 +354,9 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     words: list[str], sentence: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("one.yaml").write_text(HEAD + "attacks: [blind]\n")
+    Path("one.yaml").write_text(HEAD + "attacks: [blind]\nseed: [0, 1]\n")
+    Path("two.yaml").write_text(HEAD + "attacks: [blind]\n")
+    Path("other.yaml").write_text("- study: two\n")
     Path("bad.yaml").write_text(HEAD + "attacks: [blnd]\n")
     Path("list.yaml").write_text("- study: one\n")
     assert main(["run", *words, "--device", "cpu"]) == 2

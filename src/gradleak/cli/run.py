@@ -75,18 +75,19 @@ def run(
     seconds = None if time_given is None else read_time(time_given)
     if seconds is not None and engine == "ray":
         raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
-    lists = [*([priority] if priority else ()), *filter(is_priority_list, spec)]
+    lists = list(filter(is_priority_list, spec))
+    files = [path for path in spec if path not in lists]
+    lists = [priority] if priority else lists
     if lists and seconds is None:
         raise GradleakError(
             f"{lists[0]} is a priority list, which says what a given time is used for: add --for 9m, or leave it out."
         )
     if len(lists) > 1:
         raise GradleakError(f"{' and '.join(map(str, lists))} are priority lists: name one.")
-    entries = read_priority(lists[0]) if lists else []
-    display = TerminalDisplay(open_console(to_stderr=True))
-    files = [path for path in spec if path not in lists]
     if not files:
         raise GradleakError("No study is named: add the YAML files of studies to run.")
+    entries = read_priority(lists[0]) if lists else []
+    display = TerminalDisplay(open_console(to_stderr=True))
     jobs, left_out = _jobs(files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None)
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
     most = resolve_memory(memory)
@@ -97,7 +98,7 @@ def run(
             display.say(f"{lists[0]}: {sentence}")
         allowance = Allowance(began, seconds)
         summary = fill_minutes(shares, out, devices, workers or len(devices), allowance, display, retry=retry_failed, memory=most)
-        print_summary(summary, out, seconds, left_out)
+        print_summary(summary, seconds, left_out)
         return
     results: list[CellResult] = []
     for job in jobs:
@@ -141,7 +142,7 @@ def _jobs(
             study = read_study(path, changes)
             cells = chosen(study.cells, only)[:limit_cells]
         except GradleakError as error:
-            problems.append((path, str(error)))
+            problems.append((path, str(error) if len(files) == 1 or str(path) in str(error) else f"{path}: {error}"))
             continue
         if any(job.name == study.name for job in jobs):
             raise GradleakError(
@@ -151,8 +152,8 @@ def _jobs(
         jobs.append(Job(study.name, out / study.name, tuple(cells)))
     if problems and (not forgiving or not jobs):
         raise GradleakError("\n".join(text for _, text in problems))
-    for path, text in problems:
-        display.say(f"{path} is left out. {text}")
+    for _, text in problems:
+        display.say(f"Left out: {text.replace('; nothing was run', '')}")
     for study, job in zip(studies, jobs, strict=True):
         check_writable(job.folder)
         write_plan(job.folder, study)
@@ -186,7 +187,7 @@ def refuse_failures(results: "Sequence[CellResult]") -> None:
         raise RunFailed(f"{len(failures)} of {len(results)} cells failed; their tracebacks are in {', '.join(failures)}.")
 
 
-def print_summary(summary: "Summary", out: Path, seconds: float, left_out: Sequence[str]) -> None:
+def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str]) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed, which alone is a failure."""
     from gradleak.core.errors import RunFailed
     from gradleak.report.layout import open_console
@@ -214,8 +215,8 @@ def print_summary(summary: "Summary", out: Path, seconds: float, left_out: Seque
         console.print(
             f"{len(too_long)} of these take longer than the whole time: give them more, or make them smaller (--set limit=N)."
         )
-    for path in left_out:
-        console.print(f"left out: {path}", soft_wrap=True)
+    if left_out:
+        console.print(f"Left out, since they cannot be read here: {', '.join(left_out)}.", soft_wrap=True)
     if summary.waiting:
         console.print("The same command goes on from here.")
     if summary.failed:

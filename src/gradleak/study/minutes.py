@@ -26,7 +26,8 @@ from gradleak.study.pace import Opened, Pace, Trials, learns, machine_of, read_p
 from gradleak.study.priority import Job, Share
 
 TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-RESERVE, MOST_RESERVE = 0.1, 5.0  # of the time, and in seconds: for the last words, and for calls that cannot be interrupted
+# Of the time, and in seconds: for what cannot be interrupted, the last words, and Python's own end (3 s on a busy machine).
+RESERVE, MOST_RESERVE = 1 / 6, 5.0
 TRIAL, TRIAL_SHARE = 3.0, 0.005  # seconds that an attack is tried, as in `check`, or of the time, whichever is less
 ALL_TRIALS = 0.1  # of the time, as long as something that is known fits
 WORTH_LEARNING = 90.0  # seconds: what learns keeps a checkpoint a minute, so that less would leave nothing behind
@@ -59,8 +60,8 @@ def ring_after(seconds: float) -> Iterator[None]:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), AGAIN)
     try:
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), AGAIN)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
