@@ -14,6 +14,8 @@ from typing import Any
 from gradleak.core.attack import Cost, Reconstruction, Scale, Stage, Trace
 from gradleak.core.picture import Picture
 
+CALL = "call.json"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -27,11 +29,14 @@ class Outcome:
 
 
 class Parts:
-    """A folder of finished parts of one audit, removed when its record is written. Holds guesses, never secrets."""
+    """A folder of finished parts of one call, removed when its records are written. Holds guesses, never secrets.
 
-    def __init__(self, folder: Path | None, audit: str) -> None:
-        self.out = folder
-        self.folder = None if folder is None else folder / "parts" / audit
+    A file beside them names the audits of the call, so that whoever goes on from them makes the same one.
+    """
+
+    def __init__(self, folder: Path | None, call: str, audits: Sequence[str] = ()) -> None:
+        self.out, self.audits = folder, audits
+        self.folder = None if folder is None else folder / "parts" / call
 
     def load(self, name: str) -> list[Outcome] | None:
         """A finished part, if there is one."""
@@ -45,11 +50,9 @@ class Parts:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".tmp", delete=False) as file:
-            json.dump([_plain(outcome) for outcome in outcomes], file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(file.name, self.folder / f"{name}.json")
+        if self.audits and not (self.folder / CALL).exists():
+            _write(self.folder / CALL, list(self.audits))
+        _write(self.folder / f"{name}.json", [_plain(outcome) for outcome in outcomes])
 
     def clear(self) -> None:
         """Removes the parts of a finished audit."""
@@ -58,6 +61,40 @@ class Parts:
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # parts of other audits are in it
             self.folder.parent.rmdir()
+
+
+def begun_calls(folder: Path) -> list[tuple[str, ...]]:
+    """The audits, by their ids, of each call that was cut in this folder and left finished parts."""
+    calls: set[tuple[str, ...]] = set()
+    for path in folder.glob(f"parts/*/{CALL}"):
+        with contextlib.suppress(OSError):  # another run has just finished it
+            calls.add(tuple(json.loads(path.read_text())))
+    return sorted(calls)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a call that was cut has left: on how many batches each attack, by its place, has finished; and how many are a part."""
+
+    done: dict[int, int]
+    part: int
+
+    @classmethod
+    def of(cls, folder: Path, call: str) -> "Kept":
+        done, part = dict[int, int](), 0
+        for path in folder.glob(f"parts/{call}-*/*-*-*.json"):
+            place, start, end = map(int, path.stem.split("-"))
+            done[place] = done.get(place, 0) + end - start
+            part = max(part, end - start)
+        return cls(done, part)
+
+
+def _write(path: Path, plain: Any) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+        json.dump(plain, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

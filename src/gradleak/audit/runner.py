@@ -90,7 +90,8 @@ def run_audits(
     # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     versions = "".join(f"-v{attack.version}" for attack in specs[0].attacks) if _has_changed(specs[0]) else ""
-    parts = Parts(out, f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}")
+    name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
+    parts = Parts(out, name, [spec.id for spec in specs])
     together = Together(members, target, parts, display, beliefs, memory)
     together.attack_all()
     results: list[Finished | GradleakError] = []

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from gradleak.core.attack import Attack
@@ -138,7 +139,7 @@ class AuditSpec:
             return {}
         return {"public": None if self.public is None else to_dict(self.public)}
 
-    @property
+    @cached_property
     def id(self) -> str:
         return spec_id(self.to_dict())
 

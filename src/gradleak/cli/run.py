@@ -1,5 +1,7 @@
-"""`gradleak run`: a grid of audits from a YAML file."""
+"""`gradleak run`: grids of audits from YAML files."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,13 +10,17 @@ import typer
 from gradleak.cli.options import Memory, Out, option
 
 ENGINES = ("local", "ray")
+SHOWN = 10  # cells that did not fit
 
 if TYPE_CHECKING:
+    from gradleak.audit.display import Display
     from gradleak.study.grid import CellResult
+    from gradleak.study.minutes import Summary, Waiting
+    from gradleak.study.priority import Job
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid.")],
+    spec: Annotated[list[Path], typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid.")],
     out: Out = Path("runs"),
     device: Annotated[
         str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one; with commas, one for each worker. [auto]")
@@ -29,50 +35,137 @@ def run(
     only: Annotated[
         list[str] | None, option("Run the cells on this value of an axis: --only 'attacks=lamp*'. Repeat for several.")
     ] = None,
-    limit_cells: Annotated[int | None, option("Run the first cells of the grid only.", minimum=1)] = None,
+    limit_cells: Annotated[int | None, option("Run the first cells of each grid only.", minimum=1)] = None,
     engine: Annotated[str, option("local, or ray: the cells are shared out over a Ray cluster. [local]")] = "local",
     address: Annotated[
         str | None, option("Of the Ray cluster: auto, or host:port. [a cluster of this machine's own, ended with the run]")
     ] = None,
     retry_failed: Annotated[bool, option("Run cells again that failed before.", "--retry-failed")] = False,
+    time_given: Annotated[
+        str | None, option("Run as many cells as fit in this time, from now on: 9m, 90s, 1h30m. [no limit]", "--for")
+    ] = None,
+    priority: Annotated[
+        Path | None,
+        option("With --for: YAML list that says which cells come first. [the order of the studies, or a list among them]"),
+    ] = None,
 ) -> None:
     """Audits every cell of a grid, one record each. Cells that have a record already are skipped, and cells that failed.
 
     A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a list of lists an axis.
     Under cases stand names and the fields each one changes; every case is crossed with the axes.
+
+    Several studies run one after another, each in the folder of its name. With --for, cells that would not fit in the time
+    left are not begun, smaller ones further down the list are, and one that takes longer than foretold is cut when the time is
+    over. The same command goes on from there. That cells did not fit is no failure: the exit code is 0.
     """
+    began = time.monotonic()
     from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.core.errors import GradleakError
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
-    from gradleak.study.cells import read_study
     from gradleak.study.engine import run_on
-    from gradleak.study.plan import only as chosen
-    from gradleak.study.plan import write_plan
+    from gradleak.study.minutes import Allowance, fill_minutes, read_time
+    from gradleak.study.priority import in_order, is_priority_list, read_priority
     from gradleak.study.ray_engine import Cluster, run_on_ray
 
-    study = read_study(spec, change or ())
-    cells = chosen(study.cells, only or ())[:limit_cells]
     if engine not in ENGINES:
         raise GradleakError(f"Unknown engine {engine!r}. Use --engine {' or '.join(ENGINES)}.")
     if address is not None and engine != "ray":
         raise GradleakError("--address is of a Ray cluster: add --engine ray, or leave it out.")
-    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=all(cell.spec.data.made_up for cell in study.cells))
-    write_plan(out / study.name, study)
-    folder = out / study.name
-    if engine == "ray":
-        cluster = Cluster(address, device, workers, resolve_memory(memory))
-        results = run_on_ray(cells, folder, cluster, display, retry=retry_failed)
-    else:
+    seconds = None if time_given is None else read_time(time_given)
+    if seconds is not None and engine == "ray":
+        raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
+    lists = list(filter(is_priority_list, spec))
+    files = [path for path in spec if path not in lists]
+    lists = [priority] if priority else lists
+    if lists and seconds is None:
+        raise GradleakError(
+            f"{lists[0]} is a priority list, which says what a given time is used for: add --for 9m, or leave it out."
+        )
+    if len(lists) > 1:
+        raise GradleakError(f"{' and '.join(map(str, lists))} are priority lists: name one.")
+    if not files:
+        raise GradleakError("No study is named: add the YAML files of studies to run.")
+    entries = read_priority(lists[0]) if lists else []
+    display = TerminalDisplay(open_console(to_stderr=True))
+    jobs, left_out = _jobs(files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None)
+    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
+    most = resolve_memory(memory)
+    if seconds is not None:
         devices = [resolve_device(word.strip()) for word in device.split(",")]
-        most = resolve_memory(memory)
-        results = run_on(devices, workers or len(devices), cells, folder, display, retry=retry_failed, memory=most)
-    print_results(results, out / study.name)
+        shares, unused = in_order(jobs, entries)
+        for sentence in unused:
+            display.say(f"{lists[0]}: {sentence}")
+        allowance = Allowance(began, seconds)
+        summary = fill_minutes(shares, out, devices, workers or len(devices), allowance, display, retry=retry_failed, memory=most)
+        print_summary(summary, seconds, left_out)
+        return
+    results: list[CellResult] = []
+    for job in jobs:
+        if engine == "ray":
+            cluster = Cluster(address, device, workers, most)
+            found = run_on_ray(job.cells, job.folder, cluster, display, retry=retry_failed)
+        else:
+            devices = [resolve_device(word.strip()) for word in device.split(",")]
+            found = run_on(devices, workers or len(devices), job.cells, job.folder, display, retry=retry_failed, memory=most)
+        print_results(found, job.folder)
+        results += found
+    refuse_failures(results)
 
 
-def print_results(results: "list[CellResult]", folder: Path) -> None:
-    """One row a cell; failed ones are named again at the end."""
-    from gradleak.core.errors import RunFailed
+def _jobs(
+    files: Sequence[Path],
+    out: Path,
+    changes: Sequence[str],
+    only: Sequence[str],
+    limit_cells: int | None,
+    display: "Display",
+    *,
+    forgiving: bool,
+) -> "tuple[list[Job], list[str]]":
+    """The studies in files, with the cells that were chosen; what they set out to do is written into their folders.
+
+    All that is wrong with any of them is one error. A run that fills a time goes on with the others (`forgiving`) and returns the
+    names of those it left out, since what lacks its data here may be run elsewhere.
+    """
+    from gradleak.core.errors import GradleakError
+    from gradleak.records.store import check_writable
+    from gradleak.study.cells import read_study
+    from gradleak.study.plan import only as chosen
+    from gradleak.study.plan import write_plan
+    from gradleak.study.priority import Job
+
+    jobs: list[Job] = []
+    studies, problems = [], []
+    for path in files:
+        try:
+            study = read_study(path, changes)
+            cells = chosen(study.cells, only)[:limit_cells]
+        except GradleakError as error:
+            problems.append((path, str(error) if len(files) == 1 or str(path) in str(error) else f"{path}: {error}"))
+            continue
+        if any(job.name == study.name for job in jobs):
+            raise GradleakError(
+                f"{path} is called {study.name}, as another of these studies is: their records would mix. Change name."
+            )
+        studies.append(study)
+        jobs.append(Job(study.name, out / study.name, tuple(cells)))
+    if problems and (not forgiving or not jobs):
+        raise GradleakError("\n".join(text for _, text in problems))
+    for _, text in problems:
+        display.say(f"Left out: {text.replace('; nothing was run', '')}")
+    for study, job in zip(studies, jobs, strict=True):
+        check_writable(job.folder)
+        write_plan(job.folder, study)
+    return jobs, [str(path) for path, _ in problems]
+
+
+def _all_made_up(jobs: "Sequence[Job]") -> bool:
+    return all(cell.spec.data.made_up for job in jobs for cell in job.cells)
+
+
+def print_results(results: "Sequence[CellResult]", folder: Path) -> None:
+    """One row a cell."""
     from gradleak.report.layout import open_console
     from gradleak.report.listing import Row, cell_tables
 
@@ -83,6 +176,56 @@ def print_results(results: "list[CellResult]", folder: Path) -> None:
         console.print()
     console.print("Worst case over the attacks of a cell, in %: mean [95 % interval], the blind attack below.", style="dim")
     console.print(f"Records: {folder}", soft_wrap=True)
+
+
+def refuse_failures(results: "Sequence[CellResult]") -> None:
+    """Names cells that failed, at the very end, and gives the command the exit code of a failure."""
+    from gradleak.core.errors import RunFailed
+
     failures = [str(result.failure) for result in results if result.failure]
     if failures:
         raise RunFailed(f"{len(failures)} of {len(results)} cells failed; their tracebacks are in {', '.join(failures)}.")
+
+
+def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str]) -> None:
+    """What ran, study by study; what did not fit, with what it would take; and what failed, which alone is a failure."""
+    from gradleak.core.errors import RunFailed
+    from gradleak.report.layout import open_console
+    from gradleak.report.numbers import duration
+
+    over = (*summary.ran, *summary.failed)
+    for folder in dict.fromkeys(job.folder for job, _ in over):
+        print_results([result for job, result in over if job.folder == folder], folder)
+    console = open_console()
+    counts = [
+        "1 cell ran" if len(summary.ran) == 1 else f"{len(summary.ran)} cells ran",
+        f"{len(summary.failed)} failed",
+        f"{len(summary.waiting)} wait",
+    ]
+    before = f"; {summary.before} were finished before" + (
+        f", {summary.failed_before} had failed" if summary.failed_before else ""
+    )
+    console.print(f"{duration(summary.seconds)} of {duration(seconds)}: {', '.join(counts)}{before}.", soft_wrap=True)
+    for one in summary.waiting[:SHOWN]:
+        console.print(f"did not fit: {one.job.name}: {one.cell.title}: {_length(one)}", soft_wrap=True)
+    if len(summary.waiting) > SHOWN:
+        console.print(f"… and {len(summary.waiting) - SHOWN} more.")
+    too_long = [one for one in summary.waiting if one.seconds is not None and one.seconds > seconds]
+    if too_long:
+        console.print(
+            f"{len(too_long)} of these take longer than the whole time: give them more, or make them smaller (--set limit=N)."
+        )
+    if left_out:
+        console.print(f"Left out, since they cannot be read here: {', '.join(left_out)}.", soft_wrap=True)
+    if summary.waiting:
+        console.print("The same command goes on from here.")
+    if summary.failed:
+        failures = ", ".join(str(result.failure) for _, result in summary.failed)
+        raise RunFailed(f"{len(summary.failed)} cells failed; their tracebacks are in {failures}.")
+
+
+def _length(one: "Waiting") -> str:
+    from gradleak.report.numbers import duration
+
+    known = "not known how long it takes" if one.seconds is None else f"about {duration(one.seconds)}"
+    return f"{known}, begun: finished parts are kept" if one.begun else known

@@ -4,7 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -37,27 +37,35 @@ def run_on(
         if retry:
             for cell in cells:
                 (folder / f"{cell.spec.id}{FAILED}").unlink(missing_ok=True)
-        _work_together(devices, workers, cells, folder, display, memory)
+        given = (list(cells), folder)
+        work_together(devices, workers, display, memory, _work, given, lambda started: _watch(started, cells, folder, display))
         retry = False  # what failed in a worker has just been tried
     return run_cells(cells, folder, devices[0], display, retry=retry, memory=memory)
 
 
-def _work_together(
-    devices: Sequence[str], workers: int, cells: Sequence[Cell], folder: Path, display: Display, memory: int | None
+def work_together(
+    devices: Sequence[str],
+    workers: int,
+    display: Display,
+    memory: int | None,
+    work: Callable[..., None],
+    given: tuple[object, ...],
+    watch: Callable[[Sequence[BaseProcess]], None],
 ) -> None:
+    """Starts processes that work on what is `given`, each with its device and memory, and ends those that outlive the watch."""
     context = multiprocessing.get_context("spawn")  # CUDA cannot be forked
     threads = max(1, (os.cpu_count() or 1) // workers)
     places = [devices[number % len(devices)] for number in range(workers)]
     shares = [memory or _share(place, places.count(place)) for place in places]
     started = [
-        context.Process(target=_work, args=(list(cells), folder, place, threads, share), daemon=True)
+        context.Process(target=_with_threads, args=(threads, work, *given, place, share), daemon=True)
         for place, share in zip(places, shares, strict=True)
     ]
     display.say(f"{workers} processes on {', '.join(dict.fromkeys(devices))}.")
     for process in started:
         process.start()
     try:
-        _watch(started, cells, folder, display)
+        watch(started)
     finally:
         for process in started:
             process.terminate()  # those that came to their end are not harmed
@@ -93,10 +101,14 @@ def _share(device: str, processes: int) -> int | None:
     return None if most is None else most // processes
 
 
-def _work(cells: Sequence[Cell], folder: Path, device: str, threads: int, memory: int | None) -> None:
+def _with_threads(threads: int, work: Callable[..., None], *given: object) -> None:
     """One process."""
     import torch
 
     torch.set_num_threads(threads)
+    work(*given)
+
+
+def _work(cells: Sequence[Cell], folder: Path, device: str, memory: int | None) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         run_cells(cells, folder, device, Silent(), retry=False, memory=memory)

@@ -3,19 +3,22 @@
 import contextlib
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradleak.audit.beliefs import Beliefs
 from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
+from gradleak.audit.outcomes import begun_calls
 from gradleak.audit.runner import Finished, has_parts, kin, run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.writing import data_hash
 from gradleak.core.attack import Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.target import Target
 from gradleak.records.schema import Record
 from gradleak.records.store import check_writable, open_key, read_record
 from gradleak.study.cells import Cell
@@ -56,7 +59,7 @@ def run_cells(
     grid = Grid(folder, device, display, data, {cell.spec.id: number for number, cell in enumerate(cells, start=1)}, memory)
     clock = Clock(len(cells) - len(results))
     elsewhere: list[Cell] = []
-    for group in groups_of(cells):
+    for group in groups_of(cells, begun_calls(folder)):
         left = [cell for cell in group if cell.spec.id not in results]
         # A run that was cut while it wrote this group's records: the same call again, from its finished parts.
         cut = bool(left) and has_parts(folder, [cell.spec for cell in group])
@@ -73,12 +76,24 @@ def run_cells(
     return [results[cell.spec.id] for cell in cells]
 
 
-def groups_of(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Cells that one call attacks together, by the study alone, so that where a run was cut changes nothing."""
-    kins: dict[tuple[object, ...], list[Cell]] = {}
+def groups_of(cells: Sequence[Cell], begun: Sequence[Sequence[str]] = ()) -> list[list[Cell]]:
+    """Cells that one call attacks together, by the study alone, so that where a run was cut changes nothing.
+
+    Calls that were cut and left finished parts (`begun`, by the ids of their cells) are made again as they were: a run that had
+    so many minutes may have made smaller ones.
+    """
+    by_id = {cell.spec.id: cell for cell in cells}
+    calls: dict[str, tuple[str, ...]] = {}  # by cell
+    for call in map(tuple, begun):
+        if all(one in by_id and one not in calls for one in call):
+            calls |= dict.fromkeys(call, call)
+    groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
-        kins.setdefault(kin(cell.spec), []).append(cell)
-    return [group[start : start + MOST] for group in kins.values() for start in range(0, len(group), MOST)]
+        if cell.spec.id in calls:
+            groups[calls[cell.spec.id]] = [by_id[one] for one in calls[cell.spec.id]]  # their order names the parts
+        else:
+            groups.setdefault(kin(cell.spec), []).append(cell)
+    return [group[start : start + MOST] for group in groups.values() for start in range(0, len(group), MOST)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ class Grid:
     data: "DataHashes"
     numbers: Mapping[str, int]  # of cells, by their id
     memory: int | None = None  # bytes the process may hold
+    opened: Callable[[AuditSpec], tuple[Target, Beliefs]] | None = None  # by whoever keeps them from call to call
 
     def run(self, cells: Sequence[Cell], left: str = "", again: bool = False) -> list[CellResult]:
         """Runs kin in one call: those that another run has not finished by now, or `again` all of them."""
@@ -135,7 +151,16 @@ class Grid:
         display = Numbered(self.display, label)
         try:
             specs = [cell.spec for cell in cells]
-            found = run_audits(specs, device=self.device, out=self.folder, display=display, memory=self.memory)
+            target, beliefs = (None, None) if self.opened is None else self.opened(specs[0])
+            found = run_audits(
+                specs,
+                device=self.device,
+                out=self.folder,
+                display=display,
+                target=target,
+                beliefs=beliefs,
+                memory=self.memory,
+            )
         except Exception as error:  # one cell must not end a night's run
             if len(cells) == 1:
                 return [self._failed(cells[0], error)]

@@ -61,13 +61,14 @@ def only(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
         if not any(_fits(value, pattern) for value in values):
             raise GradleakError(f"No cell has {axis}={pattern}. Its values: {'; '.join(values)}.")
         chosen.setdefault(axis, []).append(pattern)
-    fit = [cell for cell in cells if all(_any_fits(cell.axes.get(axis, ""), patterns) for axis, patterns in chosen.items())]
+    fit = [cell for cell in cells if all(any_fits(cell.axes.get(axis, ""), patterns) for axis, patterns in chosen.items())]
     if not fit:
         raise GradleakError("No cell lies on all these values at once: leave one --only out.")
     return fit
 
 
-def _any_fits(value: str, patterns: Sequence[str]) -> bool:
+def any_fits(value: str, patterns: Sequence[str]) -> bool:
+    """Whether a value on an axis is one of these, or fits one of these patterns."""
     return any(_fits(value, pattern) for pattern in patterns)
 
 

@@ -47,7 +47,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
     groups: dict[tuple[str, ...], list[tuple[AuditSpec, Attack]]] = {}
     for cell in cells:
         for attack in cell.spec.attacks:
-            groups.setdefault(_kind(cell.spec, attack), []).append((cell.spec, attack))
+            groups.setdefault(kind_of(cell.spec, attack), []).append((cell.spec, attack))
     opened: dict[str, Target] = {}
     priors: dict[tuple[str, str], Beliefs] = {}
     for uses in groups.values():
@@ -61,7 +61,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
             prior = (target, to_string(spec.prior))
             if prior not in priors:
                 priors[prior] = open_beliefs(spec, opened[target])
-            tries = _tries(spec, attack, opened[target], priors[prior], seconds)
+            tries = try_out(spec, attack, opened[target], priors[prior], seconds)
             each, took = sum(one.seconds_each for one in tries), sum(one.took for one in tries)
             yield Probe(*named, each, took, all(one.whole for one in tries))
         except (GradleakError, RuntimeError) as error:
@@ -77,7 +77,7 @@ class Try:
     whole: bool
 
 
-def _kind(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
+def kind_of(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
     """What the time a batch takes depends on. The strength of a defense is not in it, nor the view."""
     defenses = " ".join(defense.name for defense in spec.defenses)
     return (
@@ -90,7 +90,7 @@ def _kind(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
     )
 
 
-def _tries(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> list[Try]:
+def try_out(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> list[Try]:
     """Of attacks in turn every one that applies: how many batches get to the last is not known before."""
     tries: list[Try] = []
     refusal: GradleakError | None = None
