@@ -45,10 +45,10 @@ def tokens_right(attack: Attack, target: Target, observe: Observe) -> float:
 
 
 def test_free_labels_find_far_more_tokens_than_tied_ones_in_as_many_steps(gpt2: Target, observe: Observe) -> None:
-    free, tied = (tokens_right(Tag(steps=200, token_labels=labels), gpt2, observe) for labels in ("free", "tied"))  # type: ignore[arg-type]
-    assert free >= 0.8
+    free, tied = (tokens_right(Tag(steps=150, token_labels=labels), gpt2, observe) for labels in ("free", "tied"))  # type: ignore[arg-type]
+    assert free >= 0.65
     assert free > tied + 0.2
-    assert free > tokens_right(Blind(), gpt2, observe) + 0.5
+    assert free > tokens_right(Blind(), gpt2, observe) + 0.4
 
 
 def test_a_classifier_is_attacked_as_before(tiny: Target, observe: Observe) -> None:

@@ -15,6 +15,7 @@ from gradleak.attacks.gradient_matching.starts import OneGaussian, Start
 from gradleak.core.attack import Bench
 from gradleak.matching.chunking import ROOM
 
+MOST = 512  # texts searched together: a step of so many fills a GPU, and its recorded pieces stay within what is planned for them
 HELD = 10  # tensors of all numbers held at once: now, best and special ones, slopes, two moments, and what a step makes of them
 
 
@@ -35,4 +36,4 @@ class FreeLabels:
         target = problems[0].observation.target
         places = max(len(problem.hypothesis.lengths) * max(problem.hypothesis.lengths) for problem in problems)
         bytes_a_row = HELD * places * (target.hidden_size + target.classes) * target.dtype.itemsize
-        return max(1, int(ROOM * bench.memory_left(target.device) / bytes_a_row))
+        return max(1, min(MOST, int(ROOM * bench.memory_left(target.device) / bytes_a_row)))
