@@ -1,9 +1,11 @@
 """The optimisers against PyTorch's own."""
 
+import itertools
+
 import pytest
 import torch
 
-from gradleak.attacks.gradient_matching.descent import Adam, Constant, Linear, StepDecay
+from gradleak.attacks.gradient_matching.descent import Adam, Constant, Linear, StepDecay, WarmUp
 from gradleak.core.streams import Streams
 
 
@@ -26,3 +28,7 @@ def test_schedules_fall_as_their_names_say() -> None:
     assert Constant().factor(10_000) == 1
     assert StepDecay(0.5, 50).factor(49) == 1 and StepDecay(0.5, 50).factor(150) == 0.125
     assert Linear(100).factor(0) == 1 and Linear(100).factor(75) == 0.25 and Linear(100).factor(200) == 0
+    rising = [WarmUp(100).factor(step) for step in range(101)]
+    assert rising[0] == 0.2 and rising[4] == 1 == max(rising) and rising[100] == 0
+    assert all(after < before for before, after in itertools.pairwise(rising[5:]))
+    assert WarmUp(1).factor(0) == 1  # a single step is taken whole

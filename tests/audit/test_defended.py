@@ -72,7 +72,9 @@ def test_a_record_says_which_accountant_found_which_epsilon() -> None:
     assert alone == (
         "dp_sgd, one release, per example: ε 4.377 (analytic Gaussian), ε 4.387 (PRV (Opacus)), ε 4.729 (RDP (Opacus)) at δ 1e-05"
     )
-    assert run == "dp_sgd, whole run, per example: ε 1.838 (PRV (Opacus)), ε 2.101 (RDP (Opacus)) at δ 1e-05"
+    assert (
+        run == "dp_sgd, whole run (q = 0.01, T = 1,000), per example: ε 1.838 (PRV (Opacus)), ε 2.101 (RDP (Opacus)) at δ 1e-05"
+    )
     assert raised(record) == {"dlg": set()}
 
 

@@ -81,6 +81,16 @@ def test_top_k_chooses_over_all_tensors_together_and_is_pruning_of_the_whole() -
     assert shares["a"] < 0.01 < 0.7 < shares["b"]
 
 
+def test_pruning_of_the_whole_looks_at_one_client_at_a_time() -> None:
+    update = drawn(clients=5)
+    together = sent(Pruning(0.1, "update"), update)
+    for client in range(5):
+        whole = torch.cat([tensor[client].flatten() for tensor in update.tensors.values()])
+        left = torch.cat([tensor[client].flatten() for tensor in together.tensors.values()])
+        assert int((left != 0).sum()) == round(0.1 * len(whole))
+        assert float(left[left != 0].abs().min()) >= float(whole[left == 0].abs().max())
+
+
 def test_masking_zeroes_the_share_it_says_wherever_the_large_entries_are() -> None:
     assert kept(sent(Masking(0.75), drawn(clients=20))) == {
         "a": pytest.approx(0.25, abs=0.02),

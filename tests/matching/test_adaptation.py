@@ -31,6 +31,7 @@ CHAINS: list[tuple[Defense, ...]] = [
     (Pruning(0.2),),
     (TopK(0.1),),
     (Pruning(0.01),),
+    (Pruning(0.01, "update"),),  # of some tensors nothing is left
     (Masking(0.98),),
     (Masking(0.5),),
     (Sign(),),
@@ -41,7 +42,14 @@ CHAINS: list[tuple[Defense, ...]] = [
     (GaussianNoise(0.01), Pruning(0.2), Clipping(0.1)),
 ]
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
-LOSSLESS = [(Pruning(0.2),), (TopK(0.1),), (Masking(0.5),), (Sign(),), (Clipping(0.1),)]  # the truth fits what is left exactly
+LOSSLESS = [
+    (Pruning(0.2),),
+    (Pruning(0.01, "update"),),
+    (TopK(0.1),),
+    (Masking(0.5),),
+    (Sign(),),
+    (Clipping(0.1),),
+]  # the truth fits what is left exactly
 
 Observe = Callable[..., Observation]
 Axes = Callable[[Batch, int], Batch]

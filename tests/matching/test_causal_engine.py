@@ -39,29 +39,36 @@ def candidates(observations: Sequence[Observation], count: int = 2) -> tuple[Ten
     return target.embed(ids) + 0.3 * target.vocabulary.mean_norm * noise, mask
 
 
-def assert_agree(observations: Sequence[Observation], distance: Distance, soft: bool) -> None:
-    """Fast form and reference give one distance and one slope, the slope through the labels included."""
+def assert_agree(observations: Sequence[Observation], distance: Distance, labelled: str) -> None:
+    """Fast form and reference give one distance and one slope, the slope through the labels included.
+
+    Labels are hard, tied to the embeddings, or free: logits that have a slope of their own.
+    """
     target = observations[0].target
     made, mask = candidates(observations)
-    hard = torch.randint(5, 90, mask.shape, generator=Streams.root("labels", 0).generator())
+    generator = Streams.root("labels", 0).generator()
+    hard = torch.randint(5, 90, mask.shape, generator=generator)
+    drawn = torch.randn(*mask.shape, target.classes, generator=generator).to(target.dtype)
     found = []
     for plain in (False, True):
-        embeddings = made.detach().clone().requires_grad_()
-        labels = soft_tokens(target, embeddings) if soft else hard
+        embeddings, logits = made.detach().clone().requires_grad_(), drawn.clone().requires_grad_()
+        labels = {"hard": hard, "tied": soft_tokens(target, embeddings), "free": logits.softmax(-1)}[labelled]
         batch = Batch(embeddings=embeddings, mask=mask, labels=labels)
         distances = for_observations(observations, distance, plain=plain).distances(batch)
-        found.append((distances.detach(), torch.autograd.grad(distances.sum(), embeddings)[0]))
-    (fast, fast_slope), (slow, slow_slope) = found
+        moved = [embeddings, logits] if labelled == "free" else [embeddings]
+        found.append((distances.detach(), torch.autograd.grad(distances.sum(), moved)))
+    (fast, fast_slopes), (slow, slow_slopes) = found
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=0)
-    missed = (fast_slope - slow_slope).flatten(2).norm(dim=2) / slow_slope.flatten(2).norm(dim=2)
-    assert float(missed.max()) < 1e-9
+    for fast_slope, slow_slope in zip(fast_slopes, slow_slopes, strict=True):
+        missed = (fast_slope - slow_slope).flatten(2).norm(dim=2) / slow_slope.flatten(2).norm(dim=2)
+        assert float(missed.max()) < 1e-9
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
-@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
-def test_the_engine_agrees_with_autograd(causal: Target, observe: Observe, distance: Distance, soft: bool) -> None:
+@pytest.mark.parametrize("labelled", ["hard", "tied", "free"])
+def test_the_engine_agrees_with_autograd(causal: Target, observe: Observe, distance: Distance, labelled: str) -> None:
     observations = [observe(causal, pair, index=place) for place, pair in enumerate(UNEQUAL)]
-    assert_agree(observations, distance, soft)
+    assert_agree(observations, distance, labelled)
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
@@ -70,7 +77,7 @@ def test_it_agrees_on_parts(causal: Target, observe: Observe, modules: tuple[str
     if modules == ("head",) and causal.words_are_outputs:
         pytest.skip("its output layer is its word embeddings")
     view = Parts("", modules)
-    assert_agree([observe(causal, pair, index=place, view=view) for place, pair in enumerate(UNEQUAL)], distance, soft=True)
+    assert_agree([observe(causal, pair, index=place, view=view) for place, pair in enumerate(UNEQUAL)], distance, "tied")
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
@@ -137,4 +144,4 @@ def test_an_rms_norm_of_another_kind_goes_to_autograd(observe: Observe, distance
     matcher = for_observations(observations, distance)
     assert isinstance(matcher, FactoredMatcher)
     assert matcher._sums.plan.by_autograd == ("model.norm.weight",)
-    assert_agree(observations, distance, soft=True)
+    assert_agree(observations, distance, "tied")

@@ -13,6 +13,7 @@ from gradleak.records.schema import Record, Score
 from gradleak.records.summary import Summary
 from gradleak.report.paper_tables import Filled, PaperTable, fill, fits, papers
 from gradleak.report.table_files import comma_separated, latex, markdown
+from gradleak.study.cells import read_study
 
 Make = Callable[..., Record]
 COS = {"name": "lamp_cos", "distance": "cosine", "discrete": "alternate", "prior_weight": 0.2, "norm_weight": 1.0}
@@ -155,3 +156,42 @@ def test_a_place_is_filled_by_the_newest_version_and_older_ones_stand_below_it(r
     lines = [line for line in filled.lines if line.record is not None]
     assert [(line.row, line.in_paper) for line in lines] == [("CoLA, LAMP cos", True), ("CoLA, LAMP cos (version 1)", False)]
     assert lines[0].record is new.record and filled.run == 1 and filled.places == 48
+
+
+def test_places_that_need_weights_of_the_hub_are_counted_apart_with_their_command(ran: Callable[..., Summary]) -> None:
+    filled = fill(table("lamp_table1"), [ran(COS)])
+    assert "1 of 24 places that models at hand can fill were run" in filled.count_in_words
+    assert "0 of 24 that need weights from the hub" in filled.count_in_words
+    drawn = markdown([filled], "x")
+    for path in ("bert-base-uncased", "huawei-noah/TinyBERT_General_6L_768D", "bert-large-uncased"):
+        assert f"    gradleak run studies/lamp_table1.yaml --set target={path}" in drawn
+    assert fill(table("lti_table2"), []).count_in_words == "0 of 12 places were run."
+
+
+def test_a_place_for_weights_of_the_hub_is_not_filled_by_random_ones(ran: Callable[..., Summary]) -> None:
+    path = {"name": "huggingface", "path": "models/TinyBERT_6"}
+    real = ran(COS, target=path)
+    random = replace(real, record=replace(real.record, target=replace(real.record.target, fingerprint="made:seed=0")))
+    real = replace(real, record=replace(real.record, target=replace(real.record.target, fingerprint="sha256:00")))
+    assert places(fill(table("lamp_table1"), [real])) == {("CoLA, LAMP cos", "TinyBERT-6"): 0.9}
+    assert places(fill(table("lamp_table1"), [random])) == {}
+
+
+def test_the_papers_figures_on_its_model_of_six_layers_stand_beside_ours(ran: Callable[..., Summary]) -> None:
+    drawn = markdown([fill(table("lamp_table1"), [ran(COS)])], "x")
+    line = next(line for line in drawn.splitlines() if line.startswith("| CoLA, LAMP cos | BERT-base"))
+    assert line.endswith("| 93.9 / 59.3 / 80.2 |")
+    assert "are in its domain, and CoLA is not" in drawn
+    assert "TinyBERT" not in markdown([fill(table("lamp_table5"), [ran(COS)])], "x")
+    first = {row.name: row for row in table("lamp_table1").rows}
+    assert all(row.nearest == {"B = 1": first[row.name].values["TinyBERT-6"]} for row in table("lamp_table2").rows)
+    assert table("lamp_table4").rows[0].nearest["SST-2"] == first["SST-2, LAMP cos"].values["TinyBERT-6"]
+
+
+def test_the_commands_for_the_papers_own_models_can_be_read() -> None:
+    folder = Path(__file__).parents[2] / "studies"
+    asked = {(one.studies[0], tuple(column.hub)) for one in papers() for column in one.columns if column.hub}
+    assert len(asked) == 4
+    for study, fields in asked:
+        specs = [cell.spec for cell in read_study(folder / f"{study}.yaml", [*fields, "data=canaries"]).cells]
+        assert {spec.target.name for spec in specs} == {"huggingface"}

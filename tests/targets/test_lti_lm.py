@@ -41,6 +41,15 @@ def test_it_shares_as_many_parameters_as_in_the_paper_and_none_of_its_words(data
     ClosedForms(target)
 
 
+def test_the_decoder_is_the_words_where_it_is_copied_and_its_own_otherwise(data: Path) -> None:
+    own, copied = (LtiLanguageModel(layers=1, decoder_copied=copied).open(CPU) for copied in (False, True))
+    decoders = [target.module.get_output_embeddings().weight for target in (own, copied)]  # type: ignore[operator]
+    assert torch.equal(decoders[1], copied.vocabulary.embeddings)
+    assert not torch.equal(decoders[0], own.vocabulary.embeddings)
+    assert torch.equal(own.vocabulary.embeddings, copied.vocabulary.embeddings)
+    assert list(own.parameters) == list(copied.parameters)  # neither is sent
+
+
 def test_with_the_mask_nothing_depends_on_what_comes_later_and_without_it_does(data: Path) -> None:
     changed = []
     for causal in (True, False):

@@ -12,12 +12,13 @@ def keep_largest(update: Update, fraction_kept: float, together: bool) -> Update
     """Zero for all but that share of the largest entries of each tensor, or of all tensors together."""
     if not together:
         return update.map(lambda tensor: tensor * largest([tensor], fraction_kept)[0])
-    rows = []
-    for client in range(update.clients):
-        tensors = [tensor[client] for tensor in update.tensors.values()]
-        rows.append([tensor * kept for tensor, kept in zip(tensors, largest(tensors, fraction_kept), strict=True)])
-    stacked = (torch.stack(tensors) for tensors in zip(*rows, strict=True))
-    return Update(dict(zip(update.tensors, stacked, strict=True)), update.per_example)
+
+    def kept_of_one(tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor * kept for tensor, kept in zip(tensors, largest(tensors, fraction_kept), strict=True)]
+
+    # All clients in one go: an inverter plays hundreds of them in every step.
+    pruned = torch.vmap(kept_of_one)(list(update.tensors.values()))
+    return Update(dict(zip(update.tensors, pruned, strict=True)), update.per_example)
 
 
 def largest(tensors: list[Tensor], fraction_kept: float) -> list[Bool[Tensor, "..."]]:

@@ -10,13 +10,25 @@ UNEXPLAINED = "not known: the record does not say whether there was no noise or 
 
 
 def guarantee_lines(record: Record) -> Iterator[str]:
-    """One line a defense and reading: `dp_sgd, one release, per example: ε 4.38 (analytic Gaussian), … at δ 1e-05`."""
+    """One line a defense and reading: `dp_sgd, one release, per example: ε 4.38 (analytic Gaussian), … at δ 1e-05`.
+
+    Of a whole run the sampling rate and the number of steps are said too, as ε holds for these only.
+    """
     for (defense, reading), group in groupby(record.guarantees, key=lambda one: (one.defense, one.reading)):
         readings = list(group)
         first = readings[0]
         values = ", ".join(epsilons(readings))
         against = "" if first.against_server else "; not against the server, which sees updates before it"
-        yield f"{defense}, {reading}, per {first.protects}: {values} at δ {first.delta:g}{against}"
+        run = _sampling(record, defense) if reading == "whole run" else ""
+        yield f"{defense}, {reading}{run}, per {first.protects}: {values} at δ {first.delta:g}{against}"
+
+
+def _sampling(record: Record, defense: str) -> str:
+    """` (q = 0.01, T = 1000)`; empty where the spec does not have them."""
+    for described in record.spec.get("defenses", []):
+        if described.get("name") == defense and {"sampling_rate", "steps"} <= described.keys():
+            return f" (q = {described['sampling_rate']:.4g}, T = {described['steps']:,})"
+    return ""
 
 
 def noise_size(record: Record) -> str | None:

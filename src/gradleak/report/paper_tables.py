@@ -3,7 +3,7 @@
 import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -22,6 +22,7 @@ class PaperRow:
     match: Mapping[str, Any]
     attack: Sequence[Mapping[str, Any]]  # any of these
     values: Mapping[str, Sequence[float]]  # by column, one a metric; none where the paper draws and does not print
+    nearest: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the same on TinyBERT-6, of six layers as MiniLM-L6
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class PaperColumn:
 
     name: str
     match: Mapping[str, Any]
+    hub: Sequence[str] = ()  # fields a study is run with (--set) for weights of the hub that no model at hand stands for
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class PaperTable:
     columns: Sequence[PaperColumn]
     rows: Sequence[PaperRow]
     studies: Sequence[str] = ()  # that run its places
+    note: str = ""  # what to bear in mind when ours are held against theirs
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Line:
     record: Record | None = None
     others: int = 0  # records that fit as well
     in_paper: bool = True  # otherwise an attack that the paper does not have
+    hub: Sequence[str] = ()  # of the column: what to set for weights that this place needs
+    nearest: Sequence[float] = ()  # theirs on the model that is nearest to ours
 
     @property
     def n(self) -> int:
@@ -73,12 +78,37 @@ class Filled:
     @property
     def run(self) -> int:
         """How many of the paper's places have a number of ours."""
-        return sum(line.record is not None and line.in_paper for line in self.lines)
+        return _count_run(self.paper_lines)
 
     @property
     def places(self) -> int:
         """How many places the paper has."""
-        return sum(line.in_paper for line in self.lines)
+        return len(self.paper_lines)
+
+    @property
+    def paper_lines(self) -> list[Line]:
+        return [line for line in self.lines if line.in_paper]
+
+    @property
+    def count_in_words(self) -> str:
+        """How many places were run: of those that a pretrained model at hand can fill, and apart of those that need others."""
+        here, elsewhere = ([line for line in self.paper_lines if bool(line.hub) is hub] for hub in (False, True))
+        if not elsewhere:
+            return f"{self.run} of {self.places} places were run."
+        return (
+            f"{_count_run(here)} of {len(here)} places that models at hand can fill were run (MiniLM-L6, plain or fine-tuned, "
+            f"stands for BERT-base), {_count_run(elsewhere)} of {len(elsewhere)} that need weights from the hub."
+        )
+
+    @property
+    def stood_for(self) -> bool:
+        """Whether places of BERT-base may be filled by a model at hand."""
+        patterns = [self.table.match, *(column.match for column in self.table.columns)]
+        return any("bert-base" in json.dumps(pattern) for pattern in patterns)
+
+
+def _count_run(lines: Sequence[Line]) -> int:
+    return sum(line.record is not None for line in lines)
 
 
 @cache
@@ -91,8 +121,10 @@ def papers() -> list[PaperTable]:
             columns = [PaperColumn(**column) for column in one["columns"]]
             rows = [PaperRow(**row) for row in one["rows"]]
             metrics = [(printed, ours) for printed, ours in one["metrics"]]
-            studies = one.get("studies", ())
-            found.append(PaperTable(plain["paper"], one["name"], one["title"], metrics, one["match"], columns, rows, studies))
+            studies, note = one.get("studies", ()), one.get("note", "")
+            found.append(
+                PaperTable(plain["paper"], one["name"], one["title"], metrics, one["match"], columns, rows, studies, note)
+            )
     return found
 
 
@@ -104,7 +136,7 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
         if fits(table.match, summary.record.spec)
         for attack in summary.record.attacks.values()
     ]
-    by_column = {column.name: [pair for pair in ran if fits(column.match, pair[0].spec)] for column in table.columns}
+    by_column = {column.name: [pair for pair in ran if _is_of(column, pair[0])] for column in table.columns}
     lines: list[Line] = []
     used: set[int] = set()
     for row in table.rows:
@@ -112,7 +144,9 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
             if column.name in row.values:
                 fit = [pair for pair in by_column[column.name] if fits(row.match, pair[0].spec) and _is(row, pair[1])]
                 used |= {id(attack) for _, attack in fit}
-                lines += _lines(table, row.name, column.name, row.values[column.name], fit)
+                found = _lines(table, row.name, column.name, row.values[column.name], fit)
+                nearest = row.nearest.get(column.name, ())
+                lines += [replace(line, hub=column.hub, nearest=nearest) for line in found]
     return Filled(table, [*lines, *_ours_alone(table, by_column, used)])
 
 
@@ -128,6 +162,11 @@ def fits(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str) and isinstance(value, str):
         return fnmatch.fnmatchcase(value.lower(), pattern.lower())
     return bool(pattern == value)
+
+
+def _is_of(column: PaperColumn, record: Record) -> bool:
+    """Whether a record is of this column. A place for weights of the hub is never filled by a model with random ones."""
+    return fits(column.match, record.spec) and not (column.hub and record.target.fingerprint.startswith("made:"))
 
 
 def _is(row: PaperRow, attack: AttackRecord) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 from collections.abc import Iterator, Sequence
 
 from gradleak.report.markdown import table as markdown_table
@@ -11,6 +12,7 @@ from gradleak.report.paper_tables import Filled, Line
 NOT_RUN = "not run"
 NOT_SCORED = "not scored"
 LATEX = str.maketrans({"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "σ": r"$\sigma$", "Δ": r"$\Delta$", "±": r"$\pm$"})
+BERT_BASE = ("target=bert-base-uncased",)  # in whose places MiniLM-L6 stands here
 CSV_HEAD = (
     *("table", "row", "column", "metric", "ours", "low", "high", "blind", "n", "paper"),
     *("target", "seed", "machine", "date", "record"),
@@ -31,11 +33,40 @@ def markdown(filled: Sequence[Filled], command: str) -> str:
 def markdown_sections(filled: Sequence[Filled]) -> Iterator[str]:
     """A heading, what was run, the table, and how to run the rest."""
     for one in filled:
-        yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.run} of {one.places} places were run.", "")
-        yield from markdown_table(_head(one), [_row(one, line) for line in one.lines])
+        yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.count_in_words}", "")
+        if one.table.note:
+            yield from (one.table.note, "")
+        yield from markdown_table(
+            [*_head(one), *_nearest_head(one)], [[*_row(one, line), *_nearest(one, line)] for line in one.lines]
+        )
         if one.run < one.places and one.table.studies:
-            commands = ", ".join(f"`gradleak run studies/{name}.yaml`" for name in one.table.studies)
-            yield from (f"What was not run: {commands}, with `--set target=…` for the papers' models.", "")
+            yield from (*_commands(one), "")
+
+
+def _commands(one: Filled) -> Iterator[str]:
+    """How to run what is missing: with what is at hand, and with weights that have to be fetched."""
+    runs = [f"gradleak run studies/{name}.yaml" for name in one.table.studies]
+    yield "What was not run: " + ", ".join(f"`{run}`" for run in runs) + "."
+    lacking = dict.fromkeys(tuple(line.hub) for line in one.paper_lines if line.hub and line.record is None)
+    fetched = [*([BERT_BASE] if one.stood_for else []), *lacking]
+    if fetched:
+        yield "On the paper's own models, whose weights have to be fetched:"
+        yield ""
+        yield from (f"    {runs[0]} {_options(fields)}" for fields in fetched)
+
+
+def _options(fields: Sequence[str]) -> str:
+    return " ".join(f"--set {shlex.quote(field)}" for field in fields)
+
+
+def _nearest_head(one: Filled) -> list[str]:
+    return ["paper, TinyBERT-6"] if any(line.nearest for line in one.lines) else []
+
+
+def _nearest(one: Filled, line: Line) -> list[str]:
+    """Theirs on TinyBERT-6: six layers as MiniLM-L6, and so the nearer one to hold ours against."""
+    texts = [" / ".join(f"{value:g}" for value in line.nearest) if line.nearest else ""]
+    return texts if _nearest_head(one) else []
 
 
 def latex(filled: Sequence[Filled]) -> str:

@@ -24,7 +24,8 @@ class LtiLanguageModel(TargetSpec):
     """A random transformer over GPT-2's vocabulary, 1.1 million shared parameters; needs gpt2_bpe/ in the data folder.
 
     Layers as PyTorch's encoder layers: the norm after the sum, ReLU, no dropout. The released code forgets the causal mask and
-    so lets each token see the one it is to predict; `causal=false` does that.
+    so lets each token see the one it is to predict; `causal=false` does that. It also copies the word embeddings into the
+    decoder; `decoder_copied=true` does that.
     """
 
     labels_are_tokens: ClassVar[bool] = True
@@ -36,6 +37,7 @@ class LtiLanguageModel(TargetSpec):
     feed_forward: int = 1536
     positions: int = 1024  # of which blocks of 16 use 16: with them the shared parameters are the paper's 1.1 million
     causal: bool = True
+    decoder_copied: bool = False  # the decoder's weights are the words', as released; otherwise drawn by themselves
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class LtiLanguageModel(TargetSpec):
         tokenizer.model_max_length = self.positions
         model = LanguageModel(self, len(tokenizer))
         draw_weights(model, Streams.root("lti_lm", self.seed))
+        if self.decoder_copied:
+            model.decoder.weight.data.copy_(model.base_model.words.weight)
         return CausalLanguageModel(self.name, model.to(device, dtype), tokenizer, FROZEN, reads_ahead=not self.causal)
 
     def fingerprint(self) -> str:

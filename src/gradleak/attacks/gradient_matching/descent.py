@@ -46,6 +46,17 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
+class WarmUp(Schedule):
+    """Rises evenly over the first twentieth of all steps, then falls evenly to zero (TAG as Learning to Invert ran it)."""
+
+    steps: int
+
+    def factor(self, step: int) -> float:
+        rising = max(1, self.steps // 20)
+        return min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
+
+
+@dataclass(frozen=True)
 class Drops(Schedule):
     """A tenth of it after 3/8, 5/8 and 7/8 of all steps (IG)."""
 

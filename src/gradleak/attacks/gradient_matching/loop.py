@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
+from gradleak.attacks.gradient_matching.free_labels import FreeLabels
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions
 from gradleak.attacks.gradient_matching.passes import distances_of
 from gradleak.attacks.gradient_matching.problems import (
@@ -56,6 +57,7 @@ class MatchingLoop:
     optimiser: Adam
     steps: int
     assumptions: Assumptions
+    free_labels: FreeLabels | None = None  # on a language model: labels move beside the embeddings, and do not follow them
     norm_weight: float = 0.0  # of (mean embedding norm − mean word norm)², LAMP's regulariser
     discrete: DiscreteRounds | None = None
     polish: Improves | None = None  # a last search on whole words
@@ -65,6 +67,10 @@ class MatchingLoop:
     good_enough: float = 1e-3
     unroll: bool = False  # goes through every local step of a protocol that takes several; otherwise as one averaged gradient
     adaptive: bool = True  # matches what a known defense left, not the update as it came
+
+    def __post_init__(self) -> None:
+        if self.free_labels is not None and (self.discrete is not None or self.answer_by_prior is not None or self.norm_weight):
+            raise ValueError("free labels go with plain descent: without discrete rounds, choice by the prior or norm_weight.")
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -98,11 +104,16 @@ class MatchingLoop:
         return (1 + self.restarts) * tried
 
     def _try(self, group: Sequence[Problem], bench: Bench, tried: "dict[int, list[Tried]]") -> None:
-        with rough_products([problem.observation for problem in group]):
-            search = Search(self, lay_out(group, self.slips.specials_inside), bench)
-            search.run()
-        for row, problem in enumerate(search.rows.problems):
-            tried[problem.observation.index].append(Tried(float(search.judged[row]), search.reconstruction(row)))
+        free = self.free_labels if group[0].observation.target.labels_are_tokens else None
+        loop = self if free is None else replace(self, start=free.start, optimiser=free.optimiser)
+        at_once = len(group) if free is None else free.rows_at_once(group, bench)
+        for first in range(0, len(group), at_once):
+            with rough_products([problem.observation for problem in group]):
+                rows = lay_out(group[first : first + at_once], self.slips.specials_inside, free is not None)
+                search = Search(loop, rows, bench)
+                search.run()
+            for row, problem in enumerate(search.rows.problems):
+                tried[problem.observation.index].append(Tried(float(search.judged[row]), search.reconstruction(row)))
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         """The distance at given token ids."""
@@ -141,7 +152,7 @@ class Search:
         self.loop, self.rows, self.bench = loop, rows, bench
         self.matcher: Matcher = loop.matcher([problem.observation for problem in rows.problems])
         self.slopes = Slopes(self.matcher, rows, bench, loop.norm_weight, loop.slips.padding_in_penalty)
-        self.frame = rows.target.embed(rows.frame)
+        self.frame = rows.special_numbers()
         self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
         self.best = self.embeddings.clone()
         self.best_losses = torch.full((len(rows.problems),), torch.inf, device=rows.target.device, dtype=rows.target.dtype)

@@ -16,6 +16,8 @@ from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 
+CERTAIN = 1e3  # a logit so far above the others' that its word has all of the weight
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -37,12 +39,34 @@ class Rows:
     frame: Int[Tensor, "rows examples tokens"]  # special tokens in place, padding elsewhere
     fixed: Bool[Tensor, "rows examples tokens"]  # places a search must not touch
     words: Int[Tensor, "words"]  # what may be guessed inside a sentence
+    free_labels: bool = False  # whether the numbers of a place are its embedding and then a logit of its label for every word
 
-    def batch(self, embeddings: Float[Tensor, "rows candidates examples tokens hidden"], rows: slice = slice(None)) -> Batch:
+    @property
+    def width(self) -> int:
+        """How many numbers a search moves at each place."""
+        return self.target.hidden_size + (self.target.classes if self.free_labels else 0)
+
+    def split(self, numbers: Float[Tensor, "*lead width"]) -> tuple[Float[Tensor, "*lead hidden"], Float[Tensor, "*lead logits"]]:
+        """The embeddings and the label logits (none unless labels are free) that the numbers of places stand for."""
+        hidden = self.target.hidden_size
+        return numbers[..., :hidden], numbers[..., hidden:]
+
+    def batch(self, numbers: Float[Tensor, "rows candidates examples tokens width"], rows: slice = slice(None)) -> Batch:
         """Candidates [rows, candidates, …] as a batch, cut to the longest sentence of these rows."""
-        kept = embeddings[..., : self._longest(rows), :]
-        labels = soft_tokens(self.target, kept) if self.labels is None else self._classes(rows, kept)
+        kept, logits = self.split(numbers[..., : self._longest(rows), :])
+        if self.free_labels:
+            labels = logits.softmax(-1)
+        else:
+            labels = soft_tokens(self.target, kept) if self.labels is None else self._classes(rows, kept)
         return Batch(embeddings=kept, mask=self._masks(rows, kept), labels=labels)
+
+    def special_numbers(self) -> Float[Tensor, "rows examples tokens width"]:
+        """The numbers of the frame's own tokens: special ones are put back after every step."""
+        embeddings = self.target.embed(self.frame)
+        if not self.free_labels:
+            return embeddings
+        logits = embeddings.new_zeros(*self.frame.shape, self.target.classes)
+        return torch.cat([embeddings, logits.scatter_(-1, self.frame[..., None], CERTAIN)], dim=-1)
 
     def token_batch(self, ids: Int[Tensor, "rows candidates examples tokens"], rows: slice = slice(None)) -> Batch:
         """The same for candidates of whole words: where tokens are labels, these are the words."""
@@ -64,7 +88,8 @@ class Rows:
         """Some of the rows."""
         kept = tuple(self.problems[place] for place in places.tolist())
         labels = None if self.labels is None else self.labels[places]
-        return Rows(self.target, kept, labels, self.mask[places], self.frame[places], self.fixed[places], self.words)
+        mask, frame, fixed = self.mask[places], self.frame[places], self.fixed[places]
+        return Rows(self.target, kept, labels, mask, frame, fixed, self.words, self.free_labels)
 
     def sentences(self, ids: Int[Tensor, "examples tokens"], row: int) -> Sentences:
         """Token ids of one row without its padding."""
@@ -99,7 +124,7 @@ def _groups(observations: Sequence[Observation], assumptions: Assumptions, attem
     return [list(group) for _, group in by_length]
 
 
-def lay_out(problems: Sequence[Problem], specials_inside: bool = False) -> Rows:
+def lay_out(problems: Sequence[Problem], specials_inside: bool = False, free_labels: bool = False) -> Rows:
     """Problems as rows of one shape."""
     target = problems[0].observation.target
     width, examples = max(max(problem.hypothesis.lengths) for problem in problems), len(problems[0].hypothesis.lengths)
@@ -119,17 +144,24 @@ def lay_out(problems: Sequence[Problem], specials_inside: bool = False) -> Rows:
     if specials_inside:
         allowed[list(target.vocabulary.specials)] = True
     words = allowed.nonzero()[:, 0]
-    return Rows(target, tuple(problems), classes, mask.to(device), frame.to(device), fixed.to(device), words)
+    return Rows(target, tuple(problems), classes, mask.to(device), frame.to(device), fixed.to(device), words, free_labels)
 
 
-def nearest_tokens(rows: Rows, embeddings: Float[Tensor, "rows examples tokens hidden"]) -> Int[Tensor, "rows examples tokens"]:
-    """The allowed word whose embedding points most nearly the same way; special tokens stay where they are."""
+def nearest_tokens(rows: Rows, numbers: Float[Tensor, "rows examples tokens width"]) -> Int[Tensor, "rows examples tokens"]:
+    """The allowed word whose embedding points most nearly the same way; special tokens stay where they are.
+
+    Where labels are free, the word of the largest logit instead, but for the first of a text: nothing predicts that.
+    """
     vocabulary = rows.target.vocabulary
+    embeddings, logits = rows.split(numbers)
     words = rows.words
     directions = torch.nn.functional.normalize(vocabulary.embeddings[words], dim=-1)
     flat = torch.nn.functional.normalize(embeddings.detach(), dim=-1).flatten(0, -2)
     nearest = torch.cat([words[(part @ directions.T).argmax(-1)] for part in torch.split(flat, 4096)])
-    return torch.where(rows.fixed, rows.frame, nearest.view(embeddings.shape[:-1]))
+    found = nearest.view(embeddings.shape[:-1])
+    if rows.free_labels:
+        found[..., 1:] = words[logits.detach()[..., 1:, words].argmax(-1)]
+    return torch.where(rows.fixed, rows.frame, found)
 
 
 def side_by_side(batches: Sequence[Batch]) -> Batch:

@@ -12,6 +12,7 @@ from gradleak.matching.graphs import Function, record
 
 RECORDED = 5  # pieces that a GPU may hold side by side: each is a graph of its own and keeps its memory
 FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fastest
+LABELS_HELD = 4  # times soft labels are held: as they are, their slope, and both within the softmax they come from
 ROWS_ON_GPU = 128  # one H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step in all
 
 
@@ -67,10 +68,15 @@ def _whole_batches(rows: Rows) -> Bool[Tensor, "rows examples tokens"]:
     return (places < longest[:, None, None]).expand_as(rows.mask)
 
 
+def _label_bytes(rows: Rows) -> float:
+    """What the soft labels of one row take: of a language model a number for every word at every place."""
+    return rows.mask[0].numel() * rows.target.classes * rows.target.dtype.itemsize if rows.target.labels_are_tokens else 0.0
+
+
 def rows_at_once(matcher: Matcher, rows: Rows, bench: Bench) -> Chunks:
     """Rows that one pass may hold, forward and twice back; refused where there is no room for one."""
     (_, examples, tokens), device = rows.mask.shape, rows.target.device
-    bytes_a_row = matcher.bytes(examples, tokens, slope=True)
+    bytes_a_row = matcher.bytes(examples, tokens, slope=True) + LABELS_HELD * _label_bytes(rows)
     what = f"one step on this batch ({examples} texts of up to {tokens} tokens)"
     refuse_without_room("Gradient matching", bytes_a_row, bench, device, what)
     if device.type == "cuda":

@@ -128,13 +128,22 @@ def _stream(rows: Rows, bench: Bench, row: int) -> Streams:
 
 @dataclass(frozen=True)
 class OneGaussian(Start):
-    """One draw from the standard normal distribution, unscaled (DLG, TAG as in LAMP's released code)."""
+    """One draw from the normal distribution: the standard one (DLG, TAG as in LAMP's released code), or a small one, cut off.
 
-    def embeddings(self, rows: Rows, bench: Bench, matcher: Matcher) -> Float[Tensor, "rows examples tokens hidden"]:
-        drawn = torch.zeros(*rows.mask.shape, rows.target.hidden_size)
+    Where labels are free, their logits are drawn after the embeddings of a place.
+    """
+
+    std: float = 1.0
+    largest: float | None = None  # larger numbers are cut off there
+
+    def embeddings(self, rows: Rows, bench: Bench, matcher: Matcher) -> Float[Tensor, "rows examples tokens width"]:
+        drawn = torch.zeros(*rows.mask.shape, rows.width)
         for row, problem in enumerate(rows.problems):
             stream = _stream(rows, bench, row)
             # Drawn at the problem's own size: the numbers do not depend on who shares the pass.
             for place, length in enumerate(problem.hypothesis.lengths):
                 drawn[row, place, :length] = torch.randn(length, drawn.shape[-1], generator=stream.child(place).generator())
+        drawn *= self.std
+        if self.largest is not None:
+            drawn.clamp_(-self.largest, self.largest)
         return drawn.to(rows.target.device, rows.target.dtype)
