@@ -2,7 +2,9 @@
 
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from gradleak.attacks.certificate import certify, certify_all, with_certificates
 from gradleak.attacks.certificate.columns import columns_of, make_columns
 from gradleak.attacks.certificate.counting import Counting, labellings
+from gradleak.attacks.certificate.neighbours import Change, Neighbourhood
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Bench, Reconstruction
@@ -19,6 +22,7 @@ from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.core.view import View
 from gradleak.defenses.clipping import Clipping
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.rounding import Rounding
@@ -30,7 +34,7 @@ from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
 from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Lamp, Parts
+from gradleak.views import Everything, Lamp, Parts
 
 Observe = Callable[..., Observation]
 A, B, C = "the cat is red .", "my phone number is five .", "she sold my car soon"
@@ -216,6 +220,47 @@ def test_guesses_certified_together_are_certified_as_each_alone(tiny: Target, ob
     for one, observation, guess in zip(together, seen, guesses, strict=True):
         alone = certify(observation, guess)
         assert (alone.proven, alone.sentences, alone.labels, alone.note) == (one.proven, one.sentences, one.labels, one.note)
+
+
+@pytest.mark.parametrize("view", [Everything(), Lamp()], ids=["embeddings", "no_embeddings"])
+def test_a_word_that_stands_once_and_has_a_gradient_of_its_own_is_not_changed(tiny: Target, observe: Observe, view: View) -> None:
+    seen, sentences = observe(tiny, (A, B), (1, 0), view=view), tuple(encode(tiny, A, B))
+    columns = columns_of(seen, sentences, make_columns(tiny, sentences, gradients_of(tiny, tuple(seen.update.tensors))))
+    near = Neighbourhood(columns, Counting(columns, 2, scaled=False).counts()[0])
+    once = set(encode(tiny, "the cat red my phone number five")[0][1:-1])  # "is" and "." stand twice
+    assert near._bound_words() == (once if isinstance(view, Everything) else set())
+    if isinstance(view, Everything):
+        words = {sentences[change.places[0]][token] for change in near._changes() for token in _changed(change, sentences)}
+        assert words.isdisjoint(once)
+    assert near.others() == 0
+
+
+def _changed(change: Change, sentences: Sequence[tuple[int, ...]]) -> list[int]:
+    """Where a change of one word is; nowhere for an exchange of two."""
+    if len(change.places) > 1 or Counter(change.sentences[0]) == Counter(sentences[change.places[0]]):
+        return []
+    pairs = zip(change.sentences[0], sentences[change.places[0]], strict=True)
+    return [token for token, (new, old) in enumerate(pairs) if new != old]
+
+
+@dataclass(frozen=True)
+class Late(Bench):
+    """A bench whose time is up at the third look."""
+
+    looks: list[None] = field(default_factory=list)
+
+    @property
+    def out_of_time(self) -> bool:
+        self.looks.append(None)
+        return len(self.looks) > 2
+
+
+def test_a_certificate_that_runs_out_of_time_says_so(tiny: Target, observe: Observe) -> None:
+    seen, guess = observe(tiny, (A,), (1,), view=Parts(layers="2")), encode(tiny, A)  # so that other words have to be tried
+    late = Late(Streams.root("attacker", 0), FrequentWords().open(tiny))
+    (found,) = certify_all([seen], [guess], late)
+    assert (found.proven, found.note) == (False, "There was no time to hold the guess against the update.")
+    assert len(late.looks) == 3 and certify(seen, guess).proven
 
 
 def test_minilm_is_certified_and_one_word_away_is_not(minilm: Target, observe: Observe) -> None:

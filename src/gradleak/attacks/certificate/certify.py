@@ -8,13 +8,12 @@ import torch
 
 from gradleak.attacks.certificate.columns import Columns, columns_of, distinct, labels_of, make_columns
 from gradleak.attacks.certificate.counting import Count, Counting
-from gradleak.attacks.certificate.neighbours import Neighbourhood
+from gradleak.attacks.certificate.neighbours import NO_TIME, CannotTell, Neighbourhood
 from gradleak.core.attack import Bench, Reconstruction, Sentences
 from gradleak.core.observation import Observation
 from gradleak.matching.exact import ExactGradients, gradients_of
 
 CERTIFYING = 0.08  # of a time limit: what attacks keep back to hold their guesses against the updates
-NO_TIME = "There was no time to hold the guess against the update."
 MOST_BYTES = 2**31  # of layer inputs and output gradients
 TOKENS_AT_ONCE = 2**12
 MOST_COLUMNS = 256  # sentences times labels: products of more would take longer than the attack
@@ -55,7 +54,8 @@ def certify_all(
             if bench is not None and bench.out_of_time:
                 found[place] = Certificate(False, note=NO_TIME)
             else:
-                found[place] = _judge(columns_of(observations[place], each[place], made.take(torch.arange(start, stop))))
+                columns = columns_of(observations[place], each[place], made.take(torch.arange(start, stop)))
+                found[place] = _judge(columns, bench)
             start = stop
     return [found[place] for place in range(len(each))]
 
@@ -154,16 +154,16 @@ def _fitting(columns: Columns, size: int) -> list[Count]:
     return counts if counts and columns.misfit(counts[0].shares(), counts[0].scale) <= 1 else []
 
 
-def _judge(columns: Columns) -> Certificate:
+def _judge(columns: Columns, bench: Bench | None) -> Certificate:
     for size in _sizes(columns):
         counts = _fitting(columns, size)
         if counts:
-            return _concluded(columns, counts[0], len(counts), _known_size(columns.observation) is not None)
+            return _concluded(columns, counts[0], len(counts), _known_size(columns.observation) is not None, bench)
     least = Counting(columns, size, columns.observation.channel.clip is not None).least
     return Certificate(False, misfit=least, note="The update does not follow from the guess.")
 
 
-def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -> Certificate:
+def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool, bench: Bench | None) -> Certificate:
     """What remains where a guess gives back all that was seen: that nothing else near it does."""
     repeated = tuple(sentence for sentence, total in zip(columns.sentences, count.totals, strict=True) for _ in range(total))
     labels = None
@@ -177,12 +177,14 @@ def _concluded(columns: Columns, count: Count, ways: int, size_is_known: bool) -
     if ways > 1:
         return unproven("The sentences make up the update in several ways: how often each is there does not show.")
     if min(count.totals) == 0:  # a sentence of the guess is not needed
-        return certify(columns.observation, repeated)
+        (again,) = certify_all([columns.observation], [repeated], bench)
+        return again
     if not size_is_known:
         return unproven("The batch size is not known, and the same batch several times over gives the same update.")
-    others = Neighbourhood(columns, count).others()
-    if others is None:
-        return unproven("Too many words fit as well as those of the guess for all of them to be tried.")
+    try:
+        others = Neighbourhood(columns, count, bench).others()
+    except CannotTell as why:
+        return unproven(str(why))
     if others:
         return unproven(f"The guess is one of at least {others + 1} that fit: another word or order does as well.")
     return Certificate(True, repeated, labels, misfit)

@@ -1,6 +1,7 @@
 """Guesses one word or one exchange of two words away, and how many of them give back what was seen as well.
 
-There are as many as places times words. Three sieves leave few of them to compute, each only ever throwing out what cannot fit:
+There are as many as places times words. A word whose own embedding has a gradient, and which stands nowhere else, is not changed:
+without it there would be none. Three more sieves leave few of them to compute, each only ever throwing out what cannot fit:
 where the first layer is seen, what a word would feed it (first_layer.py); then a forward pass, since the rows of a linear layer's
 gradient lie in the span of its inputs; and for what is left the gradient itself. Where the first layer is not seen, or sees
 nothing of a place, the words tried are those nearest to the word that is there, which change least, and one far away, which shows
@@ -8,6 +9,7 @@ a place that does not matter at all.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,18 +20,19 @@ from torch import Tensor
 from gradleak.attacks.certificate.columns import Columns, along_seen, batch_of, lay_out
 from gradleak.attacks.certificate.counting import CLEAR, Count
 from gradleak.attacks.certificate.first_layer import first_layer_of
-from gradleak.core.attack import Sentences
+from gradleak.core.attack import Bench, Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.parts import FUSED, Part
-from gradleak.matching.exact import ExactGradients, OuterSums, gradients_of
+from gradleak.matching.exact import ExactGradients, Lookups, OuterSums, gradients_of
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import orthonormalise
 
 NEAREST = 2  # words tried at a place of which the first layer tells nothing, and one far away
-MOST_AT_A_PLACE = 64  # words that may pass the first sieve at one place, and be tried
-MOST_FORWARD = 6000  # guesses that a forward pass is spent on
+MOST_FORWARD = 40_000  # guesses that a forward pass is spent on; of 16 messages of one form there are 21,000
 MOST_EXACT = 600  # guesses whose gradient is computed
 TOKENS_AT_ONCE = 2**12
+TOO_MANY = "Too many words fit as well as those of the guess for all of them to be tried."
+NO_TIME = "There was no time to hold the guess against the update."
 LABELS_TRIED = 4  # another label may go with another word: all are tried where there are no more than this
 UNMIXED = ("query", "key", "value", FUSED)
 
@@ -48,36 +51,38 @@ class Change:
         return sum(map(len, self.sentences))
 
 
+class CannotTell(Exception):
+    """Why the guesses next to one were not all tried."""
+
+
 class Neighbourhood:
     """The guesses next to one that gives back all that was seen."""
 
-    def __init__(self, columns: Columns, count: Count) -> None:
-        self.columns, self.count = columns, count
+    def __init__(self, columns: Columns, count: Count, bench: Bench | None = None) -> None:
+        self.columns, self.count, self.bench = columns, count, bench
         self.observation, self.target = columns.observation, columns.observation.target
         self.shares, self.floors = count.shares(), columns.floors(count.scale)
         self.first = first_layer_of(columns, count, self.floors)
 
-    def others(self) -> int | None:
-        """How many of them fit as well, of those whose gradient was computed; none where too many would have to be."""
+    def others(self) -> int:
+        """How many of them fit as well, of those whose gradient was computed. Where not all could be tried it cannot tell."""
         changes: list[Change] = []
         for change in self._changes():
-            if change is None or len(changes) == MOST_FORWARD:
-                return None
+            if len(changes) == MOST_FORWARD:
+                raise CannotTell(TOO_MANY)
             changes.append(change)
         left = self._after_forward(changes)
         if len(left) > MOST_EXACT:
-            return None
+            raise CannotTell(TOO_MANY)
         return sum(misfit <= CLEAR for misfit in self._misfits(left))
 
-    def _changes(self) -> Iterator[Change | None]:
-        """Other words and orders that pass the first sieve; nothing for a place where too many words do."""
+    def _changes(self) -> Iterator[Change]:
+        """Other words and orders that pass the first sieve."""
         free = [self._free(sentence) for sentence in self.columns.sentences]
+        bound = self._bound_words()
         for place, sentence in enumerate(self.columns.sentences):
             for token in free[place]:
-                words = self._words(place, token)
-                if words is None:
-                    yield None
-                    return
+                words = () if sentence[token] in bound else self._words(place, token)
                 yield from (Change((place,), (_exchanged(sentence, token, word),)) for word in words if word != sentence[token])
             for one, two in itertools.combinations(free[place], 2):
                 if sentence[one] != sentence[two] and self._may_swap(place, one, place, two):
@@ -91,6 +96,20 @@ class Neighbourhood:
                     if set(changed) != {here, there}:  # the two sentences themselves, the other way round
                         yield Change((place, other), changed)
 
+    def _bound_words(self) -> set[int]:
+        """Words that stand at one place of the batch and whose embedding has a gradient: without them it would be zero."""
+        pairs = zip(self.columns.sentences, self.count.totals, strict=True)
+        counts = Counter(word for sentence, total in pairs for word in total * sentence)
+        alone = [word for word, count in counts.items() if count == 1]
+        bound: set[int] = set()
+        for name in self.target.groups["word_embedding"]:
+            tensor = self.observation.update.tensors.get(name)
+            if tensor is not None and isinstance(self.columns.gradients[name], Lookups):
+                sizes = tensor[0][alone].double().norm(dim=1) / self.observation.gradient_scale
+                floor = CLEAR * float(self.floors[self.columns.names.index(name)])
+                bound |= {word for word, size in zip(alone, sizes.tolist(), strict=True) if size > floor}
+        return bound
+
     def _free(self, sentence: Sentence) -> range:
         vocabulary = self.target.vocabulary
         before, after = vocabulary.prefix, vocabulary.suffix
@@ -98,11 +117,10 @@ class Neighbourhood:
         framed = bool(after) and sentence[len(sentence) - len(after) :] == after
         return range(start, len(sentence) - len(after) if framed else len(sentence))
 
-    def _words(self, place: int, token: int) -> list[int] | None:
+    def _words(self, place: int, token: int) -> list[int]:
         """Words that may stand at a place instead."""
         if self.first is not None and self.first.sees(place, token):
-            words = self.first.words(place, token)
-            return None if len(words) > MOST_AT_A_PLACE else words
+            return self.first.words(place, token)
         return self._probes(self.columns.sentences[place][token])
 
     def _probes(self, word: int) -> list[int]:
@@ -144,6 +162,8 @@ class Neighbourhood:
             basis = self._basis_of_others(kept, places)
             beside = seen - (seen @ basis) @ basis.mT
             for start in range(0, len(alike), max(1, TOKENS_AT_ONCE // tokens)):
+                if self.bench is not None and self.bench.out_of_time:
+                    raise CannotTell(NO_TIME)
                 some = alike[start : start + max(1, TOKENS_AT_ONCE // tokens)]
                 fed = self._fed(inputs, [sentence for change in some for sentence in change.sentences])
                 rows = torch.stack([torch.cat(fed[at : at + len(places)]) for at in range(0, len(fed), len(places))])
