@@ -70,7 +70,7 @@ def test_an_inverter_beats_the_mean_picture_by_far_through_each_defense(defense:
 def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Target) -> None:
     quick = LtiPicturesPaper(epochs=None, steps=4, training_batch=8, width=16)
     fitted = quick.fit(setting_of(target), public(), bench_of())
-    features = 100 * torch.randn(1, 5, fitted.features.size)
+    features = 10 * torch.randn(1, 5, fitted.features.size)
     model = fitted.model  # type: ignore[attr-defined]
     assert bool((model.get_buffer("turn") == 1).all()) and not bool(model.get_buffer("centre").any())
     with torch.no_grad():

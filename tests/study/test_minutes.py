@@ -16,11 +16,13 @@ from gradleak.cli import main
 from gradleak.core.attack import Cost
 from gradleak.core.errors import GradleakError
 from gradleak.records.store import read_record
+from gradleak.study import allowance as allowances
 from gradleak.study import minutes, pace
+from gradleak.study.allowance import Allowance, TimeIsUp, read_time, ring_after
 from gradleak.study.cells import Cell, read_study
 from gradleak.study.claims import claim
 from gradleak.study.grid import run_cells
-from gradleak.study.minutes import Allowance, Summary, TimeIsUp, fill_minutes, read_time, ring_after
+from gradleak.study.minutes import Summary, fill_minutes
 from gradleak.study.plan import write_plan
 from gradleak.study.priority import Entry, Job, Share, in_order, read_priority
 from gradleak.study.probe import Try
@@ -89,7 +91,7 @@ def job(folder: Path, name: str, text: str) -> Job:
 
 def fill(world: World, seconds: float, jobs: Sequence[Job], entries: Sequence[Entry] = (), **rest: Any) -> Summary:
     """A stretch of so many seconds and a half, so that none ends at the edge; the reserve comes on top."""
-    reserve = min(minutes.MOST_RESERVE, (seconds + 0.5) * minutes.RESERVE / (1 - minutes.RESERVE))
+    reserve = min(allowances.MOST_RESERVE, (seconds + 0.5) * allowances.RESERVE / (1 - allowances.RESERVE))
     allowance = Allowance(world.now, seconds + 0.5 + reserve, world.clock, world.alarm)
     folder = jobs[0].folder.parent
     return fill_minutes(in_order(jobs, entries)[0], folder, ["cpu"], 1, allowance, Silent(), **rest)

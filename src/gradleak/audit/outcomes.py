@@ -3,9 +3,7 @@
 import base64
 import contextlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from gradleak.core.attack import Cost, Reconstruction, Scale, Stage, Trace
 from gradleak.core.picture import Picture
+from gradleak.records.files import write_whole
 
 CALL = "call.json"
 
@@ -49,10 +48,9 @@ class Parts:
         """Writes a part whole or not at all."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         if self.audits and not (self.folder / CALL).exists():
-            _write(self.folder / CALL, list(self.audits))
-        _write(self.folder / f"{name}.json", [_plain(outcome) for outcome in outcomes])
+            write_whole(self.folder / CALL, json.dumps(list(self.audits)))
+        write_whole(self.folder / f"{name}.json", json.dumps([_plain(outcome) for outcome in outcomes]))
 
     def clear(self) -> None:
         """Removes the parts of a finished audit."""
@@ -87,14 +85,6 @@ class Kept:
             done[place] = done.get(place, 0) + end - start
             part = max(part, end - start)
         return cls(done, part)
-
-
-def _write(path: Path, plain: Any) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        json.dump(plain, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -27,9 +27,9 @@ def gate(
     unmodelled_dropout, few_examples, or no attack but blind. A bound of 0.05 needs 59 examples of which none leaks.
     """
     from gradleak import __version__
+    from gradleak.records.files import write_whole
     from gradleak.report import gate_files
     from gradleak.report.layout import open_console
-    from gradleak.study.files import write_whole
     from gradleak.study.gate import GateFailed, judge, read_bound
 
     bounds = [read_bound(one, upper=True) for one in most or ()] + [read_bound(one, upper=False) for one in least or ()]

@@ -29,9 +29,9 @@ def report(
     Secrets come from the records (--keep-secrets), or are read again from the data and checked against their hashes.
     """
     from gradleak.core.errors import GradleakError
+    from gradleak.records.files import write_whole
     from gradleak.report.layout import open_console
     from gradleak.report.run_report import build_report
-    from gradleak.study.files import write_whole
 
     if form not in SUFFIXES:
         raise GradleakError(f"Unknown format {form!r}. Use --format {', '.join(SUFFIXES)}.")

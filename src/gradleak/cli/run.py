@@ -63,9 +63,10 @@ def run(
     from gradleak.core.errors import GradleakError
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
+    from gradleak.study.allowance import Allowance, read_time
     from gradleak.study.engine import run_on
-    from gradleak.study.minutes import Allowance, fill_minutes, read_time
-    from gradleak.study.priority import in_order, is_priority_list, read_priority
+    from gradleak.study.minutes import fill_minutes
+    from gradleak.study.priority import in_order, read_priority
     from gradleak.study.ray_engine import Cluster, run_on_ray
 
     if engine not in ENGINES:
@@ -75,18 +76,8 @@ def run(
     seconds = None if time_given is None else read_time(time_given)
     if seconds is not None and engine == "ray":
         raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
-    lists = list(filter(is_priority_list, spec))
-    files = [path for path in spec if path not in lists]
-    lists = [priority] if priority else lists
-    if lists and seconds is None:
-        raise GradleakError(
-            f"{lists[0]} is a priority list, which says what a given time is used for: add --for 9m, or leave it out."
-        )
-    if len(lists) > 1:
-        raise GradleakError(f"{' and '.join(map(str, lists))} are priority lists: name one.")
-    if not files:
-        raise GradleakError("No study is named: add the YAML files of studies to run.")
-    entries = read_priority(lists[0]) if lists else []
+    files, ordering = _studies_and_list(spec, priority, is_timed=seconds is not None)
+    entries = read_priority(ordering) if ordering else []
     display = TerminalDisplay(open_console(to_stderr=True))
     jobs, left_out = _jobs(files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None)
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
@@ -95,7 +86,7 @@ def run(
         devices = [resolve_device(word.strip()) for word in device.split(",")]
         shares, unused = in_order(jobs, entries)
         for sentence in unused:
-            display.say(f"{lists[0]}: {sentence}")
+            display.say(f"{ordering}: {sentence}")
         allowance = Allowance(began, seconds)
         summary = fill_minutes(shares, out, devices, workers or len(devices), allowance, display, retry=retry_failed, memory=most)
         print_summary(summary, seconds, left_out)
@@ -111,6 +102,25 @@ def run(
         print_results(found, job.folder)
         results += found
     refuse_failures(results)
+
+
+def _studies_and_list(named: Sequence[Path], priority: Path | None, *, is_timed: bool) -> tuple[list[Path], Path | None]:
+    """The studies among the files that are named, and the priority list: the one asked for, or the one among them."""
+    from gradleak.core.errors import GradleakError
+    from gradleak.study.priority import is_priority_list
+
+    lists = list(filter(is_priority_list, named))
+    files = [path for path in named if path not in lists]
+    lists = [priority] if priority else lists
+    if lists and not is_timed:
+        raise GradleakError(
+            f"{lists[0]} is a priority list, which says what a given time is used for: add --for 9m, or leave it out."
+        )
+    if len(lists) > 1:
+        raise GradleakError(f"{' and '.join(map(str, lists))} are priority lists: name one.")
+    if not files:
+        raise GradleakError("No study is named: add the YAML files of studies to run.")
+    return files, lists[0] if lists else None
 
 
 def _jobs(

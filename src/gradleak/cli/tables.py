@@ -36,12 +36,12 @@ def tables(
     be published.
     """
     from gradleak.core.errors import GradleakError
+    from gradleak.records.files import write_whole
     from gradleak.records.published import SUFFIX
     from gradleak.records.published_summaries import read_sources
     from gradleak.report.layout import open_console
     from gradleak.report.paper_tables import fill
     from gradleak.report.table_files import comma_separated, latex, markdown
-    from gradleak.study.files import write_whole
 
     if (change or examples) and spec is None:
         raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")

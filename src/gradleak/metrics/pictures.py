@@ -66,35 +66,26 @@ class Lpips(Metric):
     unit: ClassVar[str] = "perceptual distance"
     direction: ClassVar[str] = "lower"
     cites: ClassVar[str] = "Zhang et al., CVPR 2018, version 0.1, VGG"
+    darkest: ClassVar[float] = -1.0  # what black is for the network; white is 1
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return _perceptual_distances(pairs, darkest=-1.0)
+        import torch
+
+        from gradleak.metrics.perceptual import opened_weights, perceptual_distance
+        from gradleak.metrics.picture_differences import values_of
+
+        found: list[float | None] = []
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            both = zip(*(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True)
+            secrets, guesses = (self.darkest + (1 - self.darkest) * torch.stack(side) for side in both)
+            found += [float(value) for value in perceptual_distance(secrets, guesses, opened_weights())]
+        return found
 
 
 @register("metric", "lpips_legacy")
 @dataclass(frozen=True)
-class LpipsLegacy(Metric):
+class LpipsLegacy(Lpips):
     """LPIPS of pixels from 0 to 1, as Learning to Invert's notebook feeds a network that wants −1 to 1: to compare only."""
 
-    medium: ClassVar[Medium] = "image"
-    unit: ClassVar[str] = "perceptual distance"
-    direction: ClassVar[str] = "lower"
     cites: ClassVar[str] = "Wu et al., UAI 2023, released code"
-
-    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return _perceptual_distances(pairs, darkest=0.0)
-
-
-def _perceptual_distances(pairs: Sequence[Pair], darkest: float) -> list[float | None]:
-    """LPIPS of pictures whose pixels are spread from the darkest value to 1."""
-    import torch
-
-    from gradleak.metrics.perceptual import opened_weights, perceptual_distance
-    from gradleak.metrics.picture_differences import values_of
-
-    found: list[float | None] = []
-    for start in range(0, len(pairs), PAIRS_AT_ONCE):
-        both = zip(*(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True)
-        secrets, guesses = (darkest + (1 - darkest) * torch.stack(side) for side in both)
-        found += [float(value) for value in perceptual_distance(secrets, guesses, opened_weights())]
-    return found
+    darkest: ClassVar[float] = 0.0

@@ -99,15 +99,20 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
     return Study(name, tuple({cell.spec.id: cell for cell in reversed(cells)}.values())[::-1]), ordered  # of twins the first
 
 
-def _mapping(path: Path) -> tuple[dict[str, Any], Lines]:
+def read_yaml(path: Path, of: str) -> tuple[Any, str]:
+    """What a YAML file holds, and its text; `of`: whose file it should be."""
     try:
         text = path.read_text(encoding="utf-8")
-        plain = yaml.safe_load(text)
+        return yaml.safe_load(text), text
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise GradleakError(f"Cannot read {path}: {reason}. Name the YAML file of a study.") from error
+        raise GradleakError(f"Cannot read {path}: {reason}. Name the YAML file of {of}.") from error
     except yaml.YAMLError as error:
         raise GradleakError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
+def _mapping(path: Path) -> tuple[dict[str, Any], Lines]:
+    plain, text = read_yaml(path, "a study")
     if not isinstance(plain, dict):
         raise GradleakError(f"{path} must be a mapping such as 'attacks: [tag, dlg]', not {type(plain).__name__}.")
     return {str(key): value for key, value in plain.items()}, Lines(text)

@@ -19,11 +19,11 @@ from gradleak.core.attack import Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
+from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
 from gradleak.records.store import check_writable, open_key, read_record
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
-from gradleak.study.files import write_whole
 from gradleak.study.plan import FAILED
 
 MOST = 8  # cells in one call: records are written when it ends

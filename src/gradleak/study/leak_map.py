@@ -11,11 +11,11 @@ from gradleak.audit.runner import run_audits
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import to_string
+from gradleak.records.files import write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.store import check_writable
 from gradleak.report.heat_map import Absent, HeatMap
 from gradleak.report.heat_picture import svg
-from gradleak.study.files import write_whole
 from gradleak.study.grid import Clock, DataHashes, finished
 from gradleak.study.map_cells import MapPlan, together
 from gradleak.study.map_summary import summarise

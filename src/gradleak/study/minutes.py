@@ -1,12 +1,8 @@
 """Cells of several studies in a given time: by priority as many as fit, the last one cut, and all that is finished kept."""
 
 import contextlib
-import re
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,9 +11,9 @@ from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Kept, begun_calls
 from gradleak.audit.runner import has_parts, name_of
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.errors import GradleakError
 from gradleak.records.summary import RECORD
 from gradleak.report.numbers import duration
+from gradleak.study.allowance import Allowance, TimeIsUp
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
 from gradleak.study.engine import LOOK, work_together
@@ -25,66 +21,10 @@ from gradleak.study.grid import CellResult, DataHashes, Grid, failure_file, fini
 from gradleak.study.pace import Opened, Pace, Trials, learns, machine_of, read_pace, write_pace
 from gradleak.study.priority import Job, Share
 
-TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-# Of the time, and in seconds: for what cannot be interrupted, the last words, and Python's own end (3 s on a busy machine).
-RESERVE, MOST_RESERVE = 1 / 6, 5.0
 TRIAL, TRIAL_SHARE = 3.0, 0.005  # seconds that an attack is tried, as in `check`, or of the time, whichever is less
 ALL_TRIALS = 0.1  # of the time, as long as something that is known fits
 WORTH_LEARNING = 90.0  # seconds: what learns keeps a checkpoint a minute, so that less would leave nothing behind
 TOGETHER = 1.2  # times what is foretold must be left for several cells in one call: where it is cut, all of them are
-AGAIN = 2.0  # seconds from one ring of the alarm to the next: the first may be swallowed by a destructor
-
-
-def read_time(words: str) -> float:
-    """The seconds that `9m`, `90s` or `1h30m` stands for."""
-    match = TIME.fullmatch(words.strip())
-    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
-    total = 3600 * hours + 60 * minutes + seconds
-    if not total:
-        raise GradleakError(f"Cannot read --for {words!r}: write a time such as 90s, 9m or 1h30m.")
-    return float(total)
-
-
-class TimeIsUp(KeyboardInterrupt):
-    """Ends what runs as an interruption by hand does: nothing that goes on after errors goes on after this."""
-
-
-@contextlib.contextmanager
-def ring_after(seconds: float) -> Iterator[None]:
-    """Raises `TimeIsUp` in the block when so many seconds are over. On Windows, without such signals, a cell is never cut."""
-    if sys.platform == "win32":
-        yield
-        return
-
-    def ring(*_: object) -> None:
-        raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), AGAIN)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """The time there is, from the start of the command on (time.monotonic, which processes of one machine share)."""
-
-    began: float
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    alarm: Callable[[float], AbstractContextManager[None]] = ring_after
-
-    @property
-    def left(self) -> float:
-        """Seconds for cells; the reserve is not among them."""
-        return self.began + self.seconds - self.reserve - self.clock()
-
-    @property
-    def reserve(self) -> float:
-        return min(RESERVE * self.seconds, MOST_RESERVE)
 
 
 @dataclass(frozen=True)

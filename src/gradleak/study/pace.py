@@ -17,8 +17,8 @@ from gradleak.core.attack import Attack
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.trainable import TrainableAttack
+from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
-from gradleak.study.files import write_whole
 from gradleak.study.probe import kind_of, try_out
 
 SCHEMA = "gradleak.pace/1"

@@ -9,8 +9,8 @@ from pathlib import Path
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
 from gradleak.records.errors import RecordError
+from gradleak.records.files import write_whole
 from gradleak.study.cells import Cell, Study
-from gradleak.study.files import write_whole
 
 SCHEMA = "gradleak.study/1"
 FILE = "study.json"

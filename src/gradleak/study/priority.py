@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
-from gradleak.study.cells import Cell
+from gradleak.study.cells import Cell, read_yaml
 from gradleak.study.plan import any_fits
 
 FIELDS = ("study", "where")
@@ -51,20 +49,14 @@ class Share:
 def is_priority_list(path: Path) -> bool:
     """Whether a file holds a list, as no study does."""
     try:
-        return isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), list)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return isinstance(read_yaml(path, "a study")[0], list)
+    except GradleakError:
         return False  # reading it as a study will say what is wrong
 
 
 def read_priority(path: Path) -> list[Entry]:
     """The entries of a priority list, the most urgent first."""
-    try:
-        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise GradleakError(f"Cannot read the priority list {path}: {reason}.") from error
-    except yaml.YAMLError as error:
-        raise GradleakError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    plain, _ = read_yaml(path, "a priority list")
     if not isinstance(plain, list):
         raise GradleakError(f"The priority list {path} must be a list with entries such as {SHAPE}.")
     return [_entry(item, f"Entry {number} of the priority list {path}") for number, item in enumerate(plain, start=1)]

@@ -1,8 +1,6 @@
 """Which combination of a search did best, by how much over the defaults, and whether that can be told from luck."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_dict, to_string
+from gradleak.records.files import write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.statistics import Interval, paired_difference
@@ -60,11 +59,7 @@ def verdict(ranked: Sequence[Ranked]) -> str:
 def write_ranking(folder: Path, ranking: object) -> Path:
     """Writes tuning.json whole or not at all."""
     text = json.dumps({"schema": SCHEMA, **to_plain(ranking)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, folder / FILE)
+    write_whole(folder / FILE, text)
     return folder / FILE
 
 

@@ -14,11 +14,11 @@ from gradleak.audit.display import Display
 from gradleak.audit.packed import packed, unpacked
 from gradleak.audit.runner import run_audits
 from gradleak.core.errors import GradleakError
+from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
-from gradleak.study.files import write_whole
 from gradleak.study.grid import CellResult, Clock, groups_of, run_cells
 from gradleak.study.plan import FAILED
 

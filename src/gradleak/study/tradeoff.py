@@ -9,13 +9,13 @@ from gradleak.audit.display import Display
 from gradleak.audit.scoring import worst_values
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.specs import to_string
+from gradleak.records.files import write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record, now
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.store import check_writable, open_key
 from gradleak.report.tradeoff import Missing, Point, Tradeoff
 from gradleak.report.tradeoff_picture import svg
-from gradleak.study.files import write_whole
 from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.study.tradeoff_plan import TradeoffPlan
 from gradleak.study.utility import Trainer, Utility, classifier, material_of

@@ -16,11 +16,11 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.records.errors import RecordError
+from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import GuaranteeRecord, spec_id
 from gradleak.records.statistics import Interval
 from gradleak.records.store import SecretKey, keyed_hash
-from gradleak.study.files import write_whole
 from gradleak.study.tradeoff_plan import Setting, TradeoffPlan
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.training.finetune import FineTuning, Lesson, Material, News, count, guarantees, train
