@@ -18,7 +18,7 @@ from gradleak.attacks.learning_to_invert.fitting import Fitting
 from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.inverter import Scaling
 from gradleak.attacks.learning_to_invert.simulation import Simulation
-from gradleak.attacks.learning_to_invert.texts import MarginalTokens, corpus_of
+from gradleak.attacks.learning_to_invert.texts import MarginalTokens, RunningText, corpus_of
 from gradleak.attacks.learning_to_invert.words import LOGITS_AT_ONCE, linear_cross_entropy
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
@@ -38,6 +38,7 @@ from gradleak.defenses.sign import Sign
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.tiny import WORDS, Tiny
+from gradleak.targets.tiny_causal import TinyCausal
 from gradleak.views import Everything, Lamp
 
 QUICK = LtiP(steps=60, training_batch=32, learning_rate=4e-3, features="factors", words="known", token_width=64)
@@ -287,3 +288,18 @@ def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> 
     scaling = Scaling(1)
     scaling.measure(constant)
     assert float(scaling(2 * constant).abs().max()) == 0  # what never moves says nothing
+
+
+def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() -> None:
+    target = TinyCausal().open(torch.device("cpu"))
+    corpus = corpus_of(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
+    drawn = RunningText(target, corpus).draw(64, 1, torch.Generator().manual_seed(0))
+    stream = corpus.ids.flatten().tolist()
+    starts = {tuple(row) for row in drawn.ids[:, 0].tolist()}
+    assert starts == {tuple(stream[place : place + 4]) for place in range(len(stream) - 3)}
+    assert drawn.mask.all()
+
+
+def test_texts_with_special_tokens_are_not_cut_anew(tiny: Target) -> None:
+    with pytest.raises(GradleakError, match="leave it out"):
+        RunningText(tiny, corpus_of(setting_of(tiny), texts(4, 5, seed=1), None))

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradleak.attacks.learning_to_invert.inversion import PAPER, TextInversion
-from gradleak.attacks.learning_to_invert.texts import AuxiliaryText, MarginalTokens
+from gradleak.attacks.learning_to_invert.texts import AuxiliaryText, Corpus, MarginalTokens, RunningText, Source
 from gradleak.core.registry import register
+from gradleak.core.target import Target
 
 
 @register("attack", "lti")
@@ -13,8 +14,11 @@ from gradleak.core.registry import register
 class Lti(TextInversion):
     """Learns to invert from public text: an MLP from the hashed update to the words, trained through the defense."""
 
-    source = AuxiliaryText
+    cut_anywhere: bool = False  # ours: a language model's public texts are one long text, of which blocks begin at any token
     cites = PAPER
+
+    def source(self, target: Target, corpus: Corpus) -> Source:
+        return RunningText(target, corpus) if self.cut_anywhere else AuxiliaryText(target, corpus)
 
 
 @register("attack", "lti_p")
@@ -22,8 +26,10 @@ class Lti(TextInversion):
 class LtiP(TextInversion):
     """As lti, from words drawn one by one by their frequency in public text: endless data, and no knowledge of sentences."""
 
-    source = MarginalTokens
     cites = PAPER
+
+    def source(self, target: Target, corpus: Corpus) -> Source:
+        return MarginalTokens(target, corpus)
 
 
 @register("attack", "lti_plus")
@@ -38,4 +44,6 @@ class LtiPlus(TextInversion):
     features: Literal["hashed", "factors"] = "factors"
     words: Literal["learned", "known"] = "known"
     token_width: int = 512
-    source = MarginalTokens
+
+    def source(self, target: Target, corpus: Corpus) -> Source:
+        return MarginalTokens(target, corpus)

@@ -1,19 +1,21 @@
 """What all inversions of text share: how an inverter is made, trained, kept and found again."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from gradleak.attacks.learning_to_invert.features import Largest, only_largest
 from gradleak.attacks.learning_to_invert.saved import load_fit
-from gradleak.attacks.learning_to_invert.texts import AuxiliaryText, MarginalTokens
+from gradleak.attacks.learning_to_invert.texts import Corpus, Source
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
 from gradleak.core.specs import to_dict
+from gradleak.core.target import Target
 from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack, refuse_other_setting
 
 PAPER = "Wu, Chen, Guo & Weinberger, Learning to Invert, UAI 2023"
@@ -45,7 +47,6 @@ class TextInversion(TrainableAttack):
     precision: Literal["float32", "tf32", "bfloat16"] = "tf32"  # of the inverter's products on a GPU, never of gradients
     weights: str | None = None  # a fit that was saved, instead of a new one
 
-    source: ClassVar[type[AuxiliaryText] | type[MarginalTokens]]
     cites = PAPER
 
     def __post_init__(self) -> None:
@@ -61,6 +62,10 @@ class TextInversion(TrainableAttack):
             raise ValueError(f"prior_weight must not be negative, not {self.prior_weight}.")
         if self.learning_rate is not None and self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}.")
+
+    @abstractmethod
+    def source(self, target: Target, corpus: Corpus) -> Source:
+        """What the attacker's own clients draw their texts from."""
 
     @property
     def requires(self) -> frozenset[Fact]:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -85,6 +86,13 @@ def _labels(target: Target, public: Sequence[Example], kept: Sequence[int]) -> T
     return torch.tensor(labels).to(target.device)
 
 
+class Source(Protocol):
+    """Where the texts of the attacker's own clients come from."""
+
+    def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
+        """As many clients' batches."""
+
+
 class AuxiliaryText:
     """Clients that hold texts of the corpus, drawn with replacement."""
 
@@ -94,6 +102,28 @@ class AuxiliaryText:
     def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
         rows = torch.randint(len(self.corpus), (clients * examples,), generator=generator, device=generator.device)
         return as_batch(self.target, self.corpus[rows], examples)
+
+
+class RunningText:
+    """Clients that hold blocks of the corpus read as one long text, begun at any of its tokens: as many blocks as tokens."""
+
+    def __init__(self, target: Target, corpus: Corpus) -> None:
+        vocabulary = target.vocabulary
+        if not target.labels_are_tokens or vocabulary.prefix or vocabulary.suffix:
+            raise GradleakError(
+                "cut_anywhere cuts public texts anew, which only a language model without special tokens at the ends of a text "
+                "can be attacked by: leave it out."
+            )
+        self.target, self.width = target, corpus.ids.shape[1]
+        places = torch.arange(self.width, device=corpus.ids.device)
+        self.tokens = corpus.ids[places < corpus.lengths[:, None]]
+        self.places = places
+
+    def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
+        count, device = clients * examples, generator.device
+        starts = torch.randint(len(self.tokens) - self.width + 1, (count, 1), generator=generator, device=device)
+        ids = self.tokens[starts + self.places]
+        return as_batch(self.target, Corpus(ids, torch.full((count,), self.width, device=device), None), examples)
 
 
 class MarginalTokens:
