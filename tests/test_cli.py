@@ -12,6 +12,8 @@ import torch
 
 import gradleak
 from gradleak import __version__
+from gradleak.attacks.blind import Blind
+from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.cli import main
 from gradleak.cli.components import KINDS
 from gradleak.core.parts import MODULES
@@ -231,14 +233,21 @@ def test_unexpected_failures_are_a_sentence_and_code_3_with_a_traceback_on_reque
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interruption_returns_130_and_says_that_work_is_kept(
+def test_an_interruption_returns_130_and_says_that_parts_are_kept_only_where_some_are(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradleak.audit.run_audit", interrupt)
-    assert "Finished parts are kept; run the same command again" in error(capsys, *AUDIT, "--out", str(tmp_path), code=130)
+    words = ["audit", "--target", "tiny", "--limit", "1", "--attack", "blind", "--attack", "dlg:steps=2", "--json"]
+    with monkeypatch.context() as cut:
+        cut.setattr(Blind, "reconstruct", interrupt)
+        said = error(capsys, *words, "--out", str(tmp_path), code=130)
+        assert "Interrupted before a part was finished" in said and "kept" not in said
+    monkeypatch.setattr(Dlg, "reconstruct", interrupt)
+    assert "Finished parts are kept; run the same command again" in error(capsys, *words, "--out", str(tmp_path), code=130)
+    said = error(capsys, *words, "--out", str(tmp_path), code=130)  # nothing new: the blind guess is from the part of before
+    assert "the same command begins where this one began" in said
 
 
 def test_version(capsys: Captured) -> None:

@@ -42,7 +42,9 @@ def test_status_counts_cells_that_are_finished_failed_begun_and_waiting(study: P
     assert [cell.id for cell in read_plan(folder) or ()] == [cell.spec.id for cell in whole.cells]
     run_cells(whole.cells[-2:], folder, "cpu", Silent())
     (folder / f"{whole.cells[0].spec.id}.failed.txt").write_text("a title\n\nValueError: no luck\n")
-    (folder / "parts" / f"{whole.cells[1].spec.id}-cpu-ab").mkdir(parents=True)
+    for cell, part in zip(whole.cells[1:3], ("0-0-1.json", "call.json"), strict=True):  # the second has finished nothing
+        (folder / "parts" / f"{cell.spec.id}-cpu-ab").mkdir(parents=True)
+        (folder / "parts" / f"{cell.spec.id}-cpu-ab" / part).write_text("[]")
     state = read_state(folder)
     assert [len(part) for part in (state.finished, state.failed, state.begun, state.waiting)] == [2, 1, 1, 2]
     assert main(["status", str(folder)]) == 0

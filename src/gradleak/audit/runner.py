@@ -12,7 +12,7 @@ from gradleak.audit.beliefs import Beliefs
 from gradleak.audit.client import private_batches, private_examples
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.guarantees import accounting_refusal
-from gradleak.audit.outcomes import Parts
+from gradleak.audit.outcomes import Parts, has_kept
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.together import Member, Together
 from gradleak.audit.writing import data_hash, record_of
@@ -120,7 +120,7 @@ def name_of(specs: Sequence[AuditSpec]) -> str:
 
 def has_parts(folder: Path, specs: Sequence[AuditSpec]) -> bool:
     """Whether an earlier call with these audits was cut, and left finished parts."""
-    return any(folder.glob(f"parts/{name_of(specs)}-*"))
+    return has_kept(folder, f"{name_of(specs)}-")
 
 
 def _has_changed(spec: AuditSpec) -> bool:

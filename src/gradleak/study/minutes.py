@@ -37,7 +37,8 @@ class Group:
 
     def kept(self) -> Kept:
         """What is finished of a call that was cut."""
-        return Kept.of(self.job.folder, name_of([cell.spec for cell in self.cells])) if self.begun else Kept({}, 0)
+        specs = [cell.spec for cell in self.cells]
+        return Kept.of(self.job.folder, name_of(specs), len(specs)) if self.begun else Kept({}, 0)
 
 
 @dataclass(frozen=True)
@@ -266,12 +267,12 @@ class Call:
         return _learnt(self.folder) != self._learnt
 
     def kept(self) -> Kept:
-        return Kept.of(self.folder, name_of(self.specs))
+        return Kept.of(self.folder, name_of(self.specs), len(self.specs))
 
     def finished(self) -> int:
         """How often it came to the end of an attack on a batch since it began."""
         batches = [spec.limit * spec.draws for spec in self.specs]
-        return sum(min(count, most) for count in self.kept().done.values() for most in batches) - self._finished
+        return round(sum(min(count, most) for count in self.kept().done.values() for most in batches)) - self._finished
 
 
 def groups_in_order(shares: Sequence[Share]) -> list[Group]:

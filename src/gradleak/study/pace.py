@@ -84,7 +84,7 @@ class Pace:
         least = self.at_least.get(kind)
         return found if least is None else max(least, found or 0.0)
 
-    def seconds(self, spec: AuditSpec, done: Mapping[int, int] | None = None) -> float | None:
+    def seconds(self, spec: AuditSpec, done: Mapping[int, float] | None = None) -> float | None:
         """What an audit will take, its opening not counted; `done`: the batches that an earlier call finished, by attack."""
         batches = spec.limit * spec.draws
         total = batches * _known(self.beside, spec)
@@ -95,7 +95,7 @@ class Pace:
             total += each * max(0, batches - (done or {}).get(place, 0))
         return total
 
-    def seconds_of_part(self, specs: Sequence[AuditSpec], batches: int) -> float:
+    def seconds_of_part(self, specs: Sequence[AuditSpec], batches: float) -> float:
         """What a part of so many batches of each of these audits takes, of the attack that takes longest."""
         places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         return max(sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places)
@@ -120,7 +120,7 @@ class Pace:
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
         _average(self.beside, opened_as(specs[0]), rest / sum(spec.limit * spec.draws for spec in specs))
 
-    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float, done: int, part: int) -> None:
+    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float, done: int, part: float) -> None:
         """Takes in that a call ran so long and was not at its end, so that it is not begun in vain again and again.
 
         `done` counts the batches it finished in that time, each with each attack. Where it finished none, the time was too short

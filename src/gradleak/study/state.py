@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradleak.audit.outcomes import begun_calls
+from gradleak.audit.outcomes import KEPT, begun_calls
 from gradleak.records.summary import RECORD, read_summary
 from gradleak.study.plan import FAILED, PlannedCell, read_plan
 
@@ -36,7 +36,7 @@ def read_state(run: Path) -> State:
     plan: Sequence[PlannedCell] = read_plan(run) or [PlannedCell(name, {"record": name}) for name in sorted(there)]
     planned = {cell.id for cell in plan}
     broken = {path.name.removesuffix(FAILED): path for path in run.glob(f"*{FAILED}")}
-    parts = {path.name[:16] for path in run.glob("parts/*")} | {one for call in begun_calls(run) for one in call}
+    parts = {path.parent.name[:16] for path in run.glob(f"parts/*/{KEPT}")} | {one for call in begun_calls(run) for one in call}
     rest = [cell for cell in plan if cell.id not in there]
     failed = tuple((cell, _last_line(broken[cell.id])) for cell in rest if cell.id in broken)
     waiting = [cell for cell in rest if cell.id not in broken]
