@@ -14,11 +14,13 @@ import gradleak
 from gradleak import __version__
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.recipes.dlg import Dlg
+from gradleak.audit.together import Together
 from gradleak.cli import main
 from gradleak.cli.components import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
 from gradleak.records.summary import RECORD
+from gradleak.targets.tiny import Tiny
 
 AUDIT = ["audit", "--target", "tiny", "--attack", "tag:steps=3", "--limit", "2", "--device", "cpu"]
 GRID = "target: tiny\nattacks: ['tag:steps=2', blind]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
@@ -248,6 +250,59 @@ def test_an_interruption_returns_130_and_says_that_parts_are_kept_only_where_som
     assert "Finished parts are kept; run the same command again" in error(capsys, *words, "--out", str(tmp_path), code=130)
     said = error(capsys, *words, "--out", str(tmp_path), code=130)  # nothing new: the blind guess is from the part of before
     assert "the same command begins where this one began" in said
+
+
+def test_the_same_audit_again_is_answered_from_its_record_of_the_same_data(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.csv"
+    notes.write_text("text,label\nit rains,0\nit snows,1\n")
+    words = [
+        "audit",
+        "--target",
+        "tiny",
+        "--data",
+        str(notes),
+        "--limit",
+        "2",
+        "--attack",
+        "blind",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    calls = count_attacks(monkeypatch)
+    assert main([*words, "--show"]) == 0 and len(calls) == 1
+    first, _ = capsys.readouterr()
+    assert main([*words, "--show"]) == 0 and len(calls) == 1
+    again, news = capsys.readouterr()
+    assert again == first and "it rains" in again
+    assert "nothing was attacked. Add --again" in " ".join(news.split())
+    assert main([*words, "--json"]) == 0 and json.loads(capsys.readouterr().out)["attacks"]
+    assert main([*words, "--again"]) == 0 and len(calls) == 2
+    assert main([*words, "--keep-secrets"]) == 0 and len(calls) == 3  # the record had none
+    assert main([*words, "--keep-secrets"]) == 0 and len(calls) == 3
+    notes.write_text("text,label\nit hails,0\nit snows,1\n")
+    assert main(words) == 0 and len(calls) == 4
+
+
+def test_a_record_of_another_model_in_the_same_place_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words, calls = [*AUDIT[:3], "--attack", "blind", "--limit", "1", "--out", str(tmp_path), "--json"], count_attacks(monkeypatch)
+    assert main(words) == 0 and main(words) == 0 and len(calls) == 1
+    monkeypatch.setattr(Tiny, "fingerprint", lambda self: "sha256:other")
+    assert main(words) == 0 and len(calls) == 2
+
+
+def count_attacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows by one whenever an audit attacks."""
+    calls: list[str] = []
+    really = Together.attack_all
+
+    def attack_all(self: Together) -> None:
+        calls.append(self.shared.id)
+        really(self)
+
+    monkeypatch.setattr(Together, "attack_all", attack_all)
+    return calls
 
 
 def test_version(capsys: Captured) -> None:

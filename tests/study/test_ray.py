@@ -60,6 +60,21 @@ def kill_one_worker(killed: list[int]) -> None:
         time.sleep(0.01)
 
 
+def test_what_is_left_is_asked_as_a_local_run_asks(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.csv"
+    notes.write_text("text,label\nit rains,0\nit snows,1\n")
+    study = tmp_path / "own.yaml"
+    study.write_text(f"target: tiny\ndata: {notes}\nattacks: [blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1]\n")
+    cells, folder = read_study(study).cells, tmp_path / "run"
+    run_cells(cells[:1], folder, "cpu", Silent())
+    assert ray_engine._left(cells, folder, retry=False) == [[cells[1]]]
+    (folder / f"{cells[1].spec.id}{ray_engine.FAILED}").write_text("out of luck")
+    assert ray_engine._left(cells, folder, retry=False) == []
+    assert ray_engine._left(cells, folder, retry=True) == [[cells[1]]]
+    notes.write_text("text,label\nit hails,0\nit snows,1\n")  # the record is of other data
+    assert ray_engine._left(cells, folder, retry=True) == [[cell] for cell in cells]
+
+
 @pytest.mark.long
 def test_a_cluster_of_two_gives_the_records_of_a_local_run_though_a_worker_is_killed(grid: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="ray is not installed; pip install 'gradleak[ray]'")

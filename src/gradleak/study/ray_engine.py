@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.audit import AuditSpec
+from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.display import Display
 from gradleak.audit.packed import packed, unpacked
 from gradleak.audit.runner import run_audits
@@ -19,7 +20,7 @@ from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
-from gradleak.study.grid import CellResult, Clock, groups_of, run_cells
+from gradleak.study.grid import CellResult, Clock, failure_file, groups_of, run_cells
 from gradleak.study.plan import FAILED
 
 RETRIES = 3  # of cells whose worker was lost
@@ -66,10 +67,14 @@ def _ray() -> Any:
 
 
 def _left(cells: Sequence[Cell], folder: Path, retry: bool) -> list[list[Cell]]:
-    """What has no record, in the groups of a local run."""
-    kept = (".json",) if retry else (".json", FAILED)
+    """What is not answered, by the question that a local run asks and in its groups."""
+    inputs = Inputs(folder)
     groups = [
-        [cell for cell in group if not any((folder / f"{cell.spec.id}{suffix}").exists() for suffix in kept)]
+        [
+            cell
+            for cell in group
+            if finished(folder, cell.spec, inputs) is None and (retry or not failure_file(folder, cell).exists())
+        ]
         for group in groups_of(cells)
     ]
     return [group for group in groups if group]
