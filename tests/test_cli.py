@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints where, what it returns, and how fast it answers."""
 
+import errno
 import json
 import os
 import resource
@@ -303,6 +304,35 @@ def count_attacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Together, "attack_all", attack_all)
     return calls
+
+
+@pytest.mark.parametrize("full", ["parts", "records"])
+def test_a_disk_that_is_full_in_mid_run_is_a_failed_run_and_no_bad_input(
+    full: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    really, calls = os.replace, count_attacks(monkeypatch)
+
+    def replace(source: Path | str, wanted: Path | str) -> None:
+        if full == "parts" or Path(wanted).match(RECORD):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        really(source, wanted)
+
+    (tmp_path / "grid.yaml").write_text(GRID)
+    audit = ["audit", "--target", "tiny", "--limit", "1", "--attack", "blind", "--out", str(tmp_path / "one"), "--json"]
+    run = ["run", str(tmp_path / "grid.yaml"), "--out", str(tmp_path), "--only", "attacks=blind", "--device", "cpu"]
+    for words in (audit, run):
+        with monkeypatch.context() as filled:
+            if words is run:
+                filled.setattr("gradleak.study.plan.write_whole", lambda *_: None)  # before anything runs
+            before = len(calls)
+            filled.setattr(os, "replace", replace)
+            capsys.readouterr()
+            assert main(words) == 3
+        _, said = capsys.readouterr()
+        assert "No space left on device. Make room and run the same command again" in said
+        assert len(calls) == before + 1  # not tried again where nothing can be written
+    assert not list(tmp_path.rglob("*.failed.txt"))
+    assert main(audit) == 0
 
 
 def test_version(capsys: Captured) -> None:

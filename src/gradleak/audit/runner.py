@@ -22,6 +22,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.trainable import TrainableAttack
+from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 
@@ -93,7 +94,8 @@ def run_audits(
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
     parts = Parts(out, name, [spec.id for spec in specs])
     together = Together(members, target, parts, display, beliefs, memory)
-    together.attack_all()
+    with full_disk_explained(f"keep finished parts in {out}"):
+        together.attack_all()
     results: list[Finished | GradleakError] = []
     for member in members:
         if member.refusal is not None:

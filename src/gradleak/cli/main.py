@@ -104,10 +104,10 @@ def explain(error: Exception) -> int:
         command = error.ctx.command_path if error.ctx else "gradleak"
         say_error(f"{error.format_message().rstrip('.')}. See {command} --help.")
         return BAD_INPUT
-    if isinstance(error, GradleakError):
+    if isinstance(error, (GradleakError, RecordError)):
         say_error(str(error))
         return error.exit_code
-    if isinstance(error, (RecordError, click.ClickException)):
+    if isinstance(error, click.ClickException):
         say_error(str(error))
         return BAD_INPUT
     reason = " ".join(str(error).split()) or "no message"

@@ -17,6 +17,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Progress
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.target import Target
+from gradleak.records.errors import DiskFull, full_disk_explained
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
 from gradleak.records.store import check_writable
@@ -178,6 +179,8 @@ class Grid:
                 beliefs=beliefs,
                 memory=self.memory,
             )
+        except DiskFull:
+            raise  # whatever is run next cannot be written down either
         except Exception as error:  # one cell must not end a night's run
             if len(cells) == 1:
                 return [self._failed(cells[0], error)]
@@ -193,7 +196,8 @@ class Grid:
 
     def _failed(self, cell: Cell, error: Exception) -> CellResult:
         failure = failure_file(self.folder, cell)
-        write_whole(failure, f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}")
+        with full_disk_explained(f"write {failure}"):
+            write_whole(failure, f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}")
         self.display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
         refused = isinstance(error, GradleakError) and not isinstance(error, RunFailed)
         return CellResult(cell, None, failure, refusal=str(error) if refused else "")

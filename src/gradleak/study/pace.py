@@ -100,6 +100,15 @@ class Pace:
         places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         return max(sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places)
 
+    def seconds_alike(self, kind: str) -> float | None:
+        """What a batch of this kind took; as long as none did, one of the same attack on the same target, or else anywhere."""
+        target, attack = _attack_on_target(kind)
+        for alike in ([kind], [one for one in self.measured if _attack_on_target(one) == (target, attack)], self.measured):
+            found = [self.measured[one] for one in alike if one in self.measured and _attack_on_target(one)[1] == attack]
+            if found:
+                return sum(found) / len(found)
+        return None
+
     def has_measured(self, spec: AuditSpec) -> bool:
         """Whether every attack of an audit has come to its end on this target before, whatever the data and the defense."""
         known = {_attack_on_target(kind) for kind in self.measured}
@@ -141,6 +150,11 @@ class Pace:
         both = [name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]] or both
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
+
+
+def attack_of(kind: str) -> str:
+    """The attack of a kind, as it is written on one line."""
+    return _attack_on_target(kind)[1]
 
 
 def _attack_on_target(kind: str) -> tuple[str, str]:
