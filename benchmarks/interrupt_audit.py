@@ -3,9 +3,10 @@
     python benchmarks/interrupt_audit.py [--interrupts 20] [--seconds-a-call 60] [--folder FOLDER] [words of gradleak audit …]
 
 Without words it is `--target tiny --limit 8 --defense gaussian_noise:std=0.01`, where every attack of the portfolio has its turn.
-Each interrupt falls at a random moment of a twentieth of an undisturbed run's time, from the first call on. Counted are the calls that were begun (an attack of the
-portfolio on a group of batches): each interrupt may cost one. What is said of kept parts is held against the disk, and the record
-at the end must be the undisturbed one's but for time and cost. tests/audit/test_interrupts.py does the same with a counter.
+Each interrupt falls at a random moment of a twentieth of an undisturbed run's time, from the first call on. Counted are the calls
+that were begun (an attack of the portfolio on a group of batches): each interrupt may cost one. What is said of kept parts is held
+against the disk, and the record at the end must be the undisturbed one's but for time and cost. tests/audit/test_interrupts.py does
+the same with a counter.
 """
 
 import argparse

@@ -124,6 +124,16 @@ def test_a_portfolio_that_is_cut_is_kept_as_each_member_ends(tmp_path: Path, mon
     assert len(stages[0].batches) == BATCHES > len(stages[1].batches) > len(stages[2].batches) > 0
 
 
+def test_a_part_that_was_being_written_is_no_part(tmp_path: Path) -> None:
+    folder = tmp_path / "parts" / f"{settings().id}-cpu-ab"
+    folder.mkdir(parents=True)
+    for name in ("call.json", ".0-0-8.json.3f2a.tmp", ".tmpx1.tmp"):
+        (folder / name).write_text("[]")
+    assert not has_parts(tmp_path, [settings()])
+    (folder / "0-0-8.checkpoint").write_text("{}")
+    assert has_parts(tmp_path, [settings()])
+
+
 def test_a_call_is_foretold_a_minute_whatever_the_machine(tiny: Target) -> None:
     private = private_batches(settings(), tiny)
     few, many = LampPlus(steps=200), LampPlus(steps=2000)

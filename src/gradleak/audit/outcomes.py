@@ -13,7 +13,7 @@ from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain
 from gradleak.records.files import write_whole
 
 CALL = "call.json"
-KEPT = "*-*-*.*"  # files of parts: finished, or with what is finished of them
+KEPT = "[0-9]*-*-*.*"  # files of parts, finished or with what is finished of them; not such as are being written (.0-0-8…)
 
 
 @dataclass(frozen=True)

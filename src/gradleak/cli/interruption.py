@@ -5,7 +5,7 @@ from pathlib import Path
 from gradleak.core.errors import GradleakError
 
 # By the end of a path: records and trainings (named by hashes), parts of a call, fits and checkpoints of what learns.
-KEPT = ("[0-9a-f]" * 16 + ".json", "parts/*/*-*-*.*", "fits/*", "checkpoint.pt")
+KEPT = ("[0-9a-f]" * 16 + ".json", "parts/*/[0-9]*-*-*.*", "fits/*", "checkpoint.pt")
 KEPT_SENTENCE = "Interrupted. Finished parts are kept; run the same command again to go on from them."
 LOST_SENTENCE = "Interrupted before a part was finished: the same command begins where this one began."
 
