@@ -3,10 +3,10 @@
     python benchmarks/interrupt_audit.py [--interrupts 20] [--seconds-a-call 60] [--folder FOLDER] [words of gradleak audit …]
 
 Without words it is `--target tiny --limit 8 --defense gaussian_noise:std=0.01`, where every attack of the portfolio has its turn.
-Each interrupt falls at a random moment of a twentieth of an undisturbed run's time, from the first call on. Counted are the calls
-that were begun (an attack of the portfolio on a group of batches): each interrupt may cost one. What is said of kept parts is held
-against the disk, and the record at the end must be the undisturbed one's but for time and cost. tests/audit/test_interrupts.py does
-the same with a counter.
+Each interrupt falls at a random moment of a twentieth of an undisturbed run's time, from the first call on. Where the audit ends
+before it, another is begun in a new folder. Counted are the calls that were begun (an attack of the portfolio on a group of
+batches): each interrupt may cost one. What is said of kept parts is held against the disk, and every record must be the
+undisturbed one's but for time and cost. tests/audit/test_interrupts.py does the same with a counter.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def main() -> None:
         raise SystemExit(audit_and_log(given.log, given.seconds_a_call, given.words))
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    calm, disturbed, calm_log, log = folder / "calm", folder / "disturbed", folder / "calm.log", folder / "disturbed.log"
+    calm, calm_log = folder / "calm", folder / "calm.log"
     calmly = start(calm_log, calm, given)
     wait_for_a_call(calmly, calm_log)
     began = time.monotonic()
@@ -109,26 +109,32 @@ def main() -> None:
         raise SystemExit("The undisturbed audit failed.")
     took, wanted = time.monotonic() - began, lines(calm_log)
     print(f"undisturbed: {took:.1f} s from the first call on, {len(wanted)} calls", flush=True)
-    shutil.copytree(calm / "keys", disturbed / "keys")  # the same key, so that the hashes of secrets must be the same too
-    draw, done, wrong = random.Random(0), 0, list[str]()
+    draw, done, rounds, repeated, wrong = random.Random(0), 0, 0, 0, list[str]()
     while done < given.interrupts:
-        had = has_parts(disturbed)
-        said = interrupt_after(start(log, disturbed, given), log, draw.uniform(0, took / given.interrupts))
-        if said is None:
-            break
-        done += 1
-        kept = has_parts(disturbed)
-        if (KEPT in said and not kept) or (LOST in said and kept and not had) or not (KEPT in said or LOST in said):
-            wrong.append(f"parts {'are' if kept else 'are not'} there, and it said: {said.strip()}")
-        print(f"interrupt {done}: {len(lines(log))} calls begun in all; {said.strip().splitlines()[-1]}", flush=True)
-    if start(log, disturbed, given).wait():
-        raise SystemExit("The last run failed.")
-    begun, expected = Counter(lines(log)), Counter(wanted)
-    repeated = sum((begun - expected).values())
-    print(f"{done} interrupts, {repeated} calls repeated; missing or other calls: {sorted(set(begun) ^ set(expected))}")
-    equal = record(calm) == record(disturbed)
-    print(f"record {'equal' if equal else 'differs'}; wrong words: {wrong}")
-    raise SystemExit(bool(done < given.interrupts or repeated > done or wrong or not equal or set(begun) != set(expected)))
+        rounds += 1
+        disturbed, log = folder / f"disturbed-{rounds}", folder / f"disturbed-{rounds}.log"
+        shutil.copytree(calm / "keys", disturbed / "keys")  # the same key, so that the hashes of secrets must be the same too
+        before = done
+        while done < given.interrupts:
+            had = has_parts(disturbed)
+            said = interrupt_after(start(log, disturbed, given), log, draw.uniform(0, took / 20))
+            if said is None:
+                break
+            done += 1
+            kept = has_parts(disturbed)
+            if (KEPT in said and not kept) or (LOST in said and kept and not had) or not (KEPT in said or LOST in said):
+                wrong.append(f"parts {'are' if kept else 'are not'} there, and it said: {said.strip()}")
+            print(f"interrupt {done}: {len(lines(log))} calls begun so far; {said.strip().splitlines()[-1]}", flush=True)
+        if start(log, disturbed, given).wait():  # to its end, or once more from its record
+            raise SystemExit("The last run failed.")
+        begun = Counter(lines(log)) - Counter(wanted)
+        repeated += sum(begun.values())
+        if set(lines(log)) != set(wanted) or sum(begun.values()) > done - before:
+            wrong.append(f"calls of round {rounds}: {sorted(begun.items())}")
+        if record(calm) != record(disturbed):
+            wrong.append(f"the record of round {rounds} differs")
+    print(wrong or f"{done} interrupts of {rounds} audits, {repeated} calls repeated, every record equal")
+    raise SystemExit(bool(wrong))
 
 
 if __name__ == "__main__":
