@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -86,6 +86,7 @@ def _labels(target: Target, public: Sequence[Example], kept: Sequence[int]) -> T
     return torch.tensor(labels).to(target.device)
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where the texts of the attacker's own clients come from."""
 
