@@ -19,6 +19,7 @@ from gradleak.cli.help import PlainHelp
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.publish import publish
+from gradleak.cli.purge import purge
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.score import score
@@ -56,6 +57,7 @@ command()(report)
 command()(score)
 command()(tables)
 command()(publish)
+command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
 app.add_typer(prior_app, name="prior")
