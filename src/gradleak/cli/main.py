@@ -12,6 +12,7 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
+from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
@@ -54,6 +55,7 @@ command(epilog=EPILOG)(tradeoff)
 command()(finetune)
 command()(show)
 command()(report)
+command()(compare)
 command()(score)
 command()(tables)
 command()(publish)
