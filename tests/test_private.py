@@ -82,6 +82,8 @@ def test_all_that_a_run_leaves_is_its_owners_whatever_the_umask_and_a_purge_leav
     assert (out / "todo.txt").read_text() == "ask the board"
     for part in ("guesses and texts in", "for-the-board.html", "records that cannot be read", "Stays:", "not touched: todo.txt"):
         assert part in said
+    assert main(["purge", str(out), "--yes"]) == 0
+    assert f"Nothing private is left in {out}." in " ".join(capsys.readouterr().out.split())
     assert main(["report", str(out)]) == 0  # scores can still be drawn
 
 

@@ -66,8 +66,8 @@ def what_stays(plan: "Purge", folder: Path) -> list[str]:
     """What is left behind, and what it is."""
     from gradleak.report.numbers import counted
 
-    records = counted(len(plan.records), "record", "records")
-    ours = [f"{records} without texts (scores, flags, cost)"] if plan.records else []
+    bare = len(plan.records) + len(plan.bare)
+    ours = [f"{counted(bare, 'record', 'records')} without texts (scores, flags, cost)"] if bare else []
     ours += [named(plan.keep, folder)] if plan.keep else []
     lines = [f"Stays: {'; '.join(ours)}." if ours else "Nothing of the run stays."]
     return lines + ([f"Not written by gradleak, not touched: {named(plan.foreign, folder)}."] if plan.foreign else [])

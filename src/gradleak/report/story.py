@@ -79,7 +79,8 @@ def _told(setting: Setting, metric: str) -> str:
 
 def in_words(facts: Sequence[str]) -> str:
     """What an attacker is told, as a person would say it."""
-    return " and ".join(TOLD.get(fact, fact) for fact in facts)
+    *first, last = [TOLD.get(fact, fact) for fact in facts] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _means(setting: Setting, leaking: bool, metric: str) -> list[str]:

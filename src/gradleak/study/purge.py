@@ -38,6 +38,7 @@ class Purge:
 
     remove: dict[str, list[Path]] = field(default_factory=dict)  # by what they are
     records: list[Path] = field(default_factory=list)  # rewritten without texts
+    bare: list[Path] = field(default_factory=list)  # records that hold none
     keep: list[Path] = field(default_factory=list)  # ours, without texts
     foreign: list[Path] = field(default_factory=list)  # not ours: never touched
 
@@ -70,13 +71,9 @@ def purge(plan: Purge) -> list[Path]:
     """Does what was planned. Returns the files that still hold a text of these records: they are not ours to remove."""
     texts: set[str] = set()
     for path in plan.records:
-        record = _readable(path)
-        if record is None:
-            plan.mark("records that cannot be read", path)
-            continue
+        record = read_record(path)
         texts |= {text.casefold() for text in texts_of(record) if len(text.strip()) >= SHORTEST_TEXT}
         write_record(path.parent, without_texts(record))
-    plan.records = [path for path in plan.records if path not in plan.remove.get("records that cannot be read", ())]
     # The keys go last: whoever is interrupted finds a folder that can be purged again.
     for kind in sorted(plan.remove, key=lambda kind: kind == FOLDERS["keys"]):
         for path in plan.remove[kind]:
@@ -123,11 +120,23 @@ def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
         if removed_as is not None:
             found.mark(removed_as, path)
         elif path.match(RECORD):
-            found.mark("records", path) if everything else found.records.append(path)
+            _sort_record(path, found, everything)
         elif path.name in WITHOUT_TEXT:
             found.mark("tables and plans", path) if everything else found.keep.append(path)
         else:
             found.foreign.append(path)
+
+
+def _sort_record(path: Path, found: Purge, everything: bool) -> None:
+    record = _readable(path)
+    if everything:
+        found.mark("records", path)
+    elif record is None:
+        found.mark("records that cannot be read", path)
+    elif record == without_texts(record):
+        found.bare.append(path)
+    else:
+        found.records.append(path)
 
 
 def _kind(path: Path) -> str | None:
