@@ -37,6 +37,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     """An empty private file to be filled, which takes the place of `path` when the block ends without an error."""
     make_private_folder(path.parent)
     with _moved_into_place(path, PRIVATE_FILE) as aside:
+        aside.chmod(PRIVATE_FILE)  # a umask may have taken what its owner needs
         yield aside
         aside.chmod(PRIVATE_FILE)  # a library may have put a file of its own there
 
@@ -47,7 +48,7 @@ def make_private_folder(folder: Path) -> None:
     for one in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was first
             one.mkdir(PRIVATE_FOLDER)
-            one.chmod(PRIVATE_FOLDER)  # a umask may have taken more than it should
+            one.chmod(PRIVATE_FOLDER)  # a umask may have taken what its owner needs
     folder.mkdir(exist_ok=True)  # refuses a file in its place
 
 

@@ -19,6 +19,7 @@ from gradleak.report.story import tell
 from gradleak.report.terminal import chain, line
 
 FAILED = "*.failed.txt"
+TRAININGS = "training"  # beside a trade-off's records: files named alike, that are none
 STATES = {"leaks": "leaks", "doubt": "in doubt", "quiet": "not shown to leak", "broken": "cannot be read"}
 
 
@@ -40,7 +41,7 @@ def read_runs(root: Path) -> list[Run]:
     """All runs at and below a folder, the latest first. A record that cannot be read is said, and hides no other."""
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder. Name the folder that was given as --out.")
-    folders = sorted({path.parent for path in root.rglob(RECORD)})
+    folders = sorted({path.parent for path in root.rglob(RECORD)} - set(root.rglob(TRAININGS)))
     if not folders:
         raise RecordError(f"{root} holds no records. Name the folder that was given as --out.")
     found = [run for folder in folders for run in _runs_of(folder, root)]
