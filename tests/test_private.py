@@ -10,9 +10,10 @@ import pytest
 
 from gradleak.cli import main
 from gradleak.records.schema import Record
-from gradleak.records.store import read_record
+from gradleak.records.store import open_key, read_record
 from gradleak.records.summary import record_paths
 from gradleak.records.withheld import texts_of
+from gradleak.study.claims import claim
 
 CANARY = "doctor saw my heart at seven"
 AUDIT = ["audit", "--target", "tiny", "--attack", "span", "--limit", "2", "--device", "cpu"]
@@ -128,6 +129,16 @@ def test_a_purge_asks_and_does_nothing_where_nobody_answers(tmp_path: Path, data
     assert main(["purge", str(out)]) == 2
     assert "Add --yes" in capsys.readouterr().err
     assert holding(out, CANARY)
+
+
+def test_a_folder_that_a_run_works_in_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    open_key(tmp_path)
+    with claim(tmp_path, "a" * 16):
+        assert main(["purge", str(tmp_path), "--yes"]) == 2
+    assert "A run is working in" in capsys.readouterr().err
+    assert (tmp_path / "keys" / "secrets.key").exists()
+    assert main(["purge", str(tmp_path), "--yes"]) == 0
+    assert files(tmp_path) == []
 
 
 def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path: Path, data: Path) -> None:

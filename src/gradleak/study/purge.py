@@ -21,7 +21,9 @@ KEY = "keys/secrets.key"
 FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
 TRAINING = "training"  # of a trade-off: <id>.json holds counts, <id>/ a checkpoint
 REPORTS = ("report.html", "report.md", "report.json", "report.pdf", "index.html")
-MARKS = (b'<meta name="generator" content="gradleak">', b"# What leaks: ", b'"schema": "gradleak.report/')  # of reports
+# What reports say of themselves near their beginning; those of earlier versions have the title only
+MARKS = (b'<meta name="generator" content="gradleak">', b"<title>gradleak: ", b"# What leaks: ", b'"schema": "gradleak.report/')
+PDF_TITLES = (b"gradleak: ", "gradleak: ".encode("utf-16-be"))
 PICTURE = re.compile(r"[0-9a-f]{16}-\d+-\w+\.png")
 HALF_WRITTEN = re.compile(r"\..+\.tmp|.+\.part")
 # Files of a run that hold no text. They stay, and are read through for texts all the same.
@@ -158,7 +160,9 @@ def _is_report(path: Path) -> bool:
         return not path.match(RECORD)
     with path.open("rb") as file:
         start = file.read(4096)
-    return any(mark in start for mark in MARKS) or (path.suffix == ".pdf" and b"gradleak" in path.read_bytes())
+    return any(mark in start for mark in MARKS) or (
+        path.suffix == ".pdf" and any(title in path.read_bytes() for title in PDF_TITLES)
+    )
 
 
 def _is_file(path: Path) -> bool:
