@@ -51,7 +51,7 @@ def audit(
         str | None, option("What attacks that learn may learn from: a name or a file. [what the data offers]")
     ] = None,
     out: Out = Path("runs"),
-    as_json: Annotated[bool, option("Print the record as JSON and nothing else.", "--json")] = False,
+    as_json: Annotated[bool, option("Print the record as JSON, guesses in it only with --show.", "--json")] = False,
     keep_secrets: Annotated[bool, option("Store the private texts or pictures in the record.", "--keep-secrets")] = False,
     show: Annotated[
         bool, option("Show private data and guesses here, pictures as files; made-up ones always are.", "--show")
@@ -120,7 +120,10 @@ def run_and_print(
     place, most = resolve_device(device), resolve_memory(memory)
     finished = run_audit(spec, device=place, memory=most, out=out, keep_secrets=keep_secrets, display=display)
     if as_json:
-        typer.echo(json.dumps(finished.record.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
+        from gradleak.records.withheld import without_texts
+
+        printed = finished.record if show else without_texts(finished.record)
+        typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         print_finished(finished, visible)
 
@@ -146,12 +149,13 @@ def print_finished(finished: "Finished", visible: bool) -> None:
 
 def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:
     """A picture file for each attack that guessed pictures, beside the record."""
+    from gradleak.records.files import write_whole_bytes
     from gradleak.report.pictures import has_pictures, picture_grid
 
     written = []
     for place, attack in enumerate(record.attacks.values()):
         if has_pictures(attack):
             path = beside.with_name(f"{beside.stem}-{place + 1}-{attack.spec['name']}.png")
-            path.write_bytes(picture_grid(attack, secrets))
+            write_whole_bytes(path, picture_grid(attack, secrets))
             written.append(path)
     return written

@@ -15,7 +15,8 @@ from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.heat_map import HeatMap
 from gradleak.report.labels import Labels, natural
 from gradleak.report.model import CostLine, Entry, Report, SettingLine
-from gradleak.report.run_verdict import PAIRED, leaks, order, verdict
+from gradleak.report.run_verdict import PAIRED, flag_lines, leaks, order, verdict
+from gradleak.report.story import in_words, tell
 from gradleak.report.terminal import chain, line
 from gradleak.report.traces import traces
 from gradleak.report.tradeoff import Tradeoff
@@ -42,6 +43,7 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
         records=len(records),
         settings_run=len(settings),
         settings_leaking=sum(leaks(setting, metric) for setting in settings),
+        story=tell(settings, labels, metric),
         verdict=verdict(settings, labels, metric),
         settings=tuple(_setting_line(setting, labels, metric) for setting in settings[:ROWS]),
         heat=attack_heat(in_order, labels, metric),
@@ -73,6 +75,7 @@ def _setting_line(setting: Setting, labels: Labels, metric: str) -> SettingLine:
         exact=setting.worst("exact_match") if "exact_match" in setting.metrics() else None,
         leaks=leaks(setting, metric),
         flags=tuple(dict.fromkeys(name for summary in setting.summaries for name in raised(summary.record))),
+        doubts=tuple(flag_lines([setting], labels)),
     )
 
 
@@ -112,7 +115,7 @@ def threat_model(settings: Sequence[Setting]) -> list[Entry]:
     return [
         Entry("who", "An honest but curious server, or who reads what it receives: it has the model and each client's update."),
         Entry("sees", f"{_distinct(line(record.spec.get('view')) for record in records)}: {seen} of the parameters"),
-        Entry("may be told", ", ".join(sorted(granted)) or "nothing beyond the update"),
+        Entry("may be told", in_words(sorted(granted)) or "nothing beyond the update"),
         Entry("protocol", _distinct(line(record.spec.get("protocol")) for record in records)),
         Entry("defenses", _distinct(chain(record.spec.get("defenses")) for record in records)),
         Entry("differential privacy", guarantees or "none of these defenses proves any"),
