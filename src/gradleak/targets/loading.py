@@ -41,8 +41,7 @@ def refuse_missing_folder(path: str) -> None:
         raise GradleakError(f"{path} is a file: name the folder that holds config.json, the weights and the tokenizer.")
     beside_others = "/" in path and Path(path.split("/")[0]).is_dir()  # `models/clf` where there is a folder `models`
     if beside_others or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
-        advice = "check the path, or write huggingface:path=… with a hub id." if beside_others else "check the path."
-        raise GradleakError(f"There is no folder {path}; {near_paths(path, advice, folders=True)}")
+        raise GradleakError(f"There is no folder {path}; {near_paths(path, 'check the path.', folders=True)}")
 
 
 def architectures_of(path: str) -> tuple[str, ...]:
