@@ -148,6 +148,11 @@ def test_what_cuts_a_csv_is_found_or_given(tmp_path: Path, delimiter: Any, lette
     assert given.remarks() == ()
 
 
+def test_a_document_may_be_longer_than_the_csv_librarys_limit(tmp_path: Path) -> None:
+    text = "word " * 40_000
+    assert File(written(tmp_path, "a.csv", f"text;label\n{text};1\n")).load() == [Example(text, 1)]
+
+
 def test_without_a_header_the_rows_tell_what_cuts_them(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "first; of all,1\nsecond,0\nthird; and; last,1\n")
     assert [example.label for example in File(path, text="1", label="2", header=False).load()] == [1, 0, 1]

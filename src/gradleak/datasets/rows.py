@@ -31,6 +31,7 @@ FORMATS_BY_EXTENSION: dict[str, Format] = {
 DELIMITERS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}  # the likeliest first
 LOOKED_AT = 100  # rows that tell what cuts the columns
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+LONGEST_CELL = 2**30  # letters; the library stops at 2**17, and a document may be longer
 _COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
@@ -53,7 +54,7 @@ class Content:
 
 
 def read_rows(path: Path, format: Format = "auto", header: bool = True) -> list[Row]:
-    """All rows of a UTF-8 file, those of a csv cut at commas."""
+    """All rows of a UTF-8 file."""
     return read_file(path, format, header, "auto", "utf-8").rows
 
 
@@ -84,6 +85,7 @@ def _refuse_idle(path: Path, format: str, delimiter: str, encoding: str) -> None
 
 def _read_text(path: Path, format: str, header: bool, delimiter: Delimiter, encoding: str) -> Content:
     text, found = decode(path, encoding)
+    csv.field_size_limit(LONGEST_CELL)
     if format != "csv":
         return Content(list(_PARSERS[format](path, text, header)), found)
     cut = find_delimiter(text) if delimiter == "auto" else delimiter

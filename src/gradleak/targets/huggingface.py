@@ -122,14 +122,15 @@ def open_classifier(
 
 
 def drawn_in_words(name: str, missing: Iterable[str], architectures: Sequence[str]) -> str:
-    """`with a random head (classifier), which BertModel has not`: what a checkpoint lacks and was drawn."""
+    """`with a random head (classifier), which BertModel does not have`: what a checkpoint lacks and was drawn."""
     modules = sorted({parameter.rpartition(".")[0] for parameter in missing})
     if not modules:
         return ""
     shown = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
     of = architectures[0] if architectures else "its checkpoint"
     advice = f" (to train it as a language model: causal_lm:path={name})" if is_language_model(architectures) else ""
-    return f"with a random head ({shown}), which {of} does not have{advice}"
+    part = "a random head" if len(modules) <= 3 else "random parts"  # a head may have a layer before its last, and a pooler
+    return f"with {part} ({shown}), which {of} does not have{advice}"
 
 
 def _refuse_regression(name: str, folder: Path, classes: int | None) -> None:
