@@ -61,6 +61,9 @@ def test_it_is_audited_with_one_command_and_what_was_done_is_said(here: Path, ca
         strict=True,
     ):
         assert words in remark and remark in said
+    assert main(["report", "runs", "--format", "markdown", "--out", "page.md"]) == 0
+    page = (here / "page.md").read_text()
+    assert record["target"]["model"] in page and record["data"]["remarks"][-1] in page
 
 
 def test_without_asking_nothing_is_left_out_and_every_bad_row_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

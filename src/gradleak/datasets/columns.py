@@ -88,15 +88,15 @@ class Columns:
         written = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
         if value is None or written == "":
             raise _Unfit("the label is empty")
-        shown = repr(value)[:40]  # a wrong column may hold whole private texts
         if written is None or (isinstance(value, float) and not value.is_integer()):
-            raise _Unfit(f"the label must be a whole number or a name, not {shown}")
+            raise _Unfit(f"the label must be a whole number or a name, not {written or type(value).__name__}")
         number = int(written.split(".")[0]) if WHOLE.fullmatch(written) else None
         if not self.labels:
             return written if number is None else number
         name = written if written in self.labels else str(number)
         if name not in self.labels:
-            raise _Unfit(f"the label {shown} is none of labels=[{','.join(self.labels)}]")
+            # not which it is: a wrong column may hold whole private texts, and this goes into records
+            raise _Unfit(f"the label is none of labels=[{','.join(self.labels)}]; case counts")
         return self.labels.index(name)
 
 
