@@ -11,6 +11,7 @@ from gradleak.cli.options import Device, Memory, Out, option
 
 if TYPE_CHECKING:
     from gradleak.audit.runner import Finished
+    from gradleak.core.dataset import Dataset
     from gradleak.records.schema import Record
 
 
@@ -47,6 +48,12 @@ def audit(
     time_limit: Annotated[
         float | None, option("Seconds for each attack on each group of batches; the best guess so far then counts. [none]")
     ] = None,
+    truncate: Annotated[
+        str, option("on or off: cut texts longer than the model reads, as its tokenizer does, or refuse them. [on]")
+    ] = "on",
+    skip_bad: Annotated[
+        bool, option("Leave out rows of a file that cannot be used (empty, no label), and say which.", "--skip-bad")
+    ] = False,
     public: Annotated[
         str | None, option("What attacks that learn may learn from: a name or a file. [what the data offers]")
     ] = None,
@@ -64,7 +71,7 @@ def audit(
     """
     settings = {
         "target": target,
-        "data": data,
+        "data": usable(data) if skip_bad else data,
         "limit": limit,
         "batch_size": batch_size,
         "protocol": protocol,
@@ -79,8 +86,16 @@ def audit(
         "dtype": dtype,
         "time_limit": time_limit,
         "public": public,
+        "truncate": truncate,
     }
     run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle)
+
+
+def usable(data: str) -> "Dataset":
+    """The data without rows that cannot be used."""
+    from gradleak.datasets import resolve_dataset
+
+    return resolve_dataset(data).without_bad_rows()
 
 
 def seen(view: str | None, layers: str | None, modules: str | None) -> str | dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Records of a run put together into a report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +136,21 @@ def provenance(summaries: Sequence[Summary]) -> list[Entry]:
     return [
         Entry("audited", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"),
         Entry("target", _distinct(f"{record.target.name} (fingerprint {record.target.fingerprint[:16]})" for record in records)),
+        *_if_told("model", (record.target.model for record in records)),
         Entry("data", _distinct(line(record.spec.get("data")) for record in records)),
+        *_if_told("how it was read", (" ".join(record.data.remarks) for record in records)),
         Entry("data hash (keyed)", _distinct(record.data.hash[:16] for record in records)),
         Entry("seeds", _distinct(str(record.spec.get("seed", "-")) for record in records)),
         Entry("versions", ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())),
         Entry("machines", _distinct(f"{one.machine.get('device', '-')} ({one.machine.get('name', '-')})" for one in records)),
         Entry("records", _distinct(summary.id for summary in summaries)),
     ]
+
+
+def _if_told(name: str, texts: Iterable[str]) -> list[Entry]:
+    """An entry of what some records say and others, or older ones, do not."""
+    told = [text for text in texts if text]
+    return [Entry(name, _distinct(told))] if told else []
 
 
 def _distinct(texts: Any) -> str:
