@@ -20,7 +20,7 @@ def test_the_map_is_shown_and_kept_and_its_records_can_be_read_back(
     flat = " ".join(out.split())
     for part in ("Leak map: rouge1", "whole", "35.07 %", "1,024", "2.83 %", "query leaks most", "Search failed", "word for word"):
         assert part in flat
-    assert "Layer 2: 2 views of 2 batches" in err
+    assert "Cell 2 of 2: layer=2, module=query" in err
     assert "\x1b" not in out
     assert (tmp_path / "map.json").is_file()
     ElementTree.parse(tmp_path / "heat_map.svg")

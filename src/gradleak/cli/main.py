@@ -39,7 +39,7 @@ Exit codes:
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
   4    the gate is shut: a bound is passed, or flags stand against believing it
-  130  interrupted: finished parts are kept, the same command goes on from them
+  130  interrupted: the same command goes on from the parts that were finished, if any
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return explain(error)
     if code == INTERRUPTED:
-        say_error("Interrupted. Finished parts are kept; run the same command again to go on from them.")
+        say_error("Interrupted.")
     return int(code or 0)
 
 
@@ -108,10 +108,10 @@ def explain(error: Exception) -> int:
         command = error.ctx.command_path if error.ctx else "gradleak"
         say_error(f"{error.format_message().rstrip('.')}. See {command} --help.")
         return BAD_INPUT
-    if isinstance(error, GradleakError):
+    if isinstance(error, (GradleakError, RecordError)):
         say_error(str(error))
         return error.exit_code
-    if isinstance(error, (RecordError, click.ClickException)):
+    if isinstance(error, click.ClickException):
         say_error(str(error))
         return BAD_INPUT
     reason = " ".join(str(error).split()) or "no message"

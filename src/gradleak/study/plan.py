@@ -3,7 +3,7 @@
 import fnmatch
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError
@@ -11,6 +11,7 @@ from gradleak.core.registry import did_you_mean
 from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.study.cells import Cell, Study
+from gradleak.study.pace import kinds_of
 
 SCHEMA = "gradleak.study/1"
 FILE = "study.json"
@@ -19,10 +20,12 @@ FAILED = ".failed.txt"
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell by its id, and where it lies on the axes."""
+    """A cell by its id, where it lies on the axes, and what its time depends on."""
 
     id: str
     axes: Mapping[str, str]
+    kinds: Mapping[str, str] = field(default_factory=dict)  # by the key of each attack (pace.kinds_of); none in older plans
+    batches: int = 0
 
     @property
     def title(self) -> str:
@@ -31,7 +34,15 @@ class PlannedCell:
 
 def write_plan(folder: Path, study: Study) -> None:
     """The cells of the whole study, whatever part of it is run now; the last command's study stands."""
-    cells = [{"id": cell.spec.id, "axes": dict(cell.axes)} for cell in study.cells]
+    cells = [
+        {
+            "id": cell.spec.id,
+            "axes": dict(cell.axes),
+            "kinds": {key: kind for key, (kind, _) in kinds_of(cell.spec).items()},
+            "batches": cell.spec.limit * cell.spec.draws,
+        }
+        for cell in study.cells
+    ]
     write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "name": study.name, "cells": cells}, ensure_ascii=False) + "\n")
 
 
@@ -42,7 +53,7 @@ def read_plan(folder: Path) -> list[PlannedCell] | None:
         return None
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return [PlannedCell(cell["id"], cell["axes"]) for cell in plain["cells"]]
+        return [PlannedCell(cell["id"], cell["axes"], cell.get("kinds", {}), cell.get("batches", 0)) for cell in plain["cells"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is not a whole study file. Delete it and run the study again: records are kept.") from error
 
