@@ -13,7 +13,7 @@ import torch
 import gradleak
 from gradleak import __version__
 from gradleak.cli import main
-from gradleak.cli.components import KINDS
+from gradleak.cli.index import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
 from gradleak.records.summary import RECORD

@@ -12,7 +12,7 @@ import typer
 
 import gradleak
 from gradleak.audit import AuditSpec
-from gradleak.cli.components import KINDS
+from gradleak.cli.index import KINDS
 from gradleak.cli.main import app
 from gradleak.core.registry import registered
 from gradleak.records.flags import FLAGS

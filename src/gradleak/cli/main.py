@@ -15,7 +15,7 @@ from gradleak.cli.check import check
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
-from gradleak.cli.help import PlainHelp
+from gradleak.cli.index import Command
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.publish import publish
@@ -41,8 +41,8 @@ Exit codes:
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
-command = partial(app.command, cls=PlainHelp)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG)
+command = partial(app.command, cls=Command)
 command(epilog=EPILOG)(audit)
 command(epilog=EPILOG)(check)
 command(epilog=EPILOG)(run)
