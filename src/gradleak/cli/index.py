@@ -28,7 +28,7 @@ KINDS = {
 # The kind of component that an option or argument names, in whichever command it stands
 OPTIONS = {
     **{kind: kind for kind in ("attack", "defense", "target", "metric", "protocol", "view", "prior")},
-    **{name: "dataset" for name in ("data", "public", "train_data", "eval_data")},
+    **dict.fromkeys(("data", "public", "train_data", "eval_data"), "dataset"),
 }
 PATHS = ("target", "dataset", "prior")  # kinds that may be written as a file, a folder or a hub id instead
 
@@ -89,10 +89,25 @@ class ComponentLine(click.ParamType):
 
 
 class Command(PlainHelp):
-    """A command whose options know which of them name components."""
+    """A command whose options know which of them name components, and which looks for a target of the hub before it begins."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         PlainHelp.__init__(self, *arguments, **settings)
         for parameter in self.params:
             if parameter.name in OPTIONS:
                 parameter.type = ComponentLine(OPTIONS[parameter.name])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        target = ctx.params.get("target")
+        if isinstance(target, str):
+            find_target(target)
+        return PlainHelp.invoke(self, ctx)
+
+
+def find_target(line: str) -> None:
+    """Refuses a hub id that neither network nor cache holds, before a library is loaded for it."""
+    from gradleak.core.hub import find_model
+
+    path = line.partition(":")[0].strip()
+    if path not in read_index()["target"] and not Path(line).exists() and not Path(path).exists():
+        find_model(path)

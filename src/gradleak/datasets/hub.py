@@ -9,6 +9,7 @@ from typing import Any
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
+from gradleak.core.hub import stay_offline_unless_reachable
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
 from gradleak.datasets.lamp_selection import Selection, select
@@ -33,6 +34,7 @@ class Hub(Dataset):
 
     def load(self, count: int | None = None) -> list[Example]:
         source = f"hub dataset {self.path}" + (f"/{self.config}" if self.config else "") + f", {self.split} split"
+        stay_offline_unless_reachable()
         library = _library()
         try:
             records = library.load_dataset(self.path, self.config, split=self.split)

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.hub import find_model
 
 
 def quiet_transformers() -> Any:
@@ -21,8 +22,11 @@ def quiet_transformers() -> Any:
 
 
 def source_of(path: str) -> str | Path:
-    """A folder where there is one of that name, else a hub id."""
-    return Path(path) if Path(path).is_dir() else path
+    """A folder where there is one of that name, else a hub id that network or cache holds."""
+    if Path(path).is_dir():
+        return Path(path)
+    find_model(path)
+    return path
 
 
 def load_tokenizer(name: str, source: str | Path) -> Any:
