@@ -1,8 +1,8 @@
 """How long a person waits for help, a list, a typo's answer, an unreachable hub, and the first step of a tiny audit.
 
 python benchmarks/first_hour.py [--repeat 3]: the best of so many runs of each, wall clock and processor time, beside the limit.
-The limits are for two idle cores and a warm cache: where others keep the machine busy the processor time is nearer to that, so the
-smaller of the two is held to the limit. The hub is made unreachable by an address on this machine that nobody listens on.
+The limits are for two idle cores and a warm cache. Where others keep the machine busy the processor time is nearer to that,
+so the smaller of the two is held to the limit. The hub is made unreachable by an address that nobody listens on.
 Exits with 1 where a limit is passed.
 """
 

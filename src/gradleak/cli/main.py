@@ -13,6 +13,7 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
 from gradleak.cli.components import list_components
+from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
 from gradleak.cli.index import Command
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    fall_back(words)
     try:
         code = typer.main.get_command(app).main(
             [word for word in words if word != "--debug"], prog_name="gradleak", standalone_mode=False
@@ -117,4 +119,4 @@ def explain(error: Exception) -> int:
 
 def say_error(sentence: str) -> None:
     """On standard error, so that standard output holds results only."""
-    typer.echo(f"Error: {sentence}", err=True)
+    print(f"Error: {sentence}", file=sys.stderr)  # not click's echo, which writes UTF-8 on terminals that read ASCII

@@ -54,9 +54,18 @@ def list_folder(folder: Path) -> None:
     from gradleak.records.errors import RecordError
     from gradleak.records.store import read_record
     from gradleak.report.layout import open_console
-    from gradleak.report.listing import folder_table
+    from gradleak.report.listing import print_folder
 
     paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
     if not paths:
         raise RecordError(f"{folder} holds no records. Name the folder that was given as --out.")
-    open_console().print(folder_table([(str(path.relative_to(folder)), read_record(path)) for path in paths]))
+    records, broken = [], []
+    for path in paths:
+        try:
+            records.append((str(path.relative_to(folder)), read_record(path)))
+        except RecordError as error:
+            broken.append(str(error))
+    if records:
+        print_folder(open_console(), records)
+    if broken:
+        raise RecordError("\n".join(broken))

@@ -96,11 +96,20 @@ def heading(record: Record) -> str:
 
 
 def line(component: Any) -> str:
-    """A component of a spec on one line; fields that are off are left out."""
+    """A component of a spec as it is written on the command line; fields that are off are left out."""
     if not isinstance(component, dict):
-        return str(component if component is not None else "-")
-    fields = [f"{key}={value}" for key, value in component.items() if key != "name" and not _off(value)]
+        return _written(component if component is not None else "-")
+    fields = [f"{key}={_written(value)}" for key, value in component.items() if key != "name" and not _off(value)]
     return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
+
+
+def _written(value: Any) -> str:
+    """A value of a field: `[query,key]`, `true`, or a component within a component."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return line(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _off(value: Any) -> bool:
