@@ -72,7 +72,7 @@ def _may_be_path(line: str) -> bool:
     return any(sign in line.partition(":")[0] for sign in "/\\.-~") or Path(line).exists()
 
 
-class ComponentLine(click.ParamType):
+class ComponentLine(click.ParamType):  # type: ignore[type-arg]
     """A name with fields, checked before anything heavy is loaded; a shell can complete the name."""
 
     name = "text"

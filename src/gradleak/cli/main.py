@@ -13,6 +13,7 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
 from gradleak.cli.components import list_components
+from gradleak.cli.doctor import doctor
 from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
@@ -59,6 +60,7 @@ command()(tables)
 command()(publish)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
+command()(doctor)
 app.add_typer(prior_app, name="prior")
 
 
