@@ -12,6 +12,13 @@ READY := $(VENV)/.ready
 
 audit: $(READY)
 	$(BIN)/gradleak audit --limit 3 --attack portfolio --attack lamp_quick --seed 0
+	@printf '%s\n' '' 'How to go on:' \
+	  '  source $(BIN)/activate         # so that gradleak is found' \
+	  '  gradleak audit --data notes.csv   # your own texts, one a row' \
+	  '  gradleak audit --defense sign     # does a defense help?' \
+	  '  gradleak report runs              # what was found, as a page to show' \
+	  '  gradleak list                     # attacks, defenses and all else' \
+	  '  gradleak doctor                   # what is wrong, where something is'
 
 # The second line: what another processor was seen to fail, and all that proves something, under one other arithmetic of this one.
 test: $(READY)

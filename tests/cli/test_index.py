@@ -12,7 +12,9 @@ from gradleak.audit import AuditSpec
 from gradleak.cli import main
 from gradleak.cli.index import FILE, KINDS, check_line, read_index
 from gradleak.cli.write_index import index_text
+from gradleak.core import registry
 from gradleak.core.errors import GradleakError
+from gradleak.core.registry import registered
 from gradleak.core.specs import resolve
 
 HEAVY = ("torch", "transformers", "scipy", "numpy")
@@ -97,6 +99,11 @@ def test_early_and_late_errors_are_the_same_sentence(kind: str, line: str) -> No
 )
 def test_what_may_be_right_is_let_through(kind: str, line: str) -> None:
     check_line(kind, line)
+
+
+def test_a_component_that_a_program_has_registered_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registry["view"], "mine", registered("view")["everything"])
+    check_line("view", "mine")
 
 
 def test_every_default_of_an_audit_is_let_through() -> None:

@@ -315,7 +315,8 @@ def check_claims(out: Path) -> Iterator[Finding]:
     """Cells that somebody took and never finished."""
     from gradleak.study.claims import claim
 
-    held, stale = [], []
+    held: list[Path] = []
+    stale: list[Path] = []
     for path in sorted(out.rglob("claims/*")):
         folder, cell = path.parents[1], path.name
         if any((folder / f"{cell}{suffix}").exists() for suffix in (".json", ".failed.txt")):

@@ -52,14 +52,15 @@ def read_index() -> dict[str, dict[str, Entry]]:
 
 def check_line(kind: str, line: str) -> None:
     """Refuses a name or a field that no component has. What is in doubt is left to whoever reads the line in full."""
-    from gradleak.core.registry import unknown_component, unknown_field
+    from gradleak.core.registry import registered, unknown_component, unknown_field
     from gradleak.core.specs import split_fields
 
     known = read_index()[kind]
     name, _, rest = line.partition(":")
     name = name.strip()
     if name not in known:
-        if not name or (kind in PATHS and _may_be_path(line)) or (kind == "defense" and (name == "none" or "+" in line)):
+        # Registered: by a program of the user's, which then calls this command
+        if not name or name in registered(kind) or (kind in PATHS and _may_be_path(line)) or (kind == "defense" and (name == "none" or "+" in line)):
             return
         raise unknown_component(kind, name, known)
     for part in split_fields(rest):
