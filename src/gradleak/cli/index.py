@@ -52,15 +52,14 @@ def read_index() -> dict[str, dict[str, Entry]]:
 
 def check_line(kind: str, line: str) -> None:
     """Refuses a name or a field that no component has. What is in doubt is left to whoever reads the line in full."""
-    from gradleak.core.registry import registered, unknown_component, unknown_field
+    from gradleak.core.registry import unknown_component, unknown_field
     from gradleak.core.specs import split_fields
 
     known = read_index()[kind]
     name, _, rest = line.partition(":")
     name = name.strip()
     if name not in known:
-        # Registered: by a program of the user's, which then calls this command
-        if not name or name in registered(kind) or (kind in PATHS and _may_be_path(line)) or (kind == "defense" and (name == "none" or "+" in line)):
+        if not name or _may_be_right(kind, name, line):
             return
         raise unknown_component(kind, name, known)
     for part in split_fields(rest):
@@ -69,8 +68,13 @@ def check_line(kind: str, line: str) -> None:
             raise unknown_field(kind, name, field.strip(), list(known[name].fields))
 
 
-def _may_be_path(line: str) -> bool:
-    return any(sign in line.partition(":")[0] for sign in "/\\.-~") or Path(line).exists()
+def _may_be_right(kind: str, name: str, line: str) -> bool:
+    """Whether a line may be what the index does not know: a path, a chain, a component that the user's program registered."""
+    from gradleak.core.registry import registered
+
+    is_path = kind in PATHS and (any(sign in name for sign in "/\\.-~") or Path(line).exists())
+    is_chain = kind == "defense" and (name == "none" or "+" in line)
+    return is_path or is_chain or name in registered(kind)
 
 
 class ComponentLine(click.ParamType):  # type: ignore[type-arg]
