@@ -22,9 +22,10 @@ def optimiser(learning_rate: float, clip_norm: float) -> Adam:
 @register("attack", "lamp_bert_large")
 @dataclass(frozen=True)
 class LampBertLarge(MatchingAttack):
-    """LAMP as run on BERT-large; give the weights of `lamp_l2l1` (60 and 25) with loss=l2l1."""
+    """LAMP as run on BERT-large; with loss=l2l1 its weights are shares of the gradient's size, as those of `lamp_l2l1`."""
 
     cites = CITES + ", supplement D"
+    version = 2
 
     loss: Literal["cosine", "l2l1"] = "cosine"
     steps: int = 5000
@@ -52,6 +53,7 @@ class LampBertLarge(MatchingAttack):
             norm_weight=self.norm_weight,
             discrete=discrete_rounds(self, every=200),
             answer_by_prior=None if self.faithful else self.prior_weight,
+            relative_weights=self.loss == "l2l1",
             slips=RELEASED if self.faithful else NONE,
         )
 
