@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -99,7 +100,7 @@ def not_writable(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")  # root may write anywhere, so that a mode would not do
 
-    monkeypatch.setattr(doctor.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
 
 
 def no_locks(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:

@@ -1,11 +1,9 @@
 """`gradleak doctor`: what is wrong with this installation, its data and its runs, each with the way to mend it."""
 
-import importlib.metadata
 import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +112,8 @@ def check_python(out: Path) -> Iterator[Finding]:
 
 def check_packages(out: Path) -> Iterator[Finding]:
     """What gradleak cannot do without, in versions that are new enough."""
+    import importlib.metadata  # here, since every command would wait for it
+
     wrong = False
     for package, oldest in PACKAGES.items():
         try:
@@ -230,6 +230,8 @@ def check_data(out: Path) -> Iterator[Finding]:
 
 def check_writing(out: Path) -> Iterator[Finding]:
     """Whether records can be written, and locks taken."""
+    import tempfile
+
     nearest = next(one for one in (out, *out.absolute().parents) if one.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".doctor.") as file:
