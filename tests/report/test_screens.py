@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +56,22 @@ def test_a_broken_record_is_named_below_the_others(tmp_path: Path, make_record: 
     shown = capsys.readouterr()
     assert whole.name in shown.out
     assert "0123456789abcdef.json is not a whole JSON file" in shown.err
+
+
+def test_legacy_metrics_are_shown_on_request_or_where_alone(make_record: Make, tmp_path: Path, capsys: Captured) -> None:
+    record = make_record()
+    (attack,) = record.attacks.values()
+    score = attack.scores["rouge1"]
+    both, alone = ({"rouge1": score, "rouge1_legacy": score}, {"rouge1_legacy": score})
+    for number, (scores, words, is_there) in enumerate([(both, [], False), (both, ["--full"], True), (alone, [], True)]):
+        path = write_record(tmp_path / str(number), replace(record, attacks={"tag": replace(attack, scores=scores)}))
+        assert main(["show", str(path), *words]) == 0
+        assert ("\nrouge1_legacy " in capsys.readouterr().out) == is_there
+
+
+def test_a_misspelt_command_is_answered_with_one_suggestion(capsys: Captured) -> None:
+    assert main(["lst"]) == 2
+    assert capsys.readouterr().err == "Error: No such command 'lst'. Did you mean 'list'? See gradleak --help.\n"
 
 
 def test_components_read_as_on_the_command_line() -> None:

@@ -1,5 +1,6 @@
 """The `gradleak` command: its parts, its exit codes, and errors as sentences."""
 
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -106,7 +107,8 @@ def explain(error: Exception) -> int:
     """Says what went wrong in one sentence and returns the exit code."""
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "gradleak"
-        say_error(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())  # click and typer both suggest
+        say_error(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help.")
         return BAD_INPUT
     if isinstance(error, GradleakError):
         say_error(str(error))

@@ -14,6 +14,7 @@ RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec
 def show(
     record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
     trace: Annotated[bool, typer.Option("--trace", help="Show the guesses as the search went on.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every metric, legacy ones too.")] = False,
     pictures: Annotated[
         bool, typer.Option("--pictures", help="Draw guessed pictures, below their secrets where kept, into PNG files beside it.")
     ] = False,
@@ -31,7 +32,7 @@ def show(
         list_folder(record)
         return
     read = read_record(record)
-    print_record(open_console(), read, kept_secrets(read), with_trace=trace)
+    print_record(open_console(), read, kept_secrets(read), with_trace=trace, full=full)
     if pictures:
         draw(read, record)
 

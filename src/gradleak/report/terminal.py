@@ -11,12 +11,14 @@ from gradleak.report.findings import outright
 from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.numbers import counted, duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
-from gradleak.report.scores import score_tables
+from gradleak.report.scores import hidden, score_tables
 from gradleak.report.verdict import closing_sentence, explain, raised, worst_case_sentence
 
 
-def print_record(console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False) -> None:
-    """Draws the record. Without `guesses` none is drawn: a good one is the private text."""
+def print_record(
+    console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False, full: bool = False
+) -> None:
+    """Draws the record. Without `guesses` none is drawn: a good one is the private text. `full`: legacy metrics too."""
     console.print(Text(f"Audit {record.id}", style="bold"))
     console.print(heading(record), style="dim")
     for line_of_privacy in guarantee_lines(record):
@@ -40,15 +42,17 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
         for title, table in trace(attack, secrets) if with_trace and guesses else ():
             console.print(Text(f"\n  {title}", style="bold"))
             console.print(Padding(table, (0, 0, 0, 2)))
-    _print_scores(console, record)
+    _print_scores(console, record, full)
 
 
-def _print_scores(console: Console, record: Record) -> None:
+def _print_scores(console: Console, record: Record, full: bool) -> None:
     console.print()
-    for table in score_tables(console, record):
+    for table in score_tables(console, record, full):
         console.print(table)
         console.print()
-    console.print("Fractions in %; intervals over client batches; gain: how much more than the blind attack gets.", style="dim")
+    left_out = "" if full or not hidden(record) else " Legacy metrics: gradleak show RECORD --full."
+    legend = "Fractions in %; intervals over client batches; gain: how much more than the blind attack gets."
+    console.print(legend + left_out, style="dim")
     console.print()
     for name, attack in record.attacks.items():
         if attack.label_accuracy is not None:
