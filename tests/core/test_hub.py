@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradleak
+from gradleak.cli.index import find_target
 from gradleak.core import hub
 from gradleak.core.errors import GradleakError
 
@@ -57,6 +58,16 @@ def test_a_server_that_answers_is_reached_also_through_a_proxy(no_network: Path,
 def test_what_is_no_hub_id_is_left_to_whoever_loads_it(no_network: Path) -> None:
     hub.find_model("./clff")
     hub.find_model("a/b/c")
+
+
+def test_a_path_beside_folders_that_are_there_is_not_taken_for_a_hub_id(
+    no_network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    find_target("models/clff")
+    with pytest.raises(GradleakError, match="cannot be reached"):
+        find_target("org/model:classes=3")
 
 
 def test_the_command_line_says_so_before_it_loads_torch(no_network: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_run_ends_with_a_short_verdict_and_shows_cells_on_request(tmp_path: Pa
     short = capsys.readouterr().out
     assert short.startswith("2 of 2 cells have a record.\n")
     assert len(short.splitlines()) <= 8
-    assert "few_examples (1 of 1 settings)" in " ".join(short.split())
+    assert "few_examples (1 of 1 setting)" in " ".join(short.split())
     assert "gradleak report" in short.splitlines()[-1]
     assert main([*words, "--full"]) == 0
     full = capsys.readouterr().out

@@ -114,5 +114,6 @@ def find_target(line: str) -> None:
     from gradleak.core.hub import find_model
 
     path = line.partition(":")[0].strip()
-    if path not in read_index()["target"] and not Path(line).exists() and not Path(path).exists():
+    beside_others = "/" in path and Path(path.split("/")[0]).is_dir()  # `models/clf` where there is a folder `models`
+    if path not in read_index()["target"] and not beside_others and not Path(line).exists() and not Path(path).exists():
         find_model(path)

@@ -203,6 +203,7 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
     from gradleak.records.settings import settings_of
     from gradleak.records.summary import read_summary
     from gradleak.report.labels import Labels
+    from gradleak.report.numbers import counted
     from gradleak.report.run_report import leading
     from gradleak.report.run_verdict import order, verdict
 
@@ -213,7 +214,9 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
     labels, metric = Labels(records), leading(records)
     settings = order([one for one in settings_of(summaries) if metric in one.metrics()], metric)
     found = verdict(settings, labels, metric)
-    doubts = [f"{flag.name} ({flag.settings} of {len(settings)} settings)" for flag in found.flags if flag.lowers_trust]
+    everything = len(settings) == 1 and len(set(found.exact.split(" of "))) == 1 and found.exact != ""  # `12 of 12`
+    raised = [flag for flag in found.flags if flag.lowers_trust and not everything]
+    doubts = [f"{flag.name} ({flag.settings} of {counted(len(settings), 'setting', 'settings')})" for flag in raised]
     where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
     return [found.headline, *where, *([f"In doubt, so that it may be more: {', '.join(doubts)}."] if doubts else [])]
 
