@@ -13,6 +13,7 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
+from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
 from gradleak.cli.doctor import doctor
 from gradleak.cli.encoding import fall_back
@@ -22,6 +23,7 @@ from gradleak.cli.index import Command
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.publish import publish
+from gradleak.cli.purge import purge
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.score import score
@@ -56,9 +58,11 @@ command(epilog=EPILOG)(tradeoff)
 command()(finetune)
 command()(show)
 command()(report)
+command()(compare)
 command()(score)
 command()(tables)
 command()(publish)
+command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
 command()(doctor)
