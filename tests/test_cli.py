@@ -17,7 +17,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.audit.together import Together
 from gradleak.cli import main
-from gradleak.cli.components import KINDS
+from gradleak.cli.index import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
 from gradleak.records.summary import RECORD
@@ -198,7 +198,7 @@ def test_a_label_outside_the_models_classes_is_refused(tmp_path: Path, capsys: C
     data = tmp_path / "notes.csv"
     data.write_text("text,label\nthe doctor,7\n")
     assert main([*AUDIT, "--data", str(data), "--limit", "1", "--out", str(tmp_path)]) == 2
-    assert "Error: Batch 0: Label 7 is outside the 2 classes" in capsys.readouterr().err
+    assert "notes.csv, line 2: label 7 is outside the 2 classes" in capsys.readouterr().err
 
 
 def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> None:
@@ -206,7 +206,7 @@ def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> No
     words = ["run", str(tmp_path / "small.yaml"), "--out", str(tmp_path), "--device", "cpu"]
     assert main([*words, "--limit-cells", "1"]) == 0
     assert len(list((tmp_path / "small").glob(RECORD))) == 1
-    assert main(words) == 0
+    assert main([*words, "--full"]) == 0
     out, err = capsys.readouterr()
     assert "1 of 2 cells are finished already" in err
     assert "tag:steps=2" in out
@@ -216,10 +216,11 @@ def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> No
 
 def test_a_grid_with_a_failed_cell_returns_3(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "long.csv").write_text("text,label\n" + "the " * 200 + ",1\n")
-    (tmp_path / "fails.yaml").write_text(GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntarget"))
+    (tmp_path / "fails.yaml").write_text(GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntruncate: off\ntarget"))
     assert main(["run", str(tmp_path / "fails.yaml"), "--out", str(tmp_path), "--device", "cpu"]) == 3
     out, err = capsys.readouterr()
-    assert out.count("failed") >= 2
+    assert "0 of 2 cells have a record; 2 failed." in out
+    assert "Could not be judged" in out
     assert "2 of 2 cells failed" in err
     assert len(list((tmp_path / "fails").glob("*.failed.txt"))) == 2
 

@@ -1,5 +1,6 @@
 """The `gradleak` command: its parts, its exit codes, and errors as sentences."""
 
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,13 +13,17 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
+from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
+from gradleak.cli.doctor import doctor
+from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
-from gradleak.cli.help import PlainHelp
+from gradleak.cli.index import Command
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.publish import publish
+from gradleak.cli.purge import purge
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.score import score
@@ -41,8 +46,8 @@ Exit codes:
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
-command = partial(app.command, cls=PlainHelp)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG)
+command = partial(app.command, cls=Command)
 command(epilog=EPILOG)(audit)
 command(epilog=EPILOG)(check)
 command(epilog=EPILOG)(run)
@@ -53,11 +58,14 @@ command(epilog=EPILOG)(tradeoff)
 command()(finetune)
 command()(show)
 command()(report)
+command()(compare)
 command()(score)
 command()(tables)
 command()(publish)
+command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
+command()(doctor)
 app.add_typer(prior_app, name="prior")
 
 
@@ -83,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    fall_back(words)
     try:
         code = typer.main.get_command(app).main(
             [word for word in words if word != "--debug"], prog_name="gradleak", standalone_mode=False
@@ -102,7 +111,8 @@ def explain(error: Exception) -> int:
     """Says what went wrong in one sentence and returns the exit code."""
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "gradleak"
-        say_error(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())  # click and typer both suggest
+        say_error(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help.")
         return BAD_INPUT
     if isinstance(error, (GradleakError, RecordError)):
         say_error(str(error))
@@ -117,4 +127,4 @@ def explain(error: Exception) -> int:
 
 def say_error(sentence: str) -> None:
     """On standard error, so that standard output holds results only."""
-    typer.echo(f"Error: {sentence}", err=True)
+    print(f"Error: {sentence}", file=sys.stderr)  # not click's echo, which writes UTF-8 on terminals that read ASCII

@@ -10,7 +10,7 @@ MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
 
 def leak_map(
     target: Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")] = "minilm",
-    data: Annotated[str, option("Private examples: a name or a file. [cola]")] = "cola",
+    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
     attack: Annotated[str, option("Who guesses, from each part alone. [energy]")] = "energy",
     limit: Annotated[int, option("Client batches to attack. [20]")] = 20,
     batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,

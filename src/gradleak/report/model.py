@@ -46,6 +46,16 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Story:
+    """The run told to who has to decide."""
+
+    happened: str  # one sentence
+    means: tuple[str, ...]
+    not_tried: tuple[str, ...]
+    would_change: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SettingLine:
     """One client under all attacks run on it."""
 
@@ -56,6 +66,7 @@ class SettingLine:
     exact: Score | None
     leaks: bool
     flags: tuple[str, ...]
+    doubts: tuple[FlagLine, ...]  # the same with their numbers and what they mean
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,7 @@ class Report:
     records: int
     settings_run: int
     settings_leaking: int
+    story: Story
     verdict: Verdict
     settings: tuple[SettingLine, ...]  # the ones that leak most first; not all where there are very many
     heat: AttackHeat

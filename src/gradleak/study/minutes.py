@@ -12,6 +12,7 @@ from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Kept, begun_calls
 from gradleak.audit.runner import has_parts, name_of
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Progress
 from gradleak.records.summary import RECORD
 from gradleak.report.numbers import duration
 from gradleak.study.allowance import Allowance, TimeIsUp
@@ -319,11 +320,14 @@ class Watch:
     def until_all_end(self, started: Sequence[BaseProcess]) -> None:
         """Returns when no process is left, or when half of the reserve is gone too."""
         shown = self._records()
-        while any(process.is_alive() for process in started) and self.allowance.left > -self.allowance.reserve / 2:
-            time.sleep(min(LOOK, self.allowance.reserve / 10))
-            if (now := self._records()) > shown:
-                shown = now
-                self.display.say(f"{shown} records are there; {duration(max(0.0, self.allowance.left))} left.")
+        progress = Progress(total=round(self.allowance.seconds))
+        with self.display.watch(f"{len(started)} processes, seconds", progress):
+            while any(process.is_alive() for process in started) and self.allowance.left > -self.allowance.reserve / 2:
+                time.sleep(min(LOOK, self.allowance.reserve / 10))
+                progress.done = min(progress.total, round(self.allowance.clock() - self.allowance.began))
+                if (now := self._records()) > shown:
+                    shown = now
+                    self.display.say(f"{shown} records are there; {duration(max(0.0, self.allowance.left))} left.")
         died = [process for process in started if process.exitcode]
         if died:
             self.display.say(f"{len(died)} of {len(started)} processes died; what they left waits for the next run.")

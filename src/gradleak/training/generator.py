@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ class GeneratorTraining:
     seed: int = 0
 
 
+@runtime_checkable
 class Learns(Protocol):
     """One way of training a generator."""
 

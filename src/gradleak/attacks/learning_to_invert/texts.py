@@ -80,9 +80,10 @@ def _labels(target: Target, public: Sequence[Example], kept: Sequence[int]) -> T
     if target.labels_are_tokens:
         return None
     given = [public[place].label for place in kept]
-    labels = [place % target.classes if label is None else label for place, label in enumerate(given)]
-    if not all(0 <= label < target.classes for label in labels):
-        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target.")
+    try:
+        labels = [place % target.classes if label is None else target.class_of(label) for place, label in enumerate(given)]
+    except GradleakError as error:
+        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target: {error}") from error
     return torch.tensor(labels).to(target.device)
 
 

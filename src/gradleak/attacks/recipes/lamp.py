@@ -14,6 +14,7 @@ from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.core.defense import Channel
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
 
@@ -54,9 +55,9 @@ class LampCos(MatchingAttack):
 
     cites = CITES
 
-    steps: int = 2000
-    starts: int = 500
-    learning_rate: float = 0.01
+    steps: Count = 2000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
     decay: float = 0.89  # every 50 steps
     prior_weight: float = 0.2
     norm_weight: float = 1.0
@@ -66,7 +67,7 @@ class LampCos(MatchingAttack):
     faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
@@ -86,9 +87,9 @@ class LampL2L1(MatchingAttack):
     cites = CITES + "; weights relative to the gradient's size are ours"
     version = 2
 
-    steps: int = 2000
-    starts: int = 500
-    learning_rate: float = 0.01
+    steps: Count = 2000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
     decay: float = 0.89  # every 50 steps
     prior_weight: float = 0.2
     norm_weight: float = 1.0
@@ -99,7 +100,7 @@ class LampL2L1(MatchingAttack):
     faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32
+    longest: Count = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
@@ -118,8 +119,8 @@ class LampQuick(MatchingAttack):
 
     cites = CITES
 
-    steps: int = 300
-    starts: int = 50
+    steps: Count = 300
+    starts: Count = 50
     polish_rounds: int = 20
     labels: Source = "known"
     lengths: Source = "known"
@@ -139,8 +140,8 @@ class LampPlus(MatchingAttack):
 
     cites = CITES + "; the last search and the restarts are ours"
 
-    steps: int = 2000
-    starts: int = 500
+    steps: Count = 2000
+    starts: Count = 500
     polish_rounds: int = 60
     polish_prior_weight: float = 0.02
     word_sweeps: int = 4  # of the last search, word by word; 0 leaves it out
@@ -148,7 +149,7 @@ class LampPlus(MatchingAttack):
     restarts: int = 1  # for sentences whose guess does not explain the update
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32
+    longest: Count = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
