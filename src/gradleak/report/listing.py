@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from gradleak.records.flags import LEADING
+from gradleak.records.judgement import leading_metric, raised
 from gradleak.records.schema import Record
 from gradleak.report.layout import fitting, plain_table
 from gradleak.report.numbers import MISSING, mean_and_interval, number
 from gradleak.report.terminal import chain, line
-from gradleak.report.verdict import raised
 
 CELL_METRICS = (
     *("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy"),
@@ -34,7 +33,7 @@ def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
-    leading = [next((name for name in LEADING if name in record.worst_case), LEADING[0]) for _, record in records]
+    leading = [leading_metric(record.worst_case) for _, record in records]
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):

@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from gradleak.records.judgement import judge_record, raised
 from gradleak.records.schema import FateRecord, Record, StageRecord
 from gradleak.report.findings import outright
 from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.numbers import counted, duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
 from gradleak.report.scores import score_tables
-from gradleak.report.verdict import closing_sentence, explain, raised, worst_case_sentence
+from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
 
 
 def print_record(console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False) -> None:
@@ -56,7 +57,7 @@ def _print_scores(console: Console, record: Record) -> None:
     console.print(worst_case_sentence(record), style="bold")
     for name, details in raised(record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
-    console.print(closing_sentence(record), style="bold")
+    console.print(closing_sentence(judge_record(record), record), style="bold")
 
 
 def stage_sentence(stage: StageRecord) -> str:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradleak.audit.outcomes import begun_calls
+from gradleak.records.run_folder import PlannedCell, last_line, read_plan
 from gradleak.records.summary import RECORD, read_summary
-from gradleak.study.plan import FAILED, PlannedCell, read_plan
+from gradleak.study.plan import FAILED
 
 SAMPLE = 500  # records
 
@@ -38,7 +39,7 @@ def read_state(run: Path) -> State:
     broken = {path.name.removesuffix(FAILED): path for path in run.glob(f"*{FAILED}")}
     parts = {path.name[:16] for path in run.glob("parts/*")} | {one for call in begun_calls(run) for one in call}
     rest = [cell for cell in plan if cell.id not in there]
-    failed = tuple((cell, _last_line(broken[cell.id])) for cell in rest if cell.id in broken)
+    failed = tuple((cell, last_line(broken[cell.id])) for cell in rest if cell.id in broken)
     waiting = [cell for cell in rest if cell.id not in broken]
     finished = tuple(cell for cell in plan if cell.id in there)
     return State(
@@ -60,8 +61,3 @@ def _all_seconds(paths: Sequence[Path]) -> float:
 
 def _seconds(path: Path) -> float:
     return sum(attack.cost.seconds for attack in read_summary(path).record.attacks.values())
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no traceback"
