@@ -15,6 +15,7 @@ from gradleak.records.summary import Summary, is_record_name, no_collector, read
 SCHEMA = "gradleak.study/1"
 FILE = "study.json"
 FAILED_SUFFIX = ".failed.txt"
+ID = 16  # letters of a cell's id, with which the names of its files begin
 SAME = 1e-6  # means this close are one number, whatever the order of their sum
 
 
@@ -28,6 +29,9 @@ class PlannedCell:
     @property
     def title(self) -> str:
         return ", ".join(f"{axis}={value}" for axis, value in self.axes.items()) or "the only cell"
+
+
+Plans = Sequence[tuple[Path, Sequence[PlannedCell]]]  # the file of each, and its cells
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,23 @@ def _whole(paths: Sequence[Path], folders: Sequence[Path], contract: Sequence[Pl
             plans.append((folder / FILE, plan))
     if contract is not None:
         plans = [(folders[0] if folders else paths[0], contract)]
-    there = {summary.id for summary in summaries}
     gaps += _failures(folders, plans)
-    broken = {Path(gap.path).name[:16] for gap in gaps if gap.kind in (FAILED, UNREADABLE)}
-    gaps += _missing(plans, there | broken) + _begun(folders, there | broken | {cell.id for _, plan in plans for cell in plan})
+    there = [summary.path for summary in summaries]
+    looked_at = [*there, *(Path(gap.path) for gap in gaps if gap.kind in (FAILED, UNREADABLE))]
+    gaps += _missing(plans, looked_at, everywhere=contract is not None) + _begun(folders, looked_at)
     gaps += _foreign(summaries, plans, everywhere=contract is not None) + _of_other_data(summaries)
-    meant = {cell.id for _, plan in plans for cell in plan} if plans else None
-    ran = there if meant is None else meant & there
-    return Run(tuple(summaries), Coverage(None if meant is None else len(meant), len(ran), tuple(gaps)))
+    if not plans:
+        return Run(tuple(summaries), Coverage(None, len(summaries), tuple(gaps)))
+    meant = sum(len({cell.id for cell in plan}) for _, plan in plans)
+    run = sum(
+        len({cell.id for cell in plan} & _ids(there, None if contract is not None else path.parent)) for path, plan in plans
+    )
+    return Run(tuple(summaries), Coverage(meant, run, tuple(gaps)))
+
+
+def _ids(paths: Sequence[Path], folder: Path | None) -> set[str]:
+    """The cells that files are about, of one folder or of all: records and tracebacks are called by the id of their cell."""
+    return {path.name[:ID] for path in paths if folder is None or path.parent == folder}
 
 
 def _readable(paths: Sequence[Path]) -> tuple[list[Summary], list[Gap]]:
@@ -129,7 +142,7 @@ def _agree(mean: float | None, column: Sequence[float | None]) -> bool:
     return abs(found - mean) <= SAME * max(1.0, abs(found))
 
 
-def _failures(folders: Sequence[Path], plans: Sequence[tuple[Path, Sequence[PlannedCell]]]) -> list[Gap]:
+def _failures(folders: Sequence[Path], plans: Plans) -> list[Gap]:
     """Tracebacks that lie here; one beside a record means that a later try failed."""
     titles = {cell.id: cell.title for _, plan in plans for cell in plan}
     found = []
@@ -145,19 +158,27 @@ def last_line(path: Path) -> str:
     return lines[-1] if lines else "no traceback"
 
 
-def _missing(plans: Sequence[tuple[Path, Sequence[PlannedCell]]], known: set[str]) -> list[Gap]:
-    why = "No record of it is here. Run the study to its end."
-    return [Gap(MISSING, cell.title, str(path), why) for path, plan in plans for cell in plan if cell.id not in known]
+def _missing(plans: Plans, looked_at: Sequence[Path], *, everywhere: bool) -> list[Gap]:
+    """Cells of a study that left nothing in its folder; of a contract, anywhere."""
+    why, found = "No record of it is here. Run the study to its end.", list[Gap]()
+    for path, plan in plans:
+        known = _ids(looked_at, None if everywhere else path.parent)
+        found += [Gap(MISSING, cell.title, str(path), why) for cell in plan if cell.id not in known]
+    return found
 
 
-def _begun(folders: Sequence[Path], known: set[str]) -> list[Gap]:
-    """Audits that left parts and no record: they were cut."""
-    parts = sorted(path for folder in folders for path in folder.glob("parts/*") if path.is_dir())
+def _begun(folders: Sequence[Path], looked_at: Sequence[Path]) -> list[Gap]:
+    """Audits beside no study that left parts and no record: they were cut."""
+    parts = [(folder, path) for folder in folders if not (folder / FILE).is_file() for path in sorted(folder.glob("parts/*"))]
     why = "It was begun and cut. Run the same command again."
-    return [Gap(MISSING, path.name[:16], str(path), why) for path in parts if path.name[:16] not in known]
+    return [
+        Gap(MISSING, path.name[:ID], str(path), why)
+        for folder, path in parts
+        if path.is_dir() and path.name[:ID] not in _ids(looked_at, folder)
+    ]
 
 
-def _foreign(summaries: Sequence[Summary], plans: Sequence[tuple[Path, Sequence[PlannedCell]]], *, everywhere: bool) -> list[Gap]:
+def _foreign(summaries: Sequence[Summary], plans: Plans, *, everywhere: bool) -> list[Gap]:
     """Records that no study asked for: beside a study's own, or with a contract anywhere."""
     by_folder = {path.parent: {cell.id for cell in plan} for path, plan in plans}
     every = {cell.id for _, plan in plans for cell in plan}

@@ -152,8 +152,8 @@ def _of_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> It
         message = f"These are {kind}, and no bound is about {kind}: add one, such as {example}."
         found.append(Finding("", _paths(setting), NO_BOUND, "has a bound", False, message))
     for doubt in judgement.doubts:
-        said = f"{doubt}: {explain_doubt(doubt)}"
-        found.append(Finding("", _with_flag(setting, doubt), doubt, f"no {doubt}", False, said))
+        where, said = _with_flag(setting, doubt)
+        found.append(Finding("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}"))
     if judgement.named:
         message = NAMED.format(judgement.named, setting.record.data.batches)
         found.append(Finding("", _paths(setting), NAMES_WORDS, "no words named", False, message))
@@ -164,10 +164,13 @@ def _paths(setting: Setting) -> tuple[Path, ...]:
     return tuple(summary.path for summary in setting.summaries)
 
 
-def _with_flag(setting: Setting, name: str) -> tuple[Path, ...]:
-    """The records that raised a flag; all of them for what is no flag."""
-    there = [one.path for one in setting.summaries if name in raised(one.record, one.columns)]
-    return tuple(there) or _paths(setting)
+def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
+    """The records that raised a flag, and what the first of them says; all records for what is no flag."""
+    raisers = {one.path: details[name] for one in setting.summaries if name in (details := raised(one.record, one.columns))}
+    if not raisers:
+        return _paths(setting), ""
+    attack, detail = next(iter(next(iter(raisers.values())).items()))
+    return tuple(raisers), f"{attack}: {detail} " if attack else f"{detail} "
 
 
 def _held_against(setting: Setting, bound: Bound) -> Finding:
