@@ -137,7 +137,7 @@ def contradiction(summary: Summary) -> str | None:
 def _agree(mean: float | None, column: Sequence[float | None]) -> bool:
     there = [value for value in column if value is not None]
     if not there or mean is None:
-        return not there and mean is None
+        return mean is None  # an infinite mean is written as none
     found = math.fsum(there) / len(there)
     return abs(found - mean) <= SAME * max(1.0, abs(found))
 

@@ -121,7 +121,7 @@ def judge(
     labels = Labels([summary.record for summary in found.summaries])
     settings = sorted(settings_of(found.summaries), key=lambda setting: natural(labels.setting(setting.record)))
     _refuse_unfit(settings, bounds)
-    findings = [*_of_gaps(found), *(one for setting in settings for one in _of_setting(setting, labels, bounds))]
+    findings = [*_of_gaps(found), *(one for setting in settings for one in check_setting(setting, labels, bounds))]
     why = {one.rule: one.why or "accepted" for one in accepted}
     return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 
@@ -142,7 +142,8 @@ def _of_gaps(run: Run) -> Iterator[Finding]:
         yield Finding("the run", (), MISSING, "every cell has a record", True, run.coverage.sentence())
 
 
-def _of_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Finding]:
+def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Finding]:
+    """One setting against every bound, and against everything that makes a low score of it unreliable."""
     judgement, name = judge_setting(setting), labels.setting(setting.record)
     pictures = judgement.metric in OF_PICTURES
     own = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
