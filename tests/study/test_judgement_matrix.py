@@ -39,7 +39,7 @@ from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
 from gradleak.report.attack_heat import attack_heat
 from gradleak.report.gate_files import junit, sarif
-from gradleak.report.heat_map import HeatCell, HeatMap, Lead, conclusions
+from gradleak.report.heat_map import HeatCell, HeatMap, Lead, conclusions, text_of
 from gradleak.report.html import html
 from gradleak.report.labels import Labels
 from gradleak.report.markdown import markdown
