@@ -15,7 +15,7 @@ SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
+    run: Annotated[Path, typer.Argument(help="A record, or a folder of records; all folders below it count.")],
     out: Annotated[Path | None, option("File to write. [report.html, .md or .json in the run's folder]")] = None,
     form: Annotated[
         str, option("html (one file, no network), markdown, or json (docs/report.schema.json). [html]", "--format")
@@ -46,7 +46,7 @@ def report(
 def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
     """Where private texts come from. Without them guesses cannot be compared word by word, though none is shown."""
     folder = run if run.is_dir() else run.parent
-    if not any(folder.glob("keys/*.key")) and not any(folder.glob("*/keys/*.key")):
+    if not any(folder.glob("**/keys/*.key")):
         return lambda record: {}  # nothing could be checked against its hash
     from gradleak.study.secrets import SecretFinder
 
