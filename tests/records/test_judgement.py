@@ -17,6 +17,7 @@ from gradleak.records.judgement import (
     judge_setting,
     leading_metric,
     raised,
+    raised_beside,
 )
 from gradleak.records.run_folder import read_run
 from gradleak.records.schema import Record, Score
@@ -112,3 +113,18 @@ def test_a_record_that_was_made_whole_is_read_as_one(record: Record, tmp_path: P
     write_record(tmp_path / "below", changed(record))
     found = read_run(tmp_path)
     assert len(found.summaries) == 1 and found.coverage == Coverage(None, 1)
+
+
+def test_flags_of_an_attack_do_not_stand_beside_what_another_proved_without_the_fault(record: Record) -> None:
+    proven = changed(record, "few_examples", mean=1.0, certified=True)
+    weak = changed(record, "near_chance", "search_failed", "no_objective", "generous_knowledge", "few_examples", mean=0.05)
+    attacks = {"span": replace(proven.attacks["lamp_cos"], spec={"name": "span"}), **weak.attacks}
+    both = replace(proven, attacks=attacks)
+    assert list(raised_beside(judge_record(both), both)) == ["few_examples"]
+    names = ["near_chance", "search_failed", "no_objective", "generous_knowledge", "few_examples"]
+    assert list(raised_beside(judge_record(weak), weak)) == names
+
+
+def test_what_blind_is_by_its_making_is_no_flag_of_a_setting(record: Record) -> None:
+    attack = changed(record, "near_chance", "no_objective", "not_adaptive", "few_examples").attacks["lamp_cos"]
+    assert list(raised(replace(record, attacks={"blind": replace(attack, spec={"name": "blind"})}, flags=()))) == ["few_examples"]

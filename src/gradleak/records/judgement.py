@@ -38,6 +38,7 @@ NO_FLAGS = {
 }
 
 Tried = tuple[AttackRecord, Columns]
+Raised = dict[str, dict[str, str]]  # flags by name, and what each attack that raised them says
 Test = Callable[[Columns, int], bool]  # of one example of an attack
 
 
@@ -53,6 +54,7 @@ class Judgement:
     examples: int
     named: int  # batches whose update names every word, without any attack
     doubts: tuple[str, ...]  # why no more was rebuilt may be the attacks' doing; none where everything was
+    is_proven_untold: bool = False  # one attack proved every guess and was given neither labels nor lengths
 
     @property
     def leaks(self) -> bool:
@@ -80,7 +82,8 @@ def judge(attacks: Sequence[Tried], batches: int, named: int = 0) -> Judgement:
     doubts = () if examples and len(rebuilt) == examples else _doubts(looked, metric)
     shown = bool(above or whole or named)
     verdict = LEAKS if shown else NOT_JUDGED if doubts else NOT_SHOWN
-    return Judgement(verdict, metric, tuple(above), len(proven), len(whole), examples, named, tuple(doubts))
+    untold = any(columns.certified and all(columns.certified) and not _is_generous(attack) for attack, columns in looked)
+    return Judgement(verdict, metric, tuple(above), len(proven), len(whole), examples, named, tuple(doubts), untold)
 
 
 def judge_setting(setting: Setting) -> Judgement:
@@ -113,18 +116,35 @@ def standing_flags(attack: AttackRecord, columns: Columns) -> list[RaisedFlag]:
     answered: tuple[str, ...] = ("near_chance",) if any(columns.certified) else ()
     if columns.certified and all(columns.certified):
         answered += ("no_objective",)
+    if attack.spec.get("name") == "blind":  # by its making, and nobody's doubt
+        answered = ("near_chance", "no_objective", "not_adaptive")
     return [flag for flag in attack.flags if flag.name not in answered]
 
 
-def raised(record: Record, columns: Mapping[str, Columns] | None = None) -> dict[str, dict[str, str]]:
+def raised(record: Record, columns: Mapping[str, Columns] | None = None) -> Raised:
     """Flags by name: the attacks that raised them, each with its numbers; under "" what belongs to the whole audit."""
-    found: dict[str, dict[str, str]] = {}
+    found: Raised = {}
     for key, attack in record.attacks.items():
         for flag in standing_flags(attack, columns_of(attack) if columns is None else columns[key]):
             found.setdefault(flag.name, {})[key] = flag.detail
     for flag in record.flags:
         found.setdefault(flag.name, {"": flag.detail})
     return found
+
+
+def raised_beside(
+    judgement: Judgement, record: Record, columns: Mapping[str, Columns] | None = None
+) -> dict[str, dict[str, str]]:
+    """Raised flags that stand against what is judged: not those of one attack where another lacks the fault or rebuilt it all."""
+    found = raised(record, columns)
+    moot = [name for name in DOUBTS if name not in (*judgement.doubts, *OF_THE_SAMPLE)]
+    moot += ["near_chance"] if judgement.leaks else []
+    moot += ["generous_knowledge"] if judgement.is_proven_untold else []
+    return {name: details for name, details in found.items() if name not in moot}
+
+
+def _is_generous(attack: AttackRecord) -> bool:
+    return any(flag.name == "generous_knowledge" for flag in attack.flags)
 
 
 def _doubts(looked: Sequence[Tried], metric: str) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from gradleak.records.judgement import leading_metric, raised
+from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
 from gradleak.report.layout import fitting, plain_table
 from gradleak.report.numbers import MISSING, mean_and_interval, number
@@ -39,7 +39,7 @@ def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     for (name, record), metric in zip(records, leading, strict=True):
         spec = record.spec
         described = (line(spec.get("data")), chain(spec.get("defenses")), ", ".join(record.attacks))
-        flags = "\n".join(raised(record)) or "none"
+        flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
         score = _score(record, metric)
         table.add_row(name, record.target.name, *described, str(record.data.examples), score, flags, end_section=True)
     return table

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.records.errors import RecordError
-from gradleak.records.judgement import Judgement, judge_setting, judge_summary, raised
+from gradleak.records.judgement import Judgement, judge_setting, judge_summary, raised_beside
 from gradleak.records.plain import from_plain
 from gradleak.records.run_folder import Run, read_run
 from gradleak.records.schema import now
@@ -84,7 +84,9 @@ def _setting_line(setting: Setting, judgement: Judgement, labels: Labels) -> Set
         verdict=judgement.verdict,
         leaks=judgement.leaks,
         doubts=judgement.doubts,
-        flags=tuple(dict.fromkeys(name for one in setting.summaries for name in raised(one.record, one.columns))),
+        flags=tuple(
+            dict.fromkeys(name for one in setting.summaries for name in raised_beside(judgement, one.record, one.columns))
+        ),
     )
 
 

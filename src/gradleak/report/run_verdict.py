@@ -11,7 +11,7 @@ from gradleak.records.judgement import (
     NOT_SHOWN,
     Coverage,
     Judgement,
-    raised,
+    raised_beside,
 )
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
@@ -54,7 +54,7 @@ def verdict(settings: Sequence[Setting], judged: Judgements, coverage: Coverage,
         exact="" if exact is None or exact.mean is None else f"{round(exact.mean * exact.n)} of {exact.n}",
         scores=tuple(ScoreLine(name, one) for name, one in record.worst_case.items() if one.mean is not None),
         knowledge=tuple(sorted({fact for ran in worst.attacks for fact in ran.attack.knowledge})),
-        flags=tuple(flag_lines(settings, labels)),
+        flags=tuple(flag_lines(settings, judged, labels)),
     )
 
 
@@ -97,13 +97,13 @@ def _sentences(record: Record, judgement: Judgement, labels: Labels, worst: Sett
     ]
 
 
-def flag_lines(settings: Sequence[Setting], labels: Labels) -> list[FlagLine]:
-    """Every flag raised in the run, once."""
+def flag_lines(settings: Sequence[Setting], judged: Judgements, labels: Labels) -> list[FlagLine]:
+    """Every flag that stands against a setting of the run, once."""
     found: dict[str, tuple[dict[str, None], int, str]] = {}
     for setting in settings:
         here: dict[str, tuple[dict[str, None], str]] = {}
         for summary in setting.summaries:
-            for name, details in raised(summary.record, summary.columns).items():
+            for name, details in raised_beside(judged[setting], summary.record, summary.columns).items():
                 attacks, detail = here.setdefault(name, ({}, next(iter(details.values()))))
                 attacks.update({labels.attack(summary.record.attacks[key].spec): None for key in details if key})
         for name, (attacks, detail) in here.items():
