@@ -15,7 +15,7 @@ SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A record, or a folder of records; all folders below it count.")],
+    run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
     out: Annotated[Path | None, option("File to write. [report.html, .md or .json in the run's folder]")] = None,
     form: Annotated[
         str, option("html (one file, no network), markdown, or json (docs/report.schema.json). [html]", "--format")
