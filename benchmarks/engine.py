@@ -90,9 +90,8 @@ def score_candidates(setting: Setting, rows: Rows, distance: Distance) -> None:
 def continuous_step(setting: Setting, rows: Rows, distance: Distance) -> None:
     embeddings = draw(rows, slice(None))
     observations = [problem.observation for problem in rows.problems]
-    slopes = Slopes(
-        for_observations(observations, distance), rows, Bench(Streams.root("engine", 0), FrequentWords().open(rows.target))
-    )
+    bench, unweighed = Bench(Streams.root("engine", 0), FrequentWords().open(rows.target)), torch.zeros(len(observations))
+    slopes = Slopes(for_observations(observations, distance), rows, bench, unweighed)
     together = setting.seconds(lambda: slopes(embeddings))
     sample = min(4, len(observations))
     plain = [for_observations([observation], distance, plain=True) for observation in observations[:sample]]

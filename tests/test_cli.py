@@ -193,7 +193,7 @@ def test_a_label_outside_the_models_classes_is_refused(tmp_path: Path, capsys: C
     data = tmp_path / "notes.csv"
     data.write_text("text,label\nthe doctor,7\n")
     assert main([*AUDIT, "--data", str(data), "--limit", "1", "--out", str(tmp_path)]) == 2
-    assert "Error: Batch 0: Label 7 is outside the 2 classes" in capsys.readouterr().err
+    assert "notes.csv, line 2: label 7 is outside the 2 classes" in capsys.readouterr().err
 
 
 def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> None:
@@ -211,7 +211,7 @@ def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> No
 
 def test_a_grid_with_a_failed_cell_returns_3(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "long.csv").write_text("text,label\n" + "the " * 200 + ",1\n")
-    (tmp_path / "fails.yaml").write_text(GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntarget"))
+    (tmp_path / "fails.yaml").write_text(GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntruncate: off\ntarget"))
     assert main(["run", str(tmp_path / "fails.yaml"), "--out", str(tmp_path), "--device", "cpu"]) == 3
     out, err = capsys.readouterr()
     assert out.count("failed") >= 2

@@ -71,7 +71,11 @@ def test_the_first_program_has_eight_lines() -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
-def test_a_command_shown_parses_and_its_components_exist(page: str, line: str) -> None:
+def test_a_command_shown_parses_and_its_components_exist(
+    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my-classifier").mkdir()
+    monkeypatch.chdir(tmp_path)
     name, given = parse(shlex.split(line.replace("...", ""), comments=True))
     if name == "audit":
         settings = {OPTIONS.get(flag, flag): value for flag, value in given.items() if value not in (None, [], ())}

@@ -29,6 +29,7 @@ def measure(
     draws: int = 1,
     seed: int = 0,
     dtype: str = "float32",
+    truncate: bool = True,
     device: str = "cpu",
     memory: "str | int | None" = None,
     out: "str | Path | None" = None,
@@ -36,6 +37,7 @@ def measure(
 ) -> "Finished":
     """Audits one setting: `measure("minilm", "canaries", ["tag:steps=500"], limit=2)`. With `out` the record is written there.
 
+    Texts that are longer than the model reads are cut as its tokenizer does, or refused without `truncate`.
     `memory` is the most that the process may hold on its device: bytes, or `6GB`.
     """
     from pathlib import Path
@@ -57,6 +59,7 @@ def measure(
         "draws": draws,
         "seed": seed,
         "dtype": dtype,
+        "truncate": truncate,
     }
     if metrics is not None:
         settings["metrics"] = list(metrics)

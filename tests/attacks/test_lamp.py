@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.energy import rematch
-from gradleak.attacks.gradient_matching.discrete import order_scores, token_scores
+from gradleak.attacks.gradient_matching.discrete import batch_nll, order_scores, token_scores
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
 from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampPlus
 from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
@@ -133,6 +134,25 @@ def test_every_ablation_runs_and_differs_from_the_full_attack(
     assert all(len(guess.sentences[0]) == (one.knows.lengths or (0,))[0] for guess, one in zip(mine, seen, strict=True))
     same = [guess.loss for guess in mine] == [guess.loss for guess in full]
     assert same is (attack == SMALL)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_relative_weights_are_shares_of_the_distance_of_no_gradient(tiny64: Target, observe: Observe, relative: bool) -> None:
+    seen = [
+        observe(tiny64, [text], [label], index=index) for index, (text, label) in enumerate(zip(TEXTS[:2], (0, 1), strict=True))
+    ]
+    loop = LampL2L1(steps=1, starts=2, l1_weight=0.5, relative=relative).loop
+    search = Search(loop, lay_out(problems_of(seen, loop.assumptions)[0]), Bench(Streams.root("a", 0), Rising()))
+    entries = [torch.cat([one.flatten() for one in observation.update.tensors.values()]) for observation in seen]
+    sizes = torch.stack([flat.square().sum() + 0.5 * flat.abs().sum() for flat in entries])
+    torch.testing.assert_close(search.unit, sizes if relative else torch.ones_like(sizes))
+    ids = search.answers[:, None]
+    heavy, light = (token_scores(search, ids, search.matcher, weight) for weight in (3.0, 0.0))
+    torch.testing.assert_close(heavy - light, 3.0 * search.unit[:, None] * batch_nll(search.bench, search.rows, ids))
+
+
+def test_a_record_from_before_has_weights_as_numbers() -> None:
+    assert LampL2L1().before(Channel()) == {"relative": False}
 
 
 def test_a_heavy_prior_decides_the_order_and_none_does_not(tiny64: Target, observe: Observe) -> None:

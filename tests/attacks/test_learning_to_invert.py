@@ -19,7 +19,7 @@ from gradleak.attacks.learning_to_invert.inversion import TextInversion
 from gradleak.attacks.learning_to_invert.inverter import Scaling
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.texts import MarginalTokens, RunningText, corpus_of
-from gradleak.attacks.learning_to_invert.words import LOGITS_AT_ONCE, linear_cross_entropy
+from gradleak.attacks.learning_to_invert.words import ALIGNED, LOGITS_AT_ONCE, linear_cross_entropy
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
@@ -219,8 +219,10 @@ def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None
     assert with_prior(scores, Likes(2), 1.0, beams=1, candidates=1).tolist() == [1, 1, 0]
 
 
+@pytest.mark.parametrize("aligned", [1, 8])
 @pytest.mark.parametrize("known", [True, False])
-def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, known: bool, aligned: int) -> None:
+    monkeypatch.setitem(ALIGNED, "cpu", aligned)
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 20)
     generator = torch.Generator().manual_seed(0)
     states, table, bias = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 4), (9, 4), (9,)))

@@ -231,7 +231,7 @@ def test_leaving_knowledge_out_is_refused_by_name_with_the_way_out() -> None:
 def test_a_label_outside_the_models_range_is_refused_before_anything_runs(tmp_path: Path) -> None:
     data = tmp_path / "notes.csv"
     data.write_text("text,label\nthe cat is red,7\n")
-    with pytest.raises(GradleakError, match="Label 7 is outside the 2 classes of tiny"):
+    with pytest.raises(GradleakError, match="line 2: label 7 is outside the 2 classes of tiny"):
         run_audit(settings(data=str(data), limit=1))
 
 

@@ -55,7 +55,7 @@ def test_without_the_key_no_text_can_be_checked_and_none_is_shown(run: Path) -> 
 
 
 def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(run), "--format", "pdf"]) == 2
+    assert main(["report", str(run), "--format", "docx"]) == 2
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("Error: ") == 3

@@ -116,3 +116,19 @@ def test_no_request_leaves_the_page(browser: str, page: str, tmp_path: Path) -> 
         talks = '<main><img src="http://leak.example/x.png"></main></body>'
         shown(browser, tmp_path, talks, proxy=proxy)
         assert any(b"leak.example" in one for one in heard)  # the listener would have noticed
+
+
+def test_on_a_phone_nothing_is_cut_and_no_column_is_out_of_sight(browser: str, page: str, tmp_path: Path) -> None:
+    """A browser's window cannot be as narrow as a phone; a frame can."""
+    inside = page.replace("&", "&amp;").replace('"', "&quot;")
+    outside = f'<main></main><iframe id="phone" style="width:390px;height:800px;border:0" srcdoc="{inside}"></iframe></body>'
+    script = (
+        "addEventListener('load', () => {const inner = document.getElementById('phone').contentDocument;"
+        "const right = [...inner.querySelectorAll('td[data-label=verdict]')].map(one => one.getBoundingClientRect().right);"
+        "document.title = JSON.stringify([inner.documentElement.scrollWidth, right.length, Math.max(...right)])})"
+    )
+    dom = shown(browser, tmp_path, outside, script)
+    width, cells, right = re.findall(r"[\d.]+", re.findall(r"<title>(\[.*?\])</title>", dom)[-1])
+    assert float(width) <= 390
+    assert int(cells) == 2
+    assert float(right) <= 390

@@ -57,7 +57,7 @@ def test_ranges_of_more_than_a_decade_are_logarithmic() -> None:
     logarithmic = {(name, one.field) for name, ranges in DEFAULT_RANGES.items() for one in ranges if one.log}
     fields = {name: {field for which, field in logarithmic if which == name} for name in DEFAULT_RANGES}
     assert fields["lamp_cos"] == {"norm_weight", "learning_rate"}
-    assert fields["lamp_l2l1"] == {"l1_weight", "learning_rate"}
+    assert fields["lamp_l2l1"] == {"l1_weight", "learning_rate", "prior_weight", "norm_weight"}
     values = [Range.between("x", 1e-4, 1e4).draw(STREAMS.child(number)) for number in range(200)]
     assert abs(math.log10(statistics.median(values))) < 1
 

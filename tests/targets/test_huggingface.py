@@ -1,5 +1,6 @@
 """Models from folders: each architecture opens and gives the library's own loss; what is unfit is refused by name."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
-from gradleak.targets import resolve_target
+from gradleak.targets import hub_ids, resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import tiny_tokenizer
+from gradleak.targets.tiny_causal import TinyCausal
 
 CPU = torch.device("cpu")
 MASKED = ["Bert", "DistilBert", "Roberta", "MPNet", "Electra", "Albert"]
@@ -179,6 +181,48 @@ def test_pickled_weights_are_refused_unless_trusted(folder: Path, random_model: 
         opened(folder)
     target = opened(folder, allow_pickle=True)
     assert torch.equal(target.parameters["classifier.weight"], model.classifier.weight)
+
+
+@pytest.mark.parametrize("written", ["./clff", "clff", "clff/", "models/clff", "{here}/clff", "huggingface:path=./clff"])
+def test_a_mistyped_folder_is_told_with_the_one_that_is_near(
+    bert_folder: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    here = bert_folder.parent
+    for folder in (here / "clf", here / "models" / "clf"):
+        shutil.copytree(bert_folder, folder)
+    monkeypatch.chdir(here)
+    with pytest.raises(GradleakError, match=r"no.* folder '?[\S]*clff/?'?; did you mean \S*clf\?"):
+        resolve_target(written.format(here=here)).open(CPU)
+
+
+def test_what_can_only_be_a_folder_is_refused_before_the_hub_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.bin").touch()
+    for written in ("./gone", "../gone/too", "a/b/c", "/nowhere/at/all"):
+        with pytest.raises(GradleakError, match=f"There is no folder {written}; check the path"):
+            resolve_target(written)
+    with pytest.raises(GradleakError, match="is a file: name the folder that holds config.json"):
+        resolve_target("./model.bin")
+    assert hub_ids([resolve_target("org/some-model"), resolve_target("tiny")]) == ["org/some-model"]
+
+
+def test_kinds_of_models_are_told_by_config_json(folder: Path, random_model: Model) -> None:
+    TinyCausal().open(CPU).module.save_pretrained(folder)
+    spec = resolve_target(f"{folder}:frozen=word_embedding")
+    assert (spec.name, spec.open(CPU).in_words) == ("causal_lm", "causal language model (GPT2LMHeadModel, 171 words)")
+    assert resolve_target(f"{folder}:classes=3").name == "huggingface"  # asked for by what only classifiers have
+    assert resolve_target(f"huggingface:path={folder}").open(CPU).in_words == (
+        "sequence classifier (GPT2ForSequenceClassification, 2 classes) with a random head (score), which GPT2LMHeadModel does "
+        f"not have (to train it as a language model: causal_lm:path={folder})"
+    )
+
+
+def test_a_random_head_is_said(folder: Path, random_model: Model) -> None:
+    random_model("Bert").save_pretrained(folder)
+    assert opened(folder).in_words == "sequence classifier (BertForSequenceClassification, 2 classes)"
+    (folder / "model.safetensors").unlink()
+    random_model("Bert").bert.save_pretrained(folder)
+    assert opened(folder).in_words.endswith("2 classes) with a random head (classifier), which BertModel does not have")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, random_model: Model) -> None:

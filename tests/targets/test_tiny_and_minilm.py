@@ -11,7 +11,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 from gradleak.targets import minilm as minilm_module
 from gradleak.targets.minilm import HALF_FOLDER, MiniLM
-from gradleak.targets.tiny import Tiny
+from gradleak.targets.tiny import Tiny, tiny_tokenizer
 
 CPU = torch.device("cpu")
 
@@ -86,16 +86,31 @@ def test_soft_labels_at_the_corners_are_hard_labels(tiny: Target) -> None:
     [
         (Example(""), "Text 2 of the batch is empty after tokenising: remove it"),
         (Example("  "), "Text 2 of the batch is empty after tokenising"),
-        (Example("doctor " * 140, 0), "Text 2 of the batch has 142 tokens; tiny reads at most 128: shorten or remove it"),
-        (Example("red cat", 2), "Label 2 is outside the 2 classes of tiny: use labels 0 to 1, or a target with more classes"),
+        (
+            Example("red cat", 2),
+            "Text 2 of the batch: label 2 is outside the 2 classes of tiny: use labels 0 to 1",
+        ),
         (Example("red cat"), "Text 2 of the batch has no label, which tiny is trained on"),
-        (Example("red cat", -1), "Label -1 is outside the 2 classes of tiny"),
+        (Example("red cat", -1), "label -1 is outside the 2 classes of tiny"),
     ],
 )
 def test_an_unfit_text_or_label_is_refused_without_quoting_it(tiny: Target, example: Example, message: str) -> None:
     with pytest.raises(GradleakError, match=message) as refused:
         tiny.private_batch([Example("fine", 0), example])
     assert not {"doctor", "red", "cat"} & set(str(refused.value).split())
+
+
+def test_a_longer_text_is_truncated_as_the_tokenizer_does_and_counted(tiny: Target) -> None:
+    text = "code 4471 " + "the " * 200 + "door"
+    late = (text.index("door"), len(text))
+    private = tiny.private_batch([Example("fine", 0), Example(text, 1, ((5, 9), late))])
+    assert private.batch.ids is not None
+    assert private.lengths[1] == 128
+    assert private.dropped == (0, len(tiny.encode([text])[0]) - 128)
+    assert private.batch.ids[1].tolist() == tiny_tokenizer()(text, truncation=True, max_length=128)["input_ids"]
+    assert private.examples[1].secrets == ((5, 9),)  # what was cut off was not sent, and cannot come out
+    assert private.examples[1].text == text
+    assert tiny.private_batch([Example("fine", 0)]).dropped == ()
 
 
 def test_the_longest_text_it_says_it_reads_is_read(tiny: Target) -> None:

@@ -237,9 +237,8 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
     ("example", "sentence"),
     [
         (Example("good", None), "Text 2 of the batch has no label"),
-        (Example("good", 2), "Label 2 is outside the 2 classes"),
+        (Example("good", 2), "Text 2 of the batch: label 2 is outside the 2 classes"),
         (Example(" ", 0), "Text 2 of the batch is empty"),
-        (Example("good " * 200, 0), "Text 2 of the batch has 202 tokens"),
     ],
 )
 def test_unfit_examples_are_refused_by_the_targets_own_sentences(example: Example, sentence: str) -> None:
@@ -247,6 +246,12 @@ def test_unfit_examples_are_refused_by_the_targets_own_sentences(example: Exampl
         lessons(opened(), [Example("bad", 0), example], "training")
     with pytest.raises(GradleakError, match="no examples in the training data"):
         lessons(opened(), [], "training")
+
+
+def test_a_long_example_is_truncated_and_counted() -> None:
+    short, long = lessons(opened(), [Example("bad", 0), Example("good " * 200, 1)], "training")
+    assert (len(long.ids), short.dropped) == (128, 0)
+    assert long.dropped == len(opened().encode(["good " * 200])[0]) - 128
 
 
 def test_a_model_that_shares_no_batch_between_lengths_is_trained_all_the_same(

@@ -10,7 +10,7 @@ from gradleak.cli.main import main
 from gradleak.core.errors import GradleakError
 from gradleak.datasets.shapes import Shapes
 from gradleak.priors.generator import load_generator
-from gradleak.training.generator import GeneratorTraining, stacked, train_generator
+from gradleak.training.generator import GeneratorTraining, How, stacked, train_generator
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,28 @@ def test_the_same_weights_for_every_row_make_the_same_pictures(generator: Path) 
     assert own.shape == (3, 2, 3, 8, 8) and bool(((own >= 0) & (own <= 1)).all())
 
 
-def test_training_is_repeatable(tmp_path: Path) -> None:
-    settings, pictures = GeneratorTraining(latents=4, width=4, epochs=1), stacked(Shapes("public", 8).load(32))
+@pytest.mark.parametrize("how", ["decoder", "gan"])
+def test_training_is_repeatable(tmp_path: Path, how: How) -> None:
+    settings, pictures = GeneratorTraining(latents=4, width=4, epochs=1, how=how), stacked(Shapes("public", 8).load(32))
     weights = []
     for name in ("a", "b"):
         list(train_generator(settings, pictures, tmp_path / name, torch.device("cpu")))
         weights.append(load_generator(tmp_path / name).weights)
     assert torch.equal(weights[0], weights[1])
+
+
+def test_against_an_adversary_pictures_become_as_dark_as_real_ones(tmp_path: Path) -> None:
+    real = 0.3 * stacked(Shapes("public", 8).load(256))  # dark ones, which no generator makes at its start
+    far = []
+    for epochs in (1, 40):
+        settings = GeneratorTraining(latents=8, width=8, epochs=epochs, batch_size=64, learning_rate=1e-3, how="gan")
+        news = list(train_generator(settings, real, tmp_path / "gan", torch.device("cpu")))
+        assert 0 <= news[-1]["told_apart"] <= 1
+        opened = load_generator(tmp_path / "gan")
+        made = opened.pictures(torch.randn(512, 1, 8, generator=torch.Generator().manual_seed(0)))[:, 0]
+        moments = [torch.stack([some.mean(0), some.std(0)]) for some in (made, real)]
+        far.append(float((moments[0] - moments[1]).square().mean()))
+    assert far[1] < 0.3 * far[0]
 
 
 @pytest.mark.parametrize(("defenses", "share"), [([], 0.4), (["sign"], 0.9), (["pruning:fraction_kept=0.1"], 0.7)])

@@ -18,6 +18,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching.chunking import FORWARD_AND_BACK, Chunks, cost_of, pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
@@ -87,12 +88,12 @@ class SpanContinuous(Attack):
 
     cites = "after TIGER (2026)"
 
-    steps: int = 1000
-    learning_rate: float = 0.03
-    starts: int = 4  # searches from different draws; the one whose words fit best counts
+    steps: Count = 1000
+    learning_rate: Rate = 0.03
+    starts: Count = 4  # searches from different draws; the one whose words fit best counts
     norm_weight: float = 1.0  # of (mean embedding norm − mean word norm)²
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
 
     @property
     def assumptions(self) -> Assumptions:

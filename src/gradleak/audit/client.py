@@ -1,5 +1,6 @@
 """The client's side of an audit: private batches, and what the server gets to see of them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,6 +16,8 @@ from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.datasets.row_numbers import read_numbers
 
+PROBLEMS = 10  # that are listed where more are wrong
+
 
 def private_examples(spec: AuditSpec) -> list[Example]:
     """The secrets, in whole batches."""
@@ -25,16 +28,71 @@ def private_examples(spec: AuditSpec) -> list[Example]:
 
 
 def private_batches(spec: AuditSpec, target: Target, examples: Sequence[Example] | None = None) -> list[PrivateBatch]:
-    """The secrets, tokenised; everything unfit is refused here, before any attack runs."""
+    """The secrets, tokenised; everything unfit is refused here, all at once, before any attack runs."""
     chosen = private_examples(spec) if examples is None else examples
     batches = [chosen[start : start + spec.batch_size] for start in range(0, len(chosen), spec.batch_size)]
-    private = []
+    _refuse_labels(target, chosen)
+    private, problems = [], []
     for index, batch in enumerate(batches):
         try:
             private.append(target.private_batch(batch))
+            if not spec.truncate:
+                _refuse_truncated(private[-1])
         except GradleakError as error:
-            raise GradleakError(f"Batch {index}: {error}") from error
+            problems.append(f"Batch {index}: {error}")
+    if len(problems) == 1:
+        raise GradleakError(problems[0])
+    if problems:
+        more = [f"and {len(problems) - PROBLEMS} more"] if len(problems) > PROBLEMS else []
+        listed = "\n".join(f"  {problem}" for problem in [*problems[:PROBLEMS], *more])
+        raise GradleakError(f"{len(problems)} of {len(batches)} batches cannot be attacked.\n{listed}")
     return private
+
+
+def _refuse_labels(target: Target, examples: Sequence[Example]) -> None:
+    """Says of all labels at once which the model does not know."""
+    if target.labels_are_tokens or target.medium != "text":
+        return
+    counts = Counter(example.label for example in examples if example.label is not None)
+    unknown: dict[int | str, GradleakError] = {}
+    for label in counts:
+        try:
+            target.class_of(label)
+        except GradleakError as error:
+            unknown[label] = error
+    if not unknown:
+        return
+    first = next(example for example in examples if example.label in unknown)
+    assert first.label is not None
+    shown = [f"{str(label)[:40]!r} ({counts[label]})" for label in unknown]
+    more = f" and {len(shown) - PROBLEMS} more" if len(shown) > PROBLEMS else ""
+    others = f" All that it does not know, and how often they are there: {', '.join(shown[:PROBLEMS])}{more}."
+    where = f"{first.where}: " if first.where else ""
+    raise GradleakError(f"{where}{unknown[first.label]}{others if len(shown) > 1 else ''}")
+
+
+def _refuse_truncated(private: PrivateBatch) -> None:
+    for place, dropped in enumerate(private.dropped):
+        if dropped:
+            where, read = private.examples[place].where or f"Text {place + 1} of the batch", private.lengths[place]
+            raise GradleakError(
+                f"{where} has {read + dropped} tokens and the model reads {read}: shorten it, or have it cut as the model's "
+                "tokenizer does (truncate: on)."
+            )
+
+
+def remarks_on(spec: AuditSpec, private: Sequence[PrivateBatch]) -> tuple[str, ...]:
+    """How the data was read, where that is not plain: what was guessed of a file, rows left out, texts truncated."""
+    texts = [(read, cut) for batch in private for read, cut in zip(batch.lengths, batch.dropped, strict=False) if cut]
+    if not texts:
+        return spec.data.remarks()
+    of = sum(len(batch.examples) for batch in private)
+    return (
+        *spec.data.remarks(),
+        f"Truncated, as the model's tokenizer does: {len(texts)} of {of} texts, which have more than the "
+        f"{max(read for read, _ in texts)} tokens that it reads; {sum(cut for _, cut in texts)} tokens were cut off "
+        "(--truncate off refuses such texts).",
+    )
 
 
 def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Observation:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from gradleak.audit.beliefs import Beliefs
-from gradleak.audit.client import private_batches, private_examples
+from gradleak.audit.client import private_batches, private_examples, remarks_on
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.guarantees import accounting_refusal
 from gradleak.audit.outcomes import Parts
@@ -17,7 +17,6 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.audit.together import Member, Together
 from gradleak.audit.writing import data_hash, record_of
 from gradleak.core.batch import PrivateBatch
-from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -80,13 +79,19 @@ def run_audits(
     if target is None:
         display.say(f"Opening {to_string(specs[0].target)} on {device}")
         target = specs[0].target.open(torch.device(device), getattr(torch, specs[0].dtype))
-    secrets: dict[tuple[Dataset, int, int], list[PrivateBatch]] = {}  # views of one update share its secret
+        display.say(f"It is a {target.in_words}.")
+    secrets: dict[tuple[object, ...], list[PrivateBatch]] = {}  # views of one update share its secret
+    remarks: dict[tuple[object, ...], tuple[str, ...]] = {}
     members = []
     for spec, loaded in zip(specs, examples, strict=True):
-        data = (spec.data, spec.limit, spec.batch_size)
+        data = (spec.data, spec.limit, spec.batch_size, spec.truncate)
         if data not in secrets:
             secrets[data] = private_batches(spec, target, loaded)
-        members.append(Member(spec, secrets[data] * spec.draws, refusal=accounting_refusal(spec.defenses)))
+            remarks[data] = remarks_on(spec, secrets[data])
+            for sentence in remarks[data]:
+                display.say(sentence)
+        refusal = accounting_refusal(spec.defenses)
+        members.append(Member(spec, secrets[data] * spec.draws, refusal=refusal, remarks=remarks[data]))
     # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     versions = "".join(f"-v{attack.version}" for attack in specs[0].attacks) if _has_changed(specs[0]) else ""

@@ -57,6 +57,7 @@ class AuditSpec:
     dtype: str = "float32"
     time_limit: float | None = None  # seconds for each attack on each group of batches; the best guess so far then counts
     public: Dataset | None = None  # what attacks that learn may learn from; none: what the data itself offers
+    truncate: bool = True  # cut texts that are longer than the model reads, as its tokenizer does; else they are refused
 
     def __post_init__(self) -> None:
         if self.limit < 1 or self.batch_size < 1:
@@ -131,6 +132,7 @@ class AuditSpec:
             "dtype": self.dtype,
             "time_limit": self.time_limit,
             **self._learning(),
+            **({} if self.truncate else {"truncate": False}),  # other audits keep the id they always had
         }
 
     def _learning(self) -> dict[str, Any]:
@@ -176,6 +178,7 @@ class AuditSpec:
             dtype=str(plain.get("dtype", "float32")),
             time_limit=_seconds("time_limit", plain.get("time_limit")),
             public=None if plain.get("public") is None else _dataset(plain["public"]),
+            truncate=_switch("truncate", plain.get("truncate", True)),
         )
 
 
@@ -230,6 +233,13 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise GradleakError(f"{name} must be a whole number, not {value!r}.")
     return value
+
+
+def _switch(name: str, value: Any) -> bool:
+    """`on` or `off`, which YAML reads as true and false."""
+    if value not in (True, False, "on", "off"):
+        raise GradleakError(f"{name} must be on or off, not {value!r}.")
+    return value in (True, "on")
 
 
 def _seconds(name: str, value: Any) -> float | None:

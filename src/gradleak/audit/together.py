@@ -42,6 +42,7 @@ class Member:
     findings: list[FindingRecord] = field(default_factory=list)
     noise: list[Ratios] = field(default_factory=list)  # of every batch
     refusal: GradleakError | None = None  # why it cannot be attacked
+    remarks: tuple[str, ...] = ()  # how its data was read
 
     def visible(self, target: Target) -> tuple[Part, ...]:
         return tuple(target.part(name) for name in self.spec.view.visible(target))

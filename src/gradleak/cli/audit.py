@@ -11,6 +11,7 @@ from gradleak.cli.options import Device, Memory, Out, option
 
 if TYPE_CHECKING:
     from gradleak.audit.runner import Finished
+    from gradleak.core.dataset import Dataset
     from gradleak.records.schema import Record
 
 
@@ -47,11 +48,17 @@ def audit(
     time_limit: Annotated[
         float | None, option("Seconds for each attack on each group of batches; the best guess so far then counts. [none]")
     ] = None,
+    truncate: Annotated[
+        str, option("on or off: cut texts longer than the model reads, as its tokenizer does, or refuse them. [on]")
+    ] = "on",
+    skip_bad: Annotated[
+        bool, option("Leave out rows of a file that cannot be used (empty, no label), and say which.", "--skip-bad")
+    ] = False,
     public: Annotated[
         str | None, option("What attacks that learn may learn from: a name or a file. [what the data offers]")
     ] = None,
     out: Out = Path("runs"),
-    as_json: Annotated[bool, option("Print the record as JSON and nothing else.", "--json")] = False,
+    as_json: Annotated[bool, option("Print the record as JSON, guesses in it only with --show.", "--json")] = False,
     keep_secrets: Annotated[bool, option("Store the private texts or pictures in the record.", "--keep-secrets")] = False,
     show: Annotated[
         bool, option("Show private data and guesses here, pictures as files; made-up ones always are.", "--show")
@@ -64,7 +71,7 @@ def audit(
     """
     settings = {
         "target": target,
-        "data": data,
+        "data": usable(data) if skip_bad else data,
         "limit": limit,
         "batch_size": batch_size,
         "protocol": protocol,
@@ -79,8 +86,16 @@ def audit(
         "dtype": dtype,
         "time_limit": time_limit,
         "public": public,
+        "truncate": truncate,
     }
     run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle)
+
+
+def usable(data: str) -> "Dataset":
+    """The data without rows that cannot be used."""
+    from gradleak.datasets import resolve_dataset
+
+    return resolve_dataset(data).without_bad_rows()
 
 
 def seen(view: str | None, layers: str | None, modules: str | None) -> str | dict[str, Any] | None:
@@ -120,7 +135,10 @@ def run_and_print(
     place, most = resolve_device(device), resolve_memory(memory)
     finished = run_audit(spec, device=place, memory=most, out=out, keep_secrets=keep_secrets, display=display)
     if as_json:
-        typer.echo(json.dumps(finished.record.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
+        from gradleak.records.withheld import without_texts
+
+        printed = finished.record if show else without_texts(finished.record)
+        typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         print_finished(finished, visible)
 
@@ -146,12 +164,13 @@ def print_finished(finished: "Finished", visible: bool) -> None:
 
 def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:
     """A picture file for each attack that guessed pictures, beside the record."""
+    from gradleak.records.files import write_whole_bytes
     from gradleak.report.pictures import has_pictures, picture_grid
 
     written = []
     for place, attack in enumerate(record.attacks.values()):
         if has_pictures(attack):
             path = beside.with_name(f"{beside.stem}-{place + 1}-{attack.spec['name']}.png")
-            path.write_bytes(picture_grid(attack, secrets))
+            write_whole_bytes(path, picture_grid(attack, secrets))
             written.append(path)
     return written

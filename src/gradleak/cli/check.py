@@ -27,6 +27,7 @@ def check(
     from gradleak.core.errors import GradleakError
     from gradleak.report.layout import open_console
     from gradleak.study.cells import read_study
+    from gradleak.targets import hub_ids
 
     if seconds < 0:
         raise GradleakError(f"--seconds must be 0 or more, not {seconds:g}.")
@@ -36,6 +37,8 @@ def check(
     examples = sum(cell.spec.limit * cell.spec.batch_size for cell in study.cells)
     count = "1 cell" if len(study.cells) == 1 else f"{len(study.cells)} cells"
     console.print(f"{study.name}: {count}, {examples} examples to attack. Every name and field resolves, and the data is there.")
+    if unseen := hub_ids(cell.spec.target for cell in study.cells):
+        console.print(f"Not looked up: {', '.join(unseen)}. No folder has that name, so it is taken for an id of the hub.")
     axes = {axis: Counter(cell.axes[axis] for cell in study.cells if axis in cell.axes) for axis in _axes(study.cells)}
     for axis, values in axes.items():
         console.print(f"  {axis}: {'; '.join(values)}", soft_wrap=True)

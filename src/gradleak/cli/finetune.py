@@ -69,6 +69,8 @@ def finetune(
     training = source.load(None if limit is None else limit * batch_size)
     material = read_material(spec, opened, training, source, judged, settings.streams)
     typer.echo(f"{len(material.training)} examples for training, {len(material.evaluation)} for evaluation", err=True)
+    if cut := sum(lesson.dropped > 0 for lesson in (*material.training, *material.evaluation)):
+        typer.echo(f"{cut} of them are longer than the model reads and were truncated as its tokenizer does", err=True)
     scores = fine_tune(settings, opened, material, out, _Printer().show)
     typer.echo(f"{out}: MCC {scores.mcc:.4f}, F1 {scores.f1:.4f}, accuracy {scores.accuracy:.4f}, n {scores.examples}")
     for one in guarantees(settings, len(material.training)):

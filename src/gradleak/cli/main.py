@@ -12,6 +12,7 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
+from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
@@ -19,6 +20,7 @@ from gradleak.cli.help import PlainHelp
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.publish import publish
+from gradleak.cli.purge import purge
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.score import score
@@ -53,9 +55,11 @@ command(epilog=EPILOG)(tradeoff)
 command()(finetune)
 command()(show)
 command()(report)
+command()(compare)
 command()(score)
 command()(tables)
 command()(publish)
+command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
 app.add_typer(prior_app, name="prior")

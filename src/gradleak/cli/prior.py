@@ -111,6 +111,7 @@ def pictures(
     latents: Annotated[int, option("Numbers a picture is made of. [128]")] = 128,
     width: Annotated[int, option("Channels. [64]")] = 64,
     epochs: Annotated[int, option("Passes over the pictures. [30]")] = 30,
+    how: Annotated[str, option("decoder of an autoencoder, or gan, against an adversary: more epochs. [decoder]")] = "decoder",
     seed: Annotated[int, option("Of weights, order and noise. [0]")] = 0,
     device: Device = "auto",
 ) -> None:
@@ -120,13 +121,15 @@ def pictures(
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
-    from gradleak.training.generator import GeneratorTraining, stacked, train_generator
+    from gradleak.training.generator import RATES, GeneratorTraining, stacked, train_generator
 
+    if how not in RATES:
+        raise GradleakError(f"--how {how}: a generator is trained as {' or '.join(RATES)}.")
     if min(latents, width, epochs) < 1:
         raise GradleakError("latents, width and epochs count from 1.")
     if not out.parent.is_dir():
         raise GradleakError(f"There is no folder {out.parent} to write the generator into.")
-    settings = GeneratorTraining(latents, width, epochs, seed=seed)
+    settings = GeneratorTraining(latents, width, epochs, how=how, seed=seed)
     known = stacked(resolve_dataset(data).load(limit))
     typer.echo(f"{len(known)} pictures", err=True)
     for news in train_generator(settings, known, out, torch.device(resolve_device(device))):

@@ -19,7 +19,7 @@ def publish(
     What the file holds already is kept: batches of several runs and machines add up, those that are there twice count once, and
     those of an older version of an attack stay apart. `gradleak tables` reads such files as it reads runs.
     """
-    from gradleak.records.files import write_whole_bytes
+    from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
     from gradleak.report.layout import open_console
     from gradleak.report.numbers import counted
@@ -31,8 +31,7 @@ def publish(
     if path.exists():
         whole = add_up([read_published(path), whole])
     content = pack(whole)
-    write_whole_bytes(path, content)
-    path.chmod(0o644)  # unlike records it is there to be shared
+    write_to_publish(path, content)
     examples = sum(cell.examples for cell in whole.cells)
     told = f"{counted(len(whole.cells), 'cell', 'cells')}, {counted(examples, 'example', 'examples')}, {len(content):,} bytes"
     open_console().print(f"Published: {path}: {told}", soft_wrap=True)

@@ -11,36 +11,74 @@ if TYPE_CHECKING:
     from gradleak.report.gallery import SecretsOf
     from gradleak.report.model import Report
 
-SUFFIXES = {"html": ".html", "markdown": ".md", "json": ".json"}
+SUFFIXES = {"html": ".html", "pdf": ".pdf", "markdown": ".md", "json": ".json"}
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
-    out: Annotated[Path | None, option("File to write. [report.html, .md or .json in the run's folder]")] = None,
+    out: Annotated[Path | None, option("File to write. [report.html, .pdf, .md or .json in the run's folder]")] = None,
     form: Annotated[
-        str, option("html (one file, no network), markdown, or json (docs/report.schema.json). [html]", "--format")
+        str,
+        option(
+            "html (one file, no network), pdf (printed by Chromium), markdown, or json (docs/report.schema.json). [html]",
+            "--format",
+        ),
     ] = "html",
     show_secrets: Annotated[
         bool, option("Show private texts and guesses; otherwise none of them is in the file.", "--show-secrets")
     ] = False,
+    index: Annotated[
+        bool,
+        option("Write index.html instead: every run at and below the folder, with a sentence and a link.", "--index"),
+    ] = False,
 ) -> None:
-    """Draws a run: verdict first, then attacks × defenses, trade-off, leak map, searches, guesses, cost, provenance.
+    """Draws a run: what happened, verdict, threat model, attacks × defenses, trade-off, leak map, searches, guesses, cost.
 
     Secrets come from the records (--keep-secrets), or are read again from the data and checked against their hashes.
     """
     from gradleak.core.errors import GradleakError
-    from gradleak.records.files import write_whole
+    from gradleak.records.files import write_whole_bytes
     from gradleak.report.layout import open_console
     from gradleak.report.run_report import build_report
 
     if form not in SUFFIXES:
         raise GradleakError(f"Unknown format {form!r}. Use --format {', '.join(SUFFIXES)}.")
+    if index:
+        if show_secrets or form != "html":
+            raise GradleakError("An index is an HTML page without private texts: leave --show-secrets and --format out.")
+        write_index(run, out)
+        return
+    if form == "pdf":
+        from gradleak.report.pdf import find_browser
+
+        find_browser()  # said before records are read
     found = build_report(run, secrets_of(run, show_secrets), show_secrets=show_secrets)
     path = out or (run if run.is_dir() else run.parent) / f"report{SUFFIXES[form]}"
-    write_whole(path, drawn(found, form))
+    write_whole_bytes(path, drawn(found, form))
     console = open_console()
+    console.print(found.story.happened)
     console.print(found.verdict.headline)
     console.print(f"Report: {path}" + (" (holds private texts)" if show_secrets else ""), soft_wrap=True)
+
+
+def write_index(folder: Path, out: Path | None) -> None:
+    """A page over all runs of a folder; links are relative to it."""
+    from gradleak.core.errors import GradleakError
+    from gradleak.records.files import write_whole
+    from gradleak.report.html import style
+    from gradleak.report.index import index_html, read_runs
+    from gradleak.report.layout import open_console
+    from gradleak.report.numbers import counted
+
+    if out is not None and out.parent.resolve() != folder.resolve():
+        raise GradleakError(f"Links of an index start from its folder: write it into {folder}, or leave --out out.")
+    runs = read_runs(folder)
+    path = out or folder / "index.html"
+    write_whole(path, index_html(str(folder), runs, style()))
+    console = open_console()
+    for run in runs:
+        console.print(f"{run.name}: {run.sentence}", soft_wrap=True)
+    console.print(f"Index of {counted(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)
 
 
 def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
@@ -53,7 +91,7 @@ def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
     return SecretFinder(run, network=show_secrets).texts
 
 
-def drawn(found: "Report", form: str) -> str:
+def drawn(found: "Report", form: str) -> bytes:
     """The report in one of its forms."""
     import json
 
@@ -62,6 +100,11 @@ def drawn(found: "Report", form: str) -> str:
     from gradleak.report.markdown import markdown
     from gradleak.report.model import SCHEMA
 
+    if form == "pdf":
+        from gradleak.report.pdf import pdf
+
+        return pdf(html(found))
     if form == "json":
-        return json.dumps({"schema": SCHEMA, **to_plain(found)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    return html(found) if form == "html" else markdown(found)
+        plain = {"schema": SCHEMA, **to_plain(found)}
+        return (json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (html(found) if form == "html" else markdown(found)).encode()

@@ -36,7 +36,7 @@ def tables(
     be published.
     """
     from gradleak.core.errors import GradleakError
-    from gradleak.records.files import write_whole
+    from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX
     from gradleak.records.published_summaries import read_sources
     from gradleak.report.layout import open_console
@@ -62,7 +62,7 @@ def tables(
         texts |= {"tables.csv": comma_separated(shown), "tables.tex": latex(shown)}
     folder = out or (run[0] if run[0].is_dir() else run[0].parent)
     for name, text in texts.items():
-        write_whole(folder / name, text)
+        write_to_publish(folder / name, text.encode())
     console = open_console()
     for one in shown:
         console.print(f"{one.table.name}: {one.run} of {one.places} places run.")

@@ -14,10 +14,13 @@ class Example:
     """One private text with its label and the spans of it (character offsets) that would hurt most; or one private picture."""
 
     text: str
-    label: int | None = None
+    label: int | str | None = None  # a class by its number, or by the name that the target knows it by
     secrets: tuple[tuple[int, int], ...] = ()
     picture: Picture | None = None
     row: int | None = field(default=None, compare=False)  # its number in the split it comes from, counted from 0
+    where: str = field(
+        default="", compare=False
+    )  # how errors name it, such as `notes.csv, line 4`; empty: by its place in a batch
 
     @property
     def content(self) -> str:
@@ -77,8 +80,13 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class PrivateBatch:
-    """The secret: one client's batch with its texts and marked spans. Only protocols, metrics and the audit hold one."""
+    """The secret: one client's batch with its texts and marked spans. Only protocols, metrics and the audit hold one.
+
+    A text that is longer than the model reads is truncated in the batch and whole in its example, but for the marked spans:
+    those that were cut are not among its secrets, since nobody sent them.
+    """
 
     batch: Batch
     examples: tuple[Example, ...]
-    lengths: tuple[int, ...]  # tokens of each example, special ones included
+    lengths: tuple[int, ...]  # tokens of each example that the model reads, special ones included
+    dropped: tuple[int, ...] = ()  # tokens of each example that were cut off; nothing where none were

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import types
 import typing
@@ -10,8 +11,10 @@ from typing import Any
 import yaml
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.ranges import Range
 from gradleak.core.registry import Component, did_you_mean, find
 
+ANY_SIZE = Range()  # of numbers that say no more: not negative, not infinite, not "not a number"
 _FOUND_HINTS: dict[type[Component], dict[str, Any]] = {}
 _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
@@ -19,7 +22,7 @@ _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 def _hints(cls: type[Component]) -> dict[str, Any]:
     """The types of its fields: slow to find, and asked for by every cell of a study."""
     if cls not in _FOUND_HINTS:
-        _FOUND_HINTS[cls] = typing.get_type_hints(cls)
+        _FOUND_HINTS[cls] = typing.get_type_hints(cls, include_extras=True)
     return _FOUND_HINTS[cls]
 
 
@@ -157,13 +160,16 @@ def _escaped(letter: str) -> str:
     return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
 
 
-def _coerce(where: str, value: Any, wanted: Any) -> Any:
-    """The value as the field's type wants it: YAML reads 1e-3 as text and lists as lists."""
+def _coerce(where: str, value: Any, wanted: Any, allowed: Range = ANY_SIZE) -> Any:
+    """The value as the field's type wants it, if it is in its range: YAML reads 1e-3 as text and lists as lists."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is typing.Annotated:
+        given = next((extra for extra in arguments[1:] if isinstance(extra, Range)), allowed)
+        return _coerce(where, value, arguments[0], given)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _coerce_first(where, value, [argument for argument in arguments if argument is not type(None)])
+        return _coerce_first(where, value, [argument for argument in arguments if argument is not type(None)], allowed)
     if origin is typing.Literal:
         if value not in arguments:
             options = "|".join(map(str, arguments))
@@ -171,17 +177,20 @@ def _coerce(where: str, value: Any, wanted: Any) -> Any:
         return value
     if origin is tuple:
         items = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_coerce(where, item, arguments[0]) for item in items)
+        return tuple(_coerce(where, item, arguments[0], allowed) for item in items)
     if isinstance(wanted, type) and issubclass(wanted, Component):
         return resolve(wanted.kind, value)
-    return _coerce_scalar(where, value, wanted)
+    read = _coerce_scalar(where, value, wanted)
+    if wanted in (int, float) and read not in allowed:
+        raise GradleakError(f"{where} must be {'finite' if math.isinf(read) else allowed}, not {read!r}.")
+    return read
 
 
-def _coerce_first(where: str, value: Any, choices: list[Any]) -> Any:
+def _coerce_first(where: str, value: Any, choices: list[Any], allowed: Range) -> Any:
     problem: GradleakError | None = None
     for choice in choices:
         try:
-            return _coerce(where, value, choice)
+            return _coerce(where, value, choice, allowed)
         except GradleakError as error:
             problem = problem or error
     raise problem or GradleakError(f"{where} cannot be {value!r}.")

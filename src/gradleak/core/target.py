@@ -109,7 +109,18 @@ class Target(ABC):
 
     @abstractmethod
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        """One client's batch, tokenised and padded; refuses empty or over-long texts and labels the model lacks."""
+        """One client's batch, tokenised, truncated to what the model reads and padded; refuses empty texts and unknown labels."""
+
+    def class_of(self, label: int | str) -> int:
+        """The class that the data means by a label; refuses what is none of the model's."""
+        if isinstance(label, str) or not 0 <= label < self.classes:
+            raise GradleakError(f"label {str(label)[:40]!r} is none of this model's {self.classes} classes, numbered from 0.")
+        return label
+
+    @property
+    def in_words(self) -> str:
+        """What kind of model it is, as a noun without its article, and what of it was drawn at random."""
+        return f"model of {self.medium}s"
 
     @property
     def device(self) -> torch.device:

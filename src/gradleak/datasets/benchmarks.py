@@ -93,7 +93,7 @@ def _reviews(name: str, label: int) -> list[Example]:
     # The hub's train split is the first 80 % of the positive sentences (4265 of 5331), then as many negative ones;
     # the next 10 % of each are its validation split, the last its test split.
     kept = lines[: int(len(lines) * 0.8 + 0.5)]
-    rows = (Row(f"line {number}", {"text": line}) for number, line in enumerate(kept, start=1))
+    rows = [Row(f"line {number}", {"text": line}) for number, line in enumerate(kept, start=1)]
     return [Example(example.text, label) for example in Columns(str(path), text="text", label=None).examples(rows)]
 
 

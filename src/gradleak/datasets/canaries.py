@@ -29,6 +29,6 @@ class Canaries(Dataset):
 
     def load(self, count: int | None = None) -> list[Example]:
         content = files("gradleak.datasets").joinpath("canaries.jsonl").read_text(encoding="ascii")
-        examples = Columns("canaries", text="text", label="label", marked=True).examples(parse_jsonl("canaries", content))
+        examples = Columns("canaries", text="text", label="label", marked=True).examples(list(parse_jsonl(content)))
         kept = [example for example in examples if example.secrets or not self.secrets_only]
         return take(kept, count, "canaries that carry a secret" if self.secrets_only else "canaries", self.rows)

@@ -1,14 +1,15 @@
 """Private examples from a file of one's own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
 from gradleak.datasets.lamp_selection import Selection, select
-from gradleak.datasets.rows import Format, known_format, read_rows
+from gradleak.datasets.rows import Content, Delimiter, Format, known_format, read_file
 
 
 @register("dataset", "file")
@@ -16,9 +17,12 @@ from gradleak.datasets.rows import Format, known_format, read_rows
 class File(Dataset):
     """A tsv, csv, jsonl, parquet or plain text file, one example a row.
 
-    `text` and `label` are column names, or column numbers from 1 where there is no header; `label=null` for no labels.
+    `text` and `label` are column names, or column numbers from 1 where there is no header; `label=null` for no labels. A label is
+    a number from 0, a name that the target knows (label2id in its config.json), or one of `labels`, the names of classes 0, 1, ….
     A jsonl row may mark its secrets as character offsets: `{"text": …, "label": …, "secrets": [[start, end], …]}`.
     """
+
+    added_later: ClassVar[frozenset[str]] = Dataset.added_later | {"labels", "delimiter", "encoding", "skip_bad"}
 
     path: str
     text: str = "text"
@@ -27,11 +31,30 @@ class File(Dataset):
     header: bool = True
     selection: Selection = "all"
     rows: Rows = ()
+    labels: tuple[str, ...] = ()
+    delimiter: Delimiter = "auto"  # of a csv
+    encoding: str = "auto"  # UTF-8, else cp1252; or any that Python knows
+    skip_bad: bool = False  # leave out rows that cannot be used
 
     def load(self, count: int | None = None) -> list[Example]:
-        path = Path(self.path).expanduser()
-        found = known_format(path) if self.format == "auto" else self.format
+        return select(self._columns().examples(self._content().rows), self.selection, count, self.path, self.rows)
+
+    def without_bad_rows(self) -> Dataset:
+        return replace(self, skip_bad=True)
+
+    def remarks(self) -> tuple[str, ...]:
+        content = self._content()
+        said = []
+        if self.encoding == "auto" and content.encoding not in ("", "utf-8"):
+            said.append(f"{self.path} is not UTF-8 and was read as {content.encoding} (to change that: encoding=…).")
+        if self.delimiter == "auto" and content.delimiter not in ("", "comma"):
+            said.append(f"{self.path} has its columns cut at each {content.delimiter} (to change that: delimiter=…).")
+        return (*said, *self._columns().left_out(content.rows))
+
+    def _content(self) -> Content:
+        return read_file(Path(self.path).expanduser(), self.format, self.header, self.delimiter, self.encoding)
+
+    def _columns(self) -> Columns:
+        found = known_format(Path(self.path)) if self.format == "auto" else self.format
         label = None if found == "text" else self.label  # plain text has nowhere to keep one
-        rows = read_rows(path, self.format, self.header)
-        examples = Columns(self.path, self.text, label, marked=found == "jsonl").examples(rows)
-        return select(examples, self.selection, count, self.path, self.rows)
+        return Columns(self.path, self.text, label, found == "jsonl", self.labels, self.skip_bad)

@@ -3,8 +3,8 @@
 import importlib
 import os
 import sys
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
@@ -23,6 +23,8 @@ class Hub(Dataset):
     `config` is what `load_dataset` calls `name`; here a component's name is the one it is registered under.
     """
 
+    added_later: ClassVar[frozenset[str]] = Dataset.added_later | {"labels", "skip_bad"}
+
     path: str
     config: str | None = None
     split: str = "train"
@@ -30,16 +32,34 @@ class Hub(Dataset):
     label: str | None = "label"
     selection: Selection = "all"
     rows: Rows = ()
+    labels: tuple[str, ...] = ()  # names of the classes 0, 1, …
+    skip_bad: bool = False  # leave out rows that cannot be used
 
     def load(self, count: int | None = None) -> list[Example]:
-        source = f"hub dataset {self.path}" + (f"/{self.config}" if self.config else "") + f", {self.split} split"
+        return select(self._columns().examples(self._rows()), self.selection, count, self._source, self.rows)
+
+    def without_bad_rows(self) -> Dataset:
+        return replace(self, skip_bad=True)
+
+    def remarks(self) -> tuple[str, ...]:
+        return self._columns().left_out(self._rows())
+
+    @property
+    def _source(self) -> str:
+        return f"hub dataset {self.path}" + (f"/{self.config}" if self.config else "") + f", {self.split} split"
+
+    def _columns(self) -> Columns:
+        return Columns(self._source, self.text, self.label, labels=self.labels, skip_bad=self.skip_bad)
+
+    def _rows(self) -> list[Row]:
         library = _library()
         try:
             records = library.load_dataset(self.path, self.config, split=self.split)
         except Exception as error:  # the library and the network below it raise dozens of kinds
-            raise GradleakError(f"Cannot load {source}: {error}. Check the id, config and split, and the network.") from error
-        rows = (Row(f"row {number}", dict(values)) for number, values in enumerate(records, start=1))
-        return select(Columns(source, self.text, self.label).examples(rows), self.selection, count, source, self.rows)
+            raise GradleakError(
+                f"Cannot load {self._source}: {error}. Check the id, config and split, and the network."
+            ) from error
+        return [Row(f"row {number}", dict(values)) for number, values in enumerate(records, start=1)]
 
 
 def _library() -> Any:

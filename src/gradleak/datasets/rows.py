@@ -4,8 +4,10 @@ import csv
 import gzip
 import importlib
 import io
+import itertools
 import json
 import lzma
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,8 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.paths import near_paths
 
 Format = Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"]
+Delimiter = Literal["auto", "comma", "semicolon", "tab", "bar"]
 
 FORMATS_BY_EXTENSION: dict[str, Format] = {
     ".tsv": "tsv",
@@ -24,32 +28,68 @@ FORMATS_BY_EXTENSION: dict[str, Format] = {
     ".parquet": "parquet",
     ".txt": "text",
 }
+DELIMITERS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}  # the likeliest first
+LOOKED_AT = 100  # rows that tell what cuts the columns
+BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+LONGEST_CELL = 2**30  # letters; the library stops at 2**17, and a document may be longer
 _COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One record of a file and the line it stands on, counted from 1 (parquet: the row)."""
+    """One record of a file and the line it begins on, counted from 1 (parquet: the row); no values where it cannot be read."""
 
     where: str
     values: dict[str, Any]
+    problem: str = ""  # why it cannot be read
+
+
+@dataclass(frozen=True)
+class Content:
+    """The rows of a file, and what was found out about it: its encoding, and what cuts a csv into columns."""
+
+    rows: list[Row]
+    encoding: str = ""
+    delimiter: str = ""
 
 
 def read_rows(path: Path, format: Format = "auto", header: bool = True) -> list[Row]:
+    """All rows of a UTF-8 file."""
+    return read_file(path, format, header, "auto", "utf-8").rows
+
+
+def read_file(path: Path, format: Format, header: bool, delimiter: Delimiter, encoding: str) -> Content:
     """All rows of a file; without a header, columns are called "1", "2", … as `cut -f` counts them."""
     if path.is_dir():
         raise GradleakError(f"{path} is a folder; name one of the files in it.")
     if not path.is_file():
-        raise GradleakError(f"There is no file {path}; check the path.")
+        raise GradleakError(f"There is no file {path}; {near_paths(str(path), 'check the path.')}")
     found = known_format(path) if format == "auto" else format
     if found is None:
         known = ", ".join(FORMATS_BY_EXTENSION)
         fix = "add format=tsv|csv|jsonl|parquet|text"
         raise GradleakError(f"Cannot tell the format of {path} by its extension (known: {known}); {fix}.")
-    rows = list(_parquet(path) if found == "parquet" else _PARSERS[found](path, decoded(path), header))
-    if not rows:
+    _refuse_idle(path, found, delimiter, encoding)
+    content = Content(list(_parquet(path))) if found == "parquet" else _read_text(path, found, header, delimiter, encoding)
+    if not content.rows:
         raise GradleakError(f"{path} is empty: it holds no examples.")
-    return rows
+    return content
+
+
+def _refuse_idle(path: Path, format: str, delimiter: str, encoding: str) -> None:
+    if delimiter != "auto" and format != "csv":
+        raise GradleakError(f"delimiter={delimiter} is for csv, and {path} is {format}: leave it out, or add format=csv.")
+    if format == "parquet" and encoding not in ("auto", "utf-8"):
+        raise GradleakError(f"encoding={encoding} is for text, and {path} is parquet: leave it out.")
+
+
+def _read_text(path: Path, format: str, header: bool, delimiter: Delimiter, encoding: str) -> Content:
+    text, found = decode(path, encoding)
+    csv.field_size_limit(LONGEST_CELL)
+    if format != "csv":
+        return Content(list(_PARSERS[format](path, text, header)), found)
+    cut = find_delimiter(text) if delimiter == "auto" else delimiter
+    return Content(list(_csv(path, text, header, DELIMITERS[cut])), found, cut)
 
 
 def known_format(path: Path) -> Format | None:
@@ -61,19 +101,45 @@ def known_format(path: Path) -> Format | None:
     return None if packed and found == "parquet" else found  # parquet compresses within itself
 
 
-def decoded(path: Path, fallback: str | None = None) -> str:
+def decoded(path: Path, fallback: str = "utf-8") -> str:
     """The file's text, unpacked if need be: UTF-8, or else the fallback encoding."""
+    try:
+        return decode(path, "utf-8")[0]
+    except GradleakError:
+        return decode(path, fallback)[0]
+
+
+def decode(path: Path, encoding: str) -> tuple[str, str]:
+    """The file's text, unpacked if need be, and its encoding; `auto`: by its first bytes, else UTF-8, else Windows' cp1252."""
     try:
         content = _COMPRESSED.get(path.suffix.lower(), bytes)(path.read_bytes())
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise GradleakError(f"Cannot read {path}: {error}.") from error
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if fallback is not None:
-            return content.decode(fallback)
-        line = content[: error.start].count(b"\n") + 1
-        raise GradleakError(f"{path}, line {line}: the text is not UTF-8; convert the file with iconv -t utf-8.") from error
+    marked = next((found for mark, found in BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
+    tried = [encoding] if encoding != "auto" else [marked] if marked else ["utf-8", "cp1252"]
+    for name in tried:
+        try:
+            return content.decode(name).removeprefix("\ufeff"), name
+        except UnicodeDecodeError as error:
+            line = content[: error.start].count(b"\n") + 1
+        except LookupError as error:
+            raise GradleakError(f"There is no encoding {name!r}: write for example encoding=latin-1 or cp1252.") from error
+    way_out = f"say what it is, such as --data {shlex.quote(f'{path}:encoding=latin-1')}"
+    raise GradleakError(f"{path}, line {line}: the text is not {' or '.join(tried)}; {way_out}.")
+
+
+def find_delimiter(content: str) -> str:
+    """What cuts a csv into columns: what cuts its first row into several, and the most rows into as many as that."""
+
+    def alike(delimiter: str) -> float:
+        reader = csv.reader(io.StringIO(content, newline=""), delimiter=DELIMITERS[delimiter])
+        try:
+            counts = [len(cells) for cells in itertools.islice(reader, LOOKED_AT) if cells]
+        except csv.Error:
+            return 0.0
+        return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
+
+    return max(DELIMITERS, key=alike)  # the first of several: a comma where nothing tells
 
 
 def text_lines(content: str) -> list[str]:
@@ -90,24 +156,28 @@ def _tsv(path: Path, content: str, header: bool) -> Iterator[Row]:
     return _table(path, reader, header)
 
 
-def _csv(path: Path, content: str, header: bool) -> Iterator[Row]:
-    return _table(path, csv.reader(io.StringIO(content.rstrip("\r\n"), newline="")), header)
+def _csv(path: Path, content: str, header: bool, delimiter: str) -> Iterator[Row]:
+    return _table(path, csv.reader(io.StringIO(content.rstrip("\r\n"), newline=""), delimiter=delimiter), header)
 
 
 def _table(path: Path, reader: Any, header: bool) -> Iterator[Row]:
     columns: list[str] | None = None
+    begins = 1  # a quoted cell may go over several lines
     try:
         for cells in reader:
-            where = f"line {reader.line_num}"
+            where, begins = f"line {begins}", reader.line_num + 1
             if columns is None:
+                if not any(cells):
+                    continue  # before the first line there is nothing to miss
                 columns = _unique(path, cells) if header else [str(number) for number in range(1, len(cells) + 1)]
                 if header:
                     continue
-            if not cells:
-                raise GradleakError(f"{path}, {where}: the line is empty; remove it.")
-            if len(cells) != len(columns):
-                raise GradleakError(f"{path}, {where}: {len(cells)} columns where {len(columns)} are expected.")
-            yield Row(where, dict(zip(columns, cells, strict=True)))
+            if not any(cells):
+                yield Row(where, {}, "the line is empty")
+            elif len(cells) != len(columns):
+                yield Row(where, {}, f"{len(cells)} columns where {len(columns)} are expected")
+            else:
+                yield Row(where, dict(zip(columns, cells, strict=True)))
     except csv.Error as error:
         raise GradleakError(f"{path}, line {reader.line_num}: {error}.") from error
 
@@ -118,20 +188,24 @@ def _unique(path: Path, columns: list[str]) -> list[str]:
     return columns
 
 
-def parse_jsonl(source: object, content: str) -> Iterator[Row]:
-    """One row for each line of JSON objects; `source` names them in errors."""
+def parse_jsonl(content: str) -> Iterator[Row]:
+    """One row for each line of JSON objects."""
     for number, line in enumerate(text_lines(content), start=1):
+        where = f"line {number}"
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
-            raise GradleakError(f"{source}, line {number}: not JSON ({error.msg}); write one object a line.") from error
-        if not isinstance(values, dict):
-            raise GradleakError(f'{source}, line {number}: not a JSON object; write for example {{"text": "…", "label": 0}}.')
-        yield Row(f"line {number}", values)
+            empty = not line.strip()
+            yield Row(where, {}, "the line is empty" if empty else f"not JSON ({error.msg}); write one object a line")
+            continue
+        if isinstance(values, dict):
+            yield Row(where, values)
+        else:
+            yield Row(where, {}, 'not a JSON object; write for example {"text": "…", "label": 0}')
 
 
 def _jsonl(path: Path, content: str, header: bool) -> Iterator[Row]:
-    return parse_jsonl(path, content)
+    return parse_jsonl(content)
 
 
 def _text(path: Path, content: str, header: bool) -> Iterator[Row]:
@@ -139,7 +213,7 @@ def _text(path: Path, content: str, header: bool) -> Iterator[Row]:
         yield Row(f"line {number}", {"text": line})
 
 
-_PARSERS: dict[str, Callable[[Path, str, bool], Iterable[Row]]] = {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "text": _text}
+_PARSERS: dict[str, Callable[[Path, str, bool], Iterable[Row]]] = {"tsv": _tsv, "jsonl": _jsonl, "text": _text}
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -45,6 +45,9 @@ class TuningPart(Dataset):
         everything = count is None and not self.rows
         return part if everything else take(part, count, f"the {self.stage} tuning part of {self.data}", self.rows)
 
+    def remarks(self) -> tuple[str, ...]:
+        return _dataset(self.data).remarks()
+
 
 def for_tuning(data: Dataset, selection_written: bool) -> Dataset:
     """The data with its tuning selection; a test selection that was asked for, or data that includes one, is refused."""

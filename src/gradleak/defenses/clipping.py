@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from gradleak.core.defense import Channel, Defense
+from gradleak.core.ranges import Range
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
@@ -14,7 +16,7 @@ from gradleak.core.update import Update
 class Clipping(Defense):
     """Scales an update down to a largest norm over all its tensors. Directions stay: by itself it hides nothing but the size."""
 
-    clip: float = 1.0  # the largest norm; inf: no clipping
+    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0  # the largest norm; inf: no clipping
 
     def __post_init__(self) -> None:
         refuse_clip(self.clip)

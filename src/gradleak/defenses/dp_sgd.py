@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from gradleak.core.defense import Channel, Defense, Guarantee
 from gradleak.core.errors import GradleakError
+from gradleak.core.ranges import Range
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.sums import sum_over
@@ -19,7 +21,7 @@ from gradleak.defenses.gaussian_noise import with_noise
 class DpSgd(Defense):
     """Clips every example's gradient over all trained tensors, takes the mean, adds Gaussian noise (their algorithm 1)."""
 
-    clip: float = 1.0  # the largest norm of one example's gradient; inf: no clipping
+    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0  # the largest norm of one example's gradient; inf: no clipping
     noise_multiplier: float = 1.0  # noise on the sum of the batch, in units of clip
     sampling_rate: float = 0.01  # the chance of an example to be in a batch, and
     steps: int = 1000  # how many batches there are: of the whole run, for its ε; one update does not depend on them

@@ -46,9 +46,9 @@ class Distance(ABC):
         """What to minimise where entries were rounded up or down at random."""
         return self
 
-    def of_nothing(self, squares: float, absolutes: float) -> float:
+    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
         """The distance of a candidate without gradient, from the sums of G² and of |G|: one, where the observed size cancels."""
-        return 1.0
+        return torch.ones_like(squares)
 
     @abstractmethod
     def for_any_size(self) -> "Distance":
@@ -142,7 +142,7 @@ class SquaredL2(Distance):
         squares = sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
         return (squares * sums.weights[:, None]).sum(-1)
 
-    def of_nothing(self, squares: float, absolutes: float) -> float:
+    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
         return squares
 
     def for_signs(self) -> Distance:
@@ -163,7 +163,7 @@ class L2L1(Distance):
         squares = sums.first - sums.noise_squared[:, None]
         return ((squares + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
 
-    def of_nothing(self, squares: float, absolutes: float) -> float:
+    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
         return squares + self.l1_weight * absolutes
 
     def for_signs(self) -> Distance:
@@ -183,6 +183,9 @@ class ScaledL2(Distance):
         factor = (inner / squares.clamp_min(TINY)).clamp(0, 1)
         observed = ((sums.observed_squared - sums.noise_squared) * sums.weights).sum(-1)[:, None]
         return factor.square() * squares - 2 * factor * inner + observed
+
+    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
+        return squares
 
     def for_signs(self) -> Distance:
         return WrongSignSquares()
@@ -221,6 +224,9 @@ class WrongSignSquares(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         shares = sums.first / sums.second.clamp_min(TINY)
         return (shares * (sums.observed_squared * sums.weights)[:, None]).sum(-1)
+
+    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
+        return squares
 
     def for_signs(self) -> Distance:
         return self

@@ -18,7 +18,7 @@ from gradleak.core.target import Target
 from gradleak.matching.adaptation import adapted, common_channel, noise_squares, rounding_stds
 from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
 from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
-from gradleak.matching.distances import Distance, Statistics
+from gradleak.matching.distances import LEAST_SIGNAL, Distance, Statistics
 from gradleak.matching.factored import FactoredSums
 from gradleak.matching.plan import make_plan, matchable
 from gradleak.matching.readings import WHOLE, Reading
@@ -206,6 +206,17 @@ def _seen(observation: Observation, part: Part) -> Tensor:
     if shown is None:
         return observation.target.parameters[part.parameter].new_zeros(part.shape)
     return shown[0] if scale == 1 else shown[0] / scale
+
+
+def distance_of_nothing(observation: Observation, distance: Distance) -> Float[Tensor, ""]:
+    """How far a candidate without any gradient is from what was seen, known noise taken off: the size that weights of a prior
+    or a penalty beside the distance have to be held against."""
+    seen = [tensor.double() / observation.gradient_scale for tensor in observation.update.tensors.values()]
+    entries = sum(tensor.numel() for tensor in seen)
+    squares = torch.stack([tensor.square().sum() for tensor in seen]).sum()
+    absolutes = torch.stack([tensor.abs().sum() for tensor in seen]).sum()
+    noise = entries * (observation.noise_std / observation.gradient_scale) ** 2
+    return distance.of_nothing(torch.maximum(squares - noise, LEAST_SIGNAL * squares), absolutes)
 
 
 def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:

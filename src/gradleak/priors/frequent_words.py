@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import Prior, PriorSpec
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -35,7 +36,7 @@ class FrequentWords(PriorSpec):
     """Says the most frequent words in order of frequency, of English or of a text file of your own."""
 
     corpus: str | None = None  # a plain text file to count words in, instead of the built-in list
-    length: int = 10  # words of a typical sentence, when the length is not known
+    length: Count = 10  # words of a typical sentence, when the length is not known
 
     def open(self, target: Target) -> Prior:
         words = ENGLISH if self.corpus is None else _counted(Path(self.corpus))

@@ -11,6 +11,7 @@ from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.pixels import pixels_of
 from gradleak.core.prior import PicturePrior, PicturePriorSpec
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.specs import resolve
 from gradleak.core.target import Target
@@ -41,7 +42,7 @@ class MeanPicture(PicturePriorSpec):
     """The mean of public pictures: of all single guesses the one with the least squared error on them."""
 
     data: str = "shapes:part=public"  # one line
-    limit: int = 10_000  # pictures
+    limit: Count = 10_000  # pictures
 
     def open(self, target: Target) -> PicturePrior:
         mean = _mean(self.data, self.limit)

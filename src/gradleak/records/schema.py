@@ -164,6 +164,8 @@ class DataRecord:
     hash: str
     batches: int
     examples: int
+    truncated: int = 0  # texts longer than the model reads
+    remarks: tuple[str, ...] = ()  # how it was read, where that is not plain, in sentences; nothing in older records
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ class TargetRecord:
     fingerprint: str
     parameters: int
     visible_parameters: int
+    model: str = ""  # what kind of model it is, in words; empty in older records
 
 
 @dataclass(frozen=True)

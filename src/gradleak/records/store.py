@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradleak.records.errors import RecordError
+from gradleak.records.files import make_private_folder, write_whole
 from gradleak.records.schema import Record
 
 KEY_BYTES = 32
@@ -37,8 +38,8 @@ def open_key(folder: Path, name: str = "secrets") -> SecretKey:
     keys = folder / "keys"
     path = keys / f"{name}.key"
     with _explained(f"keep a key in {keys}"):
-        keys.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (keys / ".gitignore").write_text("*\n")
+        make_private_folder(keys)
+        write_whole(keys / ".gitignore", "*\n")
         if not path.exists():
             _create_key(path)
         return SecretKey(path.read_bytes())
@@ -47,7 +48,7 @@ def open_key(folder: Path, name: str = "secrets") -> SecretKey:
 def check_writable(folder: Path) -> None:
     """Makes the folder and tries to write into it, so that a long run does not fail at its end."""
     with _explained(f"write records into {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         probe = _unused_name(folder, "probe")
         probe.touch(exist_ok=False)
         probe.unlink()
@@ -56,17 +57,9 @@ def check_writable(folder: Path) -> None:
 def write_record(folder: Path, record: Record) -> Path:
     """Writes `folder/<id>.json`; a reader sees the old file or the new one, never half of one."""
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    path, unfinished = folder / f"{record.id}.json", _unused_name(folder, record.id)
+    path = folder / f"{record.id}.json"
     with _explained(f"write records into {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(path, text)
     return path
 
 

@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 from gradleak.records.judgement import RULES
 from gradleak.records.schema import Score
-from gradleak.report import attack_heat, heat_map, heat_picture, trace_picture, tradeoff, tradeoff_picture
+from gradleak.report import attack_heat, glossary, heat_map, heat_picture, trace_picture, tradeoff, tradeoff_picture
 from gradleak.report.drawing import inline
 from gradleak.report.gallery import PICTURE
 from gradleak.report.model import GalleryItem, Report
@@ -27,6 +27,8 @@ def html(report: Report) -> str:
         .render(
             report=report,
             verdict=report.verdict,
+            glossary=glossary.entries(report),
+            anchor=glossary.anchor,
             lead=lead,
             sections=_sections(report),
             css=Markup(_file("report.css")),
@@ -45,6 +47,7 @@ def html(report: Report) -> str:
             interval=mean_and_interval,
             gain=gain,
             metrics=" or ".join(dict.fromkeys(row.metric for row in report.settings)),
+            measured=list(dict.fromkeys(row.metric for row in report.settings)),
             mixed=len({row.metric for row in report.settings}) > 1,
             rules=RULES,
             duration=duration,
@@ -59,6 +62,7 @@ def html(report: Report) -> str:
 def _sections(report: Report) -> list[tuple[str, str]]:
     there = {
         "verdict": ("Verdict", True),
+        "threat": ("Who attacks", True),
         "settings": ("Settings", len(report.settings) > 1),
         "heat": ("Attacks × defenses", True),
         "tradeoff": ("Leakage against utility", report.tradeoff is not None),
@@ -66,9 +70,9 @@ def _sections(report: Report) -> list[tuple[str, str]]:
         "traces": ("Over time", bool(report.traces)),
         "guesses": ("Guesses", True),
         "cost": ("Cost", True),
-        "threat": ("Threat model", True),
         "provenance": ("Provenance", True),
         "reproduce": ("Reproduce", True),
+        "glossary": ("Words", True),
     }
     return [(name, title) for name, (title, shown) in there.items() if shown]
 
@@ -104,6 +108,11 @@ def _picture(address: str, name: str) -> Markup:
 
 def _percent(score: Score) -> str:
     return " %" if score.unit == "fraction" else ""
+
+
+def style() -> str:
+    """The look of the page, for pages beside it."""
+    return _file("report.css")
 
 
 @cache

@@ -33,9 +33,12 @@ class Labels:
             NO_DEFENSE
         )
 
-    def setting(self, record: Record) -> str:
-        """What tells this setting from the others; what was audited where there is one only."""
-        return ", ".join(self._value(record, field) for field in self.fields) or (
+    def setting(self, record: Record, but: Sequence[str] = ()) -> str:
+        """What tells this setting from the others, `but` some fields; what was audited where there is one only."""
+        told = [field for field in self.fields if field not in but]
+        if but and not told:
+            return f"{record.target.name}, {line(record.spec.get('data'))}"
+        return ", ".join(self._value(record, field) for field in told) or (
             f"{record.target.name}, {line(record.spec.get('data'))}, {self.defense(record)}"
         )
 

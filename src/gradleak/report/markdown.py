@@ -23,13 +23,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _verdict(report: Report) -> Iterator[str]:
     verdict = report.verdict
-    yield from (f"# What leaks: {report.title}", "", f"**{verdict.headline}**", "")
+    yield from (f"# What leaks: {report.title}", "", f"**{report.story.happened}**", "", verdict.headline, "")
     yield from (f"- {sentence}" for sentence in verdict.sentences)
     yield ""
     if report.coverage.gaps:
         yield from ("## Not in these numbers", "", report.coverage.sentence(), "")
         yield from (f"- {gap.kind}: {gap.cell}. {gap.why}" for gap in report.coverage.gaps)
         yield ""
+    story = report.story
+    for title, told in (
+        ("What it means", story.means),
+        ("What was not tried", story.not_tried),
+        ("What would change it", story.would_change),
+    ):
+        yield from (f"## {title}", "", *(f"- {sentence}" for sentence in told), "")
     if verdict.flags:
         yield from ("## Reasons to doubt", "")
         yield from (

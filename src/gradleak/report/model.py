@@ -48,6 +48,16 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Story:
+    """The run told to who has to decide."""
+
+    happened: str  # one sentence
+    means: tuple[str, ...]
+    not_tried: tuple[str, ...]
+    would_change: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SettingLine:
     """One client under all attacks run on it."""
 
@@ -59,8 +69,8 @@ class SettingLine:
     exact: Score | None
     verdict: str  # leaks, not shown, or could not be judged
     leaks: bool
-    doubts: tuple[str, ...]  # why no more was rebuilt may be the attacks' doing
     flags: tuple[str, ...]
+    doubts: tuple[FlagLine, ...]  # the same with their numbers and what they mean
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,7 @@ class Report:
     records: int
     settings_run: int
     settings_leaking: int
+    story: Story
     verdict: Verdict
     settings: tuple[SettingLine, ...]  # the ones that leak most first; not all where there are very many
     heat: AttackHeat

@@ -1,7 +1,7 @@
 """Records of a run put together into a report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.heat_map import HeatMap
 from gradleak.report.labels import Labels, natural
 from gradleak.report.model import CostLine, Entry, Report, SettingLine
-from gradleak.report.run_verdict import order, verdict
+from gradleak.report.run_verdict import flag_lines, order, verdict
+from gradleak.report.story import in_words, tell
 from gradleak.report.terminal import chain, line
 from gradleak.report.traces import traces
 from gradleak.report.tradeoff import Tradeoff
@@ -47,6 +48,7 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
         records=len(records),
         settings_run=len(settings),
         settings_leaking=sum(judged[setting].leaks for setting in settings),
+        story=tell(settings, judged, labels),
         verdict=verdict(settings, judged, found.coverage, labels),
         settings=tuple(_setting_line(setting, judged[setting], labels) for setting in settings[:ROWS]),
         heat=attack_heat(in_order, labels),
@@ -83,10 +85,10 @@ def _setting_line(setting: Setting, judgement: Judgement, labels: Labels) -> Set
         exact=setting.worst("exact_match") if "exact_match" in setting.metrics() else None,
         verdict=judgement.verdict,
         leaks=judgement.leaks,
-        doubts=judgement.doubts,
         flags=tuple(
             dict.fromkeys(name for one in setting.summaries for name in raised_beside(judgement, one.record, one.columns))
         ),
+        doubts=tuple(flag_lines([setting], {setting: judgement}, labels)),
     )
 
 
@@ -143,7 +145,7 @@ def threat_model(settings: Sequence[Setting]) -> list[Entry]:
     return [
         Entry("who", "An honest but curious server, or who reads what it receives: it has the model and each client's update."),
         Entry("sees", f"{_distinct(line(record.spec.get('view')) for record in records)}: {seen} of the parameters"),
-        Entry("may be told", ", ".join(sorted(granted)) or "nothing beyond the update"),
+        Entry("may be told", in_words(sorted(granted)) or "nothing beyond the update"),
         Entry("protocol", _distinct(line(record.spec.get("protocol")) for record in records)),
         Entry("defenses", _distinct(chain(record.spec.get("defenses")) for record in records)),
         Entry("differential privacy", guarantees or "none of these defenses proves any"),
@@ -164,13 +166,21 @@ def provenance(summaries: Sequence[Summary]) -> list[Entry]:
     return [
         Entry("audited", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"),
         Entry("target", _distinct(f"{record.target.name} (fingerprint {record.target.fingerprint[:16]})" for record in records)),
+        *_if_told("model", (record.target.model for record in records)),
         Entry("data", _distinct(line(record.spec.get("data")) for record in records)),
+        *_if_told("how it was read", (" ".join(record.data.remarks) for record in records)),
         Entry("data hash (keyed)", _distinct(record.data.hash[:16] for record in records)),
         Entry("seeds", _distinct(str(record.spec.get("seed", "-")) for record in records)),
         Entry("versions", ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())),
         Entry("machines", _distinct(f"{one.machine.get('device', '-')} ({one.machine.get('name', '-')})" for one in records)),
         Entry("records", _distinct(summary.id for summary in summaries)),
     ]
+
+
+def _if_told(name: str, texts: Iterable[str]) -> list[Entry]:
+    """An entry of what some records say and others, or older ones, do not."""
+    told = [text for text in texts if text]
+    return [Entry(name, _distinct(told))] if told else []
 
 
 def _distinct(texts: Any) -> str:

@@ -18,8 +18,10 @@ from gradleak.report.verdict import closing_sentence, explain, worst_case_senten
 
 def print_record(console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False) -> None:
     """Draws the record. Without `guesses` none is drawn: a good one is the private text."""
-    console.print(Text(f"Audit {record.id}", style="bold"))
+    console.print(Text(f"Audit {record.id}" + (f" of a {record.target.model}" if record.target.model else ""), style="bold"))
     console.print(heading(record), style="dim")
+    for remark in record.data.remarks:
+        console.print(Text(f"Data: {remark}"))
     for line_of_privacy in guarantee_lines(record):
         console.print(line_of_privacy)
     if (of_noise := noise_size(record)) is not None:

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradleak.records.files import make_private_folder
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks: runs that share a folder may do a cell twice there, to the same record
@@ -15,7 +17,7 @@ except ImportError:  # Windows has no such locks: runs that share a folder may d
 def claim(folder: Path, cell: str, *, wait: bool = False) -> Iterator[bool]:
     """Whether the cell is ours until the block ends; with `wait`, only once nobody else holds it."""
     path = folder / "claims" / cell
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         yield _locked(descriptor, wait)

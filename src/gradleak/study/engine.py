@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gradleak.audit.display import Display, Silent
 from gradleak.core.memory import limit_by_default
+from gradleak.records.files import make_private_folder
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.study.plan import FAILED
@@ -33,7 +34,7 @@ def run_on(
     those that share a device share what is free of it.
     """
     if workers > 1:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         if retry:
             for cell in cells:
                 (folder / f"{cell.spec.id}{FAILED}").unlink(missing_ok=True)

@@ -63,10 +63,10 @@ DECAY = Range.between("decay", 0.8, 1.0)
 L1_WEIGHT = Range.between("l1_weight", 1e-5, 1e2)
 DEFAULT_RANGES: Mapping[str, tuple[Range, ...]] = {
     "lamp_cos": (Range.between("prior_weight", 0.05, 0.2), Range.between("norm_weight", 0.01, 1.0), LEARNING_RATE, DECAY),
-    # The loss is orders of magnitude larger than the cosine
+    # Relative to the gradient's size; the paper searches 30 to 240 and 10 to 100 on BERT-base (with relative=false)
     "lamp_l2l1": (
-        Range.between("prior_weight", 30.0, 240.0),
-        Range.between("norm_weight", 10.0, 100.0),
+        Range.between("prior_weight", 0.01, 0.5),
+        Range.between("norm_weight", 0.01, 1.0),
         LEARNING_RATE,
         DECAY,
         L1_WEIGHT,

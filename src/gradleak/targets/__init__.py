@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+from collections.abc import Iterable
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.paths import near_paths
 from gradleak.core.registry import registered
 from gradleak.core.specs import resolve
 from gradleak.core.target import TargetSpec
@@ -12,17 +15,35 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from gradleak.targets import huggingface, lenet, lti_lm, minilm, module, resnet, tiny, tiny_causal  # noqa: F401
+from gradleak.targets import huggingface, lenet, loading, lti_lm, minilm, module, resnet, tiny, tiny_causal  # noqa: F401
+
+# Fields of a line that ask for a classifier, whatever the checkpoint is of
+OF_CLASSIFIERS = re.compile(r"(^|,)\s*(classes|head_std|head_seed|attend_padding)\s*=")
 
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
-    """A registered target, or a hub id or folder as shorthand for `huggingface:path=…`."""
-    name, colon, rest = (described, "", "") if os.path.isdir(described) else described.partition(":")
-    if name not in registered("target") and ("/" in name or "-" in name or os.path.isdir(name)):
-        described = f"huggingface:path={json.dumps(name, ensure_ascii=False)}" + ("," + rest if colon else "")
+    """A registered target, or a hub id or folder: `huggingface:path=…`, or `causal_lm:path=…` where config.json says so."""
+    name, colon, rest = (described, "", "") if _is_folder(described) else described.partition(":")
+    if name not in registered("target") and ("/" in name or "-" in name or name.startswith((".", "~")) or _is_folder(name)):
+        loading.refuse_missing_folder(name)
+        causal = loading.is_language_model(loading.architectures_of(name)) and not OF_CLASSIFIERS.search(rest)
+        path = json.dumps(name, ensure_ascii=False)
+        described = f"{'causal_lm' if causal else 'huggingface'}:path={path}" + ("," + rest if colon else "")
+    elif name not in registered("target") and (near := near_paths(name, "", folders=True)):
+        raise GradleakError(f"There is neither a target nor a folder {name!r}; {near} `gradleak list targets` names the targets.")
     spec = resolve("target", described)
     if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM)) and allow_pickle:
         spec = spec.with_pickle()
     if not isinstance(spec, TargetSpec):
         raise GradleakError(f"{described!r} is not a target.")
     return spec
+
+
+def hub_ids(specs: Iterable[TargetSpec]) -> list[str]:
+    """Targets that are not on this machine's disk by their path, so that only opening them shows whether they are there."""
+    named = [spec.path for spec in specs if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM))]
+    return sorted({path for path in named if not _is_folder(path)})
+
+
+def _is_folder(name: str) -> bool:
+    return os.path.isdir(os.path.expanduser(name))

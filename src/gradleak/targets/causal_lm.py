@@ -39,6 +39,10 @@ class CausalLanguageModel(OpenedTransformer):
         self.longest = transformer.longest_of(model.config, tokenizer)
         self.padding_is_free = self._probe()
 
+    @property
+    def in_words(self) -> str:
+        return f"causal language model ({type(self.module).__name__}, {self.classes} words)"
+
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
         counted = batch.mask.reshape(logits.shape[:2])[:, 1:]
@@ -51,14 +55,15 @@ class CausalLanguageModel(OpenedTransformer):
         return logits[torch.arange(len(logits), device=self.device), last].softmax(-1).view(*batch.lead, self.classes)
 
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        ids, lengths = self._encoded(examples)
-        for place, tokens in enumerate(lengths, start=1):
+        read = self._encoded(examples)
+        for place, (example, tokens) in enumerate(zip(examples, read.lengths, strict=True), start=1):
             if tokens < 2:
                 raise GradleakError(
-                    f"Text {place} of the batch has one token, of which a language model learns nothing: "
+                    f"{transformer.called(example, place)} has one token, of which a language model learns nothing: "
                     "each token is predicted from those before it. Remove it from the data."
                 )
-        return PrivateBatch(Batch(ids=ids, mask=self.attention_mask(lengths), labels=ids.clone()), tuple(examples), lengths)
+        batch = Batch(ids=read.ids, mask=self.attention_mask(read.lengths), labels=read.ids.clone())
+        return PrivateBatch(batch, read.examples, read.lengths, read.dropped)
 
     def _next_tokens(self, batch: Batch) -> Int[Tensor, "predicted"] | Float[Tensor, "predicted words"]:
         """Labels of all positions but the first of every example, hard or soft."""

@@ -1,6 +1,7 @@
 """Any Hugging Face sequence classifier or causal language model, by hub id or local folder."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,11 +9,19 @@ from typing import Any, ClassVar
 import torch
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.causal_lm import CausalLanguageModel
-from gradleak.targets.loading import fingerprint_of, load_model, load_tokenizer, quiet_transformers, source_of
+from gradleak.targets.loading import (
+    fingerprint_of,
+    is_language_model,
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+    source_of,
+)
 from gradleak.targets.text_classifier import TextClassifier
 
 
@@ -22,7 +31,7 @@ class HuggingFace(TargetSpec):
     """A sequence classifier by hub id or folder (BERT, DistilBERT, RoBERTa, MPNet, ELECTRA …). Code from the hub is never run."""
 
     path: str
-    classes: int | None = None  # the checkpoint's own number, or 2 where it has no head
+    classes: Count | None = None  # the checkpoint's own number, or 2 where it has no head
     head_std: float = 0.02  # spread of a random head, where the checkpoint has none (LAMP)
     head_seed: int = 0  # every audit of one study attacks the same head
     frozen: tuple[str, ...] = ()  # groups, modules or layers (layers:1-3) that do not train, hence are not sent
@@ -106,9 +115,22 @@ def open_classifier(
     options: dict[str, Any] = {} if classes is None else {"num_labels": classes}
     model, missing = load_model(auto_class, "sequence classifier", name, source, dtype, safetensors_only, options)
     _draw_missing(model, missing, head)
+    stated = tuple(model.config.architectures or ())
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
-    return TextClassifier(name, model.to(device), tokenizer, frozen, attend_padding)
+    return TextClassifier(name, model.to(device), tokenizer, frozen, attend_padding, drawn_in_words(name, missing, stated))
+
+
+def drawn_in_words(name: str, missing: Iterable[str], architectures: Sequence[str]) -> str:
+    """`with a random head (classifier), which BertModel does not have`: what a checkpoint lacks and was drawn."""
+    modules = sorted({parameter.rpartition(".")[0] for parameter in missing})
+    if not modules:
+        return ""
+    shown = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+    of = architectures[0] if architectures else "its checkpoint"
+    advice = f" (to train it as a language model: causal_lm:path={name})" if is_language_model(architectures) else ""
+    part = "a random head" if len(modules) <= 3 else "random parts"  # a head may have a layer before its last, and a pooler
+    return f"with {part} ({shown}), which {of} does not have{advice}"
 
 
 def _refuse_regression(name: str, folder: Path, classes: int | None) -> None:

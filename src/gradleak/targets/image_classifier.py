@@ -68,6 +68,10 @@ class ImageClassifier(Target):
     def dtype(self) -> torch.dtype:
         return next(iter(self._parameters.values())).dtype
 
+    @property
+    def in_words(self) -> str:
+        return f"picture classifier ({type(self.module).__name__}, {self.classes} classes)"
+
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         labels = batch.labels.flatten() if batch.labels.dtype == torch.int64 else batch.labels.flatten(0, -2)
         return F.cross_entropy(self._logits(batch, parameters), labels, reduction="none").view(batch.lead)
@@ -115,7 +119,7 @@ class ImageClassifier(Target):
         return values
 
     def _label(self, place: int, example: Example) -> int:
-        if example.label is None or not 0 <= example.label < self.classes:
+        if not isinstance(example.label, int) or not 0 <= example.label < self.classes:
             raise GradleakError(
                 f"Picture {place} of the batch has label {example.label}; {self.name} has the classes 0 to {self.classes - 1}."
             )

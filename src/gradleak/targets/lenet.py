@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gradleak.core.ranges import Count
 from gradleak.core.registry import Medium, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -40,7 +41,7 @@ class LeNet(TargetSpec):
     medium: ClassVar[Medium] = "image"
     cites = "Zhu et al., NeurIPS 2019; Learning to Invert (Wu et al. 2022), section 4.1"
 
-    classes: int = 10
+    classes: Count = 10
     seed: int = 0
     spread: float = 0.5  # weights are uniform between minus and plus this, as in the released code of both papers
     weights: str | None = None
@@ -59,10 +60,10 @@ class TinyImage(TargetSpec):
 
     medium: ClassVar[Medium] = "image"
 
-    classes: int = 4
+    classes: Count = 4
     seed: int = 0
     spread: float = 0.5
-    side: int = 8
+    side: Count = 8
     weights: str | None = None
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:

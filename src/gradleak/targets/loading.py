@@ -1,7 +1,9 @@
 """Hugging Face models and tokenizers from a hub id or a folder, with what can go wrong said in a sentence."""
 
 import hashlib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import torch
 from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.paths import near_paths
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name, or an owner and a name
 
 
 def quiet_transformers() -> Any:
@@ -21,8 +26,38 @@ def quiet_transformers() -> Any:
 
 
 def source_of(path: str) -> str | Path:
-    """A folder where there is one of that name, else a hub id."""
-    return Path(path) if Path(path).is_dir() else path
+    """A folder where there is one of that name, else a hub id; refuses what can be neither."""
+    refuse_missing_folder(path)
+    folder = Path(path).expanduser()
+    return folder if folder.is_dir() else path
+
+
+def refuse_missing_folder(path: str) -> None:
+    """Refuses what is written as a folder, or can be nothing else, where there is none; a name that is near is told."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return
+    if folder.is_file():
+        raise GradleakError(f"{path} is a file: name the folder that holds config.json, the weights and the tokenizer.")
+    beside_others = "/" in path and Path(path.split("/")[0]).is_dir()  # `models/clf` where there is a folder `models`
+    if beside_others or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
+        raise GradleakError(f"There is no folder {path}; {near_paths(path, 'check the path.', folders=True)}")
+
+
+def architectures_of(path: str) -> tuple[str, ...]:
+    """The classes that config.json says a folder's weights are of; nothing where it does not say, or for a hub id."""
+    config = Path(path).expanduser() / "config.json"
+    try:
+        stated = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()  # whoever opens the model says what is wrong with it
+    found = stated.get("architectures") if isinstance(stated, dict) else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def is_language_model(architectures: Sequence[str]) -> bool:
+    """Whether weights are of a causal language model: GPT2LMHeadModel, LlamaForCausalLM."""
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
 
 
 def load_tokenizer(name: str, source: str | Path) -> Any:
@@ -34,7 +69,7 @@ def load_tokenizer(name: str, source: str | Path) -> Any:
     try:
         return quiet_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise GradleakError(f"No tokenizer could be loaded for {name}: {_first_line(error)}") from error
+        raise GradleakError(f"No tokenizer could be loaded for {name}: {_first_line(error)}{_no_folder(source)}") from error
 
 
 def load_model(
@@ -61,8 +96,18 @@ def load_model(
                 **options,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise GradleakError(f"The model {name} could not be loaded as a {called}: {_first_line(error)}") from error
+        raise GradleakError(
+            f"The model {name} could not be loaded as a {called}: {_first_line(error)}{_no_folder(source)}"
+        ) from error
     return model, set(info["missing_keys"])
+
+
+def _no_folder(source: str | Path) -> str:
+    """For a hub id that may have been meant as a folder."""
+    if isinstance(source, Path):
+        return ""
+    near = near_paths(source, "", folders=True)
+    return f" There is no folder {source} either{f'; {near}' if near else '.'}"
 
 
 def _refuse_folder(name: str, folder: Path, safetensors_only: bool) -> None:
@@ -77,7 +122,7 @@ def _refuse_folder(name: str, folder: Path, safetensors_only: bool) -> None:
 
 def fingerprint_of(path: str) -> str:
     """A hash of the weights in a folder, or the hub id."""
-    folder = Path(path)
+    folder = Path(path).expanduser()
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []
     if not weights:
         return f"hub:{path}"

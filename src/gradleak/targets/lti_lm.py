@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.byte_pairs import byte_pair_tokenizer
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -31,11 +32,11 @@ class LtiLanguageModel(TargetSpec):
     labels_are_tokens: ClassVar[bool] = True
     cites: ClassVar[str] = "Wu, Chen, Guo & Weinberger 2023, section 4.2"
 
-    layers: int = 3
-    hidden: int = 96
-    heads: int = 8
-    feed_forward: int = 1536
-    positions: int = 1024  # of which blocks of 16 use 16: with them the shared parameters are the paper's 1.1 million
+    layers: Count = 3
+    hidden: Count = 96
+    heads: Count = 8
+    feed_forward: Count = 1536
+    positions: Count = 1024  # of which blocks of 16 use 16: with them the shared parameters are the paper's 1.1 million
     causal: bool = True
     decoder_copied: bool = False  # the decoder's weights are the words', as released; otherwise drawn by themselves
     seed: int = 0

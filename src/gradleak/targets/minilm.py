@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.huggingface import HeadSpec, open_classifier
@@ -28,7 +29,7 @@ SHA256 = {
 class MiniLM(TargetSpec):
     """BERT of 6 layers, 384 wide, with a random two-class head. A sentence encoder, not the raw pretrained BERT of the papers."""
 
-    classes: int = 2
+    classes: Count = 2
     head_std: float = 0.02  # LAMP's released code
     head_seed: int = 0
     frozen: tuple[str, ...] = ()

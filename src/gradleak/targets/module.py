@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.ranges import Count
 from gradleak.core.registry import Medium, register
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.image_classifier import ImageClassifier
@@ -26,10 +27,10 @@ class Module(TargetSpec):
     medium: ClassVar[Medium] = "image"
 
     path: str
-    classes: int = 10
-    channels: int = 3
-    height: int = 32
-    width: int = 32
+    classes: Count = 10
+    channels: Count = 3
+    height: Count = 32
+    width: Count = 32
     weights: str | None = None
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:

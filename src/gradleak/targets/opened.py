@@ -2,17 +2,28 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch, Example
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.targets import transformer
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Examples with their ids, padded; how many tokens of each are read, and how many were cut off."""
+
+    examples: tuple[Example, ...]
+    ids: Int[Tensor, "examples tokens"]
+    lengths: tuple[int, ...]
+    dropped: tuple[int, ...]
 
 
 class OpenedTransformer(Target):
@@ -57,13 +68,22 @@ class OpenedTransformer(Target):
     def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
         return transformer.decode(self.tokenizer, ids, keep_special)
 
-    def _encoded(self, examples: Sequence[Example]) -> tuple[Tensor, tuple[int, ...]]:
-        """Padded ids and lengths; empty and over-long texts are refused."""
-        rows = self.encode([example.text for example in examples])
+    def _encoded(self, examples: Sequence[Example]) -> "Encoded":
+        """The examples as the model reads them: long ones truncated as its tokenizer does, empty ones refused."""
+        whole = self.encode([example.text for example in examples])
+        cut = {place: row for place, row in enumerate(whole) if len(row) > self.longest}
+        again = transformer.encode(self.tokenizer, [examples[place].text for place in cut], self.longest) if cut else []
+        shorter = dict(zip(cut, again, strict=True))
+        rows = [shorter.get(place, row) for place, row in enumerate(whole)]
         lengths = tuple(len(row) for row in rows)
         specials = len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
-        transformer.refuse_lengths(self.name, lengths, specials, self.longest, self.padding_is_free)
-        return transformer.padded(rows, self.vocabulary.pad).to(self.device), lengths
+        transformer.refuse_lengths(self.name, examples, lengths, specials, self.padding_is_free)
+        read = [
+            transformer.kept_secrets(self.tokenizer, example, self.longest) if place in cut else example
+            for place, example in enumerate(examples)
+        ]
+        dropped = tuple(len(before) - after for before, after in zip(whole, lengths, strict=True)) if cut else ()
+        return Encoded(tuple(read), transformer.padded(rows, self.vocabulary.pad).to(self.device), lengths, dropped)
 
     def _logits(self, batch: Batch, parameters: Mapping[str, Tensor] | None) -> Tensor:
         return transformer.logits_of(self.module, self._aliases, batch, parameters)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradleak.core.ranges import Count
 from gradleak.core.registry import Medium, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -67,7 +68,7 @@ class ResNet20(TargetSpec):
     cites = "He et al., CVPR 2016; GroupNorm: Wu & He, ECCV 2018"
 
     norm: Norm = "group"
-    classes: int = 10
+    classes: Count = 10
     seed: int = 0
     weights: str | None = None
 

@@ -11,24 +11,41 @@ from torch import Tensor, nn
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.targets import transformer
+from gradleak.targets.class_names import ClassNames
 from gradleak.targets.opened import OpenedTransformer
 
 
 class TextClassifier(OpenedTransformer):
     """Eval mode, gradients off: clients and attackers differentiate copies of the parameters, so no `.grad` is left behind."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = (), attend_padding: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        frozen: Sequence[str] = (),
+        attend_padding: bool = False,
+        drawn: str = "",
+    ) -> None:
         self.name = name
+        self.drawn = drawn  # what of it is random, in words
         self.module: nn.Module = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.attend_padding = attend_padding
         self.classes = _classes(name, model.config)
+        self.labels = ClassNames.of_config(name, model.config)
         self.vocabulary = transformer.vocabulary_of(name, model, tokenizer)
         self.hidden_size = int(self.vocabulary.embeddings.shape[1])
         self._weights = transformer.weights_of(name, model, self.classes, frozen)
         self._aliases = transformer.aliases_of(model)
         self.longest = transformer.longest_of(model.config, tokenizer)
         self.padding_is_free = self._probe()
+
+    @property
+    def in_words(self) -> str:
+        return f"sequence classifier ({type(self.module).__name__}, {self.classes} classes)" + (
+            f" {self.drawn}" if self.drawn else ""
+        )
 
     def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
@@ -39,22 +56,23 @@ class TextClassifier(OpenedTransformer):
         return self._logits(batch, None).softmax(-1).view(*batch.lead, self.classes)
 
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        ids, lengths = self._encoded(examples)
+        read = self._encoded(examples)
         labels = [self._label(place, example) for place, example in enumerate(examples, start=1)]
-        batch = Batch(ids=ids, mask=self.attention_mask(lengths), labels=torch.tensor(labels).to(self.device))
-        return PrivateBatch(batch, tuple(examples), lengths)
+        batch = Batch(ids=read.ids, mask=self.attention_mask(read.lengths), labels=torch.tensor(labels).to(self.device))
+        return PrivateBatch(batch, read.examples, read.lengths, read.dropped)
 
     def _label(self, place: int, example: Example) -> int:
+        where = transformer.called(example, place)
         if example.label is None:
-            raise GradleakError(
-                f"Text {place} of the batch has no label, which {self.name} is trained on: name the data's label column."
-            )
-        if not 0 <= example.label < self.classes:
-            raise GradleakError(
-                f"Label {example.label} is outside the {self.classes} classes of {self.name}: "
-                f"use labels 0 to {self.classes - 1}, or a target with more classes (classes=…)."
-            )
-        return example.label
+            raise GradleakError(f"{where} has no label, which {self.name} is trained on: name the data's label column.")
+        try:
+            return self.class_of(example.label)
+        except GradleakError as error:
+            raise GradleakError(f"{where}: {error}") from error
+
+    def class_of(self, label: int | str) -> int:
+        """By the model's own name for it (label2id in its config.json), or its number from 0."""
+        return self.labels.class_of(label)
 
     @torch.no_grad()
     def _probe(self) -> bool:

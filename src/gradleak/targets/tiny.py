@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -25,10 +26,10 @@ WORDS = (
 class Tiny(TargetSpec):
     """A random BERT with a vocabulary of about a hundred words and the letters and digits as word pieces."""
 
-    layers: int = 2
-    hidden: int = 32
-    heads: int = 2
-    classes: int = 2
+    layers: Count = 2
+    hidden: Count = 32
+    heads: Count = 2
+    classes: Count = 2
     seed: int = 0
     frozen: tuple[str, ...] = ()
     attend_padding: bool = False
@@ -51,7 +52,7 @@ class Tiny(TargetSpec):
         with torch.random.fork_rng(devices=[]):  # the library draws from the global generator what is redrawn below
             model = BertForSequenceClassification(config).to(dtype)
         redraw(model, Streams.root("tiny", self.seed))
-        return TextClassifier("tiny", model.to(device), tokenizer, self.frozen, self.attend_padding)
+        return TextClassifier("tiny", model.to(device), tokenizer, self.frozen, self.attend_padding, "with random weights")
 
     def fingerprint(self) -> str:
         return f"made:seed={self.seed}"

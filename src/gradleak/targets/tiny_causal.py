@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -21,9 +22,9 @@ class TinyCausal(TargetSpec):
 
     labels_are_tokens: ClassVar[bool] = True
 
-    layers: int = 2
-    hidden: int = 32
-    heads: int = 2
+    layers: Count = 2
+    hidden: Count = 32
+    heads: Count = 2
     shape: Literal["gpt2", "llama"] = "gpt2"
     seed: int = 0
     frozen: tuple[str, ...] = ()

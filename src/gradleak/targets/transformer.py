@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch
+from gradleak.core.batch import Batch, Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.target import Vocabulary
@@ -117,9 +117,21 @@ def refuse_unreachable(name: str, by_ids: Tensor, by_embeddings: Callable[[], Te
         )
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, special ones included, however long."""
-    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=True, truncation=False, verbose=False)["input_ids"]]
+def encode(tokenizer: Any, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
+    """Token ids of each text, special ones included: however long, or cut by the tokenizer to at most so many."""
+    cut = {"truncation": False} if longest is None else {"truncation": True, "max_length": longest}
+    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut)["input_ids"]]
+
+
+def kept_secrets(tokenizer: Any, example: Example, longest: int) -> Example:
+    """A text that is to be cut, with those of its marked spans that stay whole."""
+    from_left = getattr(tokenizer, "truncation_side", "right") == "left"
+
+    def stays(span: tuple[int, int]) -> bool:
+        reach = example.text[span[0] :] if from_left else example.text[: span[1]]
+        return len(encode(tokenizer, [reach])[0]) <= longest
+
+    return replace(example, secrets=tuple(span for span in example.secrets if stays(span)))
 
 
 def decode(tokenizer: Any, ids: Sequence[int], keep_special: bool) -> str:
@@ -128,15 +140,16 @@ def decode(tokenizer: Any, ids: Sequence[int], keep_special: bool) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=True))
 
 
-def refuse_lengths(name: str, lengths: Sequence[int], specials: int, longest: int, padding_is_free: bool) -> None:
-    """Refuses empty and over-long texts, and texts of different lengths where padding is read. Errors never quote a text."""
-    for place, tokens in enumerate(lengths, start=1):
+def called(example: Example, place: int) -> str:
+    """How an error names an example: by its line where that is known, never by its text."""
+    return example.where or f"Text {place} of the batch"
+
+
+def refuse_lengths(name: str, examples: Sequence[Example], lengths: Sequence[int], specials: int, padding_is_free: bool) -> None:
+    """Refuses empty texts, and texts of different lengths where padding is read. Errors never quote a text."""
+    for place, (example, tokens) in enumerate(zip(examples, lengths, strict=True), start=1):
         if tokens <= specials:
-            raise GradleakError(f"Text {place} of the batch is empty after tokenising: remove it from the data.")
-        if tokens > longest:
-            raise GradleakError(
-                f"Text {place} of the batch has {tokens} tokens; {name} reads at most {longest}: shorten or remove it."
-            )
+            raise GradleakError(f"{called(example, place)} is empty after tokenising: remove it from the data.")
     if not padding_is_free and len(set(lengths)) > 1:
         raise GradleakError(
             f"{name} reads padding, so a batch needs sentences of one length; these have {sorted(set(lengths))} tokens. "

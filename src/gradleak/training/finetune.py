@@ -76,6 +76,7 @@ class Lesson:
 
     ids: tuple[int, ...]
     label: int
+    dropped: int = field(default=0, repr=False, compare=False)  # tokens that were cut off
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def guarantees(settings: FineTuning, examples: int) -> tuple[Guarantee, ...]:
 
 
 def lessons(target: TextClassifier, examples: Sequence[Example], called: str) -> tuple[Lesson, ...]:
-    """Tokenises; what the target refuses in an audit (empty, over-long, no or unknown label) it refuses here."""
+    """Tokenises and truncates; what the target refuses in an audit (empty, no or unknown label) it refuses here."""
     made: list[Lesson] = []
     size = CHECKED_AT_ONCE if target.padding_is_free else 1  # sentences of different lengths may not share a private batch
     for start in range(0, len(examples), size):
@@ -143,7 +144,8 @@ def lessons(target: TextClassifier, examples: Sequence[Example], called: str) ->
             raise GradleakError(f"Batch of examples {start + 1} to {start + len(group)} of the {called} data: {error}") from error
         assert private.batch.ids is not None
         rows = zip(private.batch.ids.tolist(), private.lengths, private.batch.labels.tolist(), strict=True)
-        made += [Lesson(tuple(row[:length]), label) for row, length, label in rows]
+        cut = private.dropped or (0,) * len(group)
+        made += [Lesson(tuple(row[:length]), label, lost) for (row, length, label), lost in zip(rows, cut, strict=True)]
     if not made:
         raise GradleakError(f"There are no examples in the {called} data.")
     return tuple(made)

@@ -1,9 +1,10 @@
-"""Trains a generator of pictures as the decoder of a variational autoencoder (Kingma & Welling 2014)."""
+"""Trains a generator of pictures: as the decoder of a variational autoencoder (Kingma & Welling 2014), or a GAN."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,10 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.priors.generator import FIRST_SIDE, GeneratorNetwork, save_generator
+from gradleak.training.adversary import Adversary, Contest
+
+How = Literal["decoder", "gan"]
+RATES: dict[How, float] = {"decoder": 1e-3, "gan": 2e-4}
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,18 @@ class GeneratorTraining:
     width: int = 64
     epochs: int = 30
     batch_size: int = 256
-    learning_rate: float = 1e-3
+    learning_rate: float | None = None  # none: RATES, by how it is trained
+    how: How = "decoder"
     pixel_spread: float = 0.1  # standard deviation that a pixel is believed to have around what is made
     seed: int = 0
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """One way of training a generator."""
+
+    def step(self, pictures: Tensor, drawn: Tensor) -> dict[str, Tensor]:
+        """Learns from real pictures and numbers drawn for as many; says how it went."""
 
 
 class Encoder(nn.Module):
@@ -64,36 +78,52 @@ def train_generator(
     channels, height, width = (int(size) for size in mean.shape)
     with torch.random.fork_rng(devices=[]):  # what the library draws is redrawn below
         network = GeneratorNetwork((channels, height, width), settings.latents, settings.width)
-        encoder = Encoder((channels, height, width), settings.latents, settings.width, len(network.convolutions))
-    for name, module in (("network", network), ("encoder", encoder)):
+        halvings = len(network.convolutions)
+        encoder = Encoder((channels, height, width), settings.latents, settings.width, halvings)
+        adversary = Adversary((channels, height, width), settings.width, halvings)
+    for name, module in (("network", network), ("encoder", encoder), ("adversary", adversary)):
         _draw(module, streams.child(name))
         module.to(device)
-    optimiser = torch.optim.Adam([*network.parameters(), *encoder.parameters()], settings.learning_rate)
+    rate = RATES[settings.how] if settings.learning_rate is None else settings.learning_rate
+    decoder = Autoencoder(network, encoder, rate, settings.pixel_spread)
+    learner: Learns = Contest(network, adversary, rate) if settings.how == "gan" else decoder
     order, noise = streams.child("order").generator(), streams.child("noise").generator()
     pictures, began = pictures.to(device), time.monotonic()
     for epoch in range(1, settings.epochs + 1):
-        errors = []
+        told: list[dict[str, Tensor]] = []
         for places in torch.split(torch.randperm(len(pictures), generator=order).to(device), settings.batch_size):
             drawn = torch.randn(len(places), settings.latents, generator=noise).to(device)
-            loss, error = _loss(network, encoder, pictures[places], drawn, settings.pixel_spread)
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            errors.append(error)
+            told.append(learner.step(pictures[places], drawn))
         left = (time.monotonic() - began) / epoch * (settings.epochs - epoch)
-        yield {"epoch": epoch, "of": settings.epochs, "mse": float(torch.stack(errors).mean()), "seconds_left": left}
+        means = {name: float(torch.stack([one[name] for one in told]).mean()) for name in told[0]}
+        yield {"epoch": epoch, "of": settings.epochs, **means, "seconds_left": left}
     save_generator(out, network, settings.latents, mean)
 
 
-def _loss(
-    network: GeneratorNetwork, encoder: Encoder, pictures: Tensor, drawn: Tensor, pixel_spread: float
-) -> tuple[Tensor, Tensor]:
-    """The negative bound of the likelihood, and the mean squared error of the pictures that were made."""
-    mean, log_variance = encoder(pictures)
-    made = network(mean + (0.5 * log_variance).exp() * drawn)
-    squares = (made - pictures).square()
-    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
-    return (squares.flatten(1).sum(1) / (2 * pixel_spread**2) + divergence).mean(), squares.mean().detach()
+@dataclass(eq=False)
+class Autoencoder:
+    """The generator as a decoder, its encoder, and what trains both."""
+
+    network: GeneratorNetwork
+    encoder: Encoder
+    learning_rate: float
+    pixel_spread: float
+
+    def __post_init__(self) -> None:
+        learnt = [*self.network.parameters(), *self.encoder.parameters()]
+        self.optimiser = torch.optim.Adam(learnt, self.learning_rate)
+
+    def step(self, pictures: Tensor, drawn: Tensor) -> dict[str, Tensor]:
+        """Lowers the negative bound of the likelihood; says the mean squared error of the pictures that were made."""
+        mean, log_variance = self.encoder(pictures)
+        made = self.network(mean + (0.5 * log_variance).exp() * drawn)
+        squares = (made - pictures).square()
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+        loss = (squares.flatten(1).sum(1) / (2 * self.pixel_spread**2) + divergence).mean()
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        return {"mse": squares.mean().detach()}
 
 
 @torch.no_grad()

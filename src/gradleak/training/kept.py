@@ -1,7 +1,6 @@
 """What fine-tuning keeps on disk: a checkpoint an epoch, and at the end the model with the facts of its training."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from gradleak.core.defense import Guarantee
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
+from gradleak.records.files import make_private_folder, write_whole, written_aside
 from gradleak.records.plain import to_plain
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.training.scores import Scores
@@ -35,7 +35,7 @@ def refuse_foreign(out: Path) -> None:
         raise GradleakError(f"{out} is a file: choose a folder for --out.")
     if (out / "config.json").exists() and not (out / "checkpoint.pt").is_file():
         raise GradleakError(f"{out} already holds a model: choose another --out.")
-    out.mkdir(parents=True, exist_ok=True)
+    make_private_folder(out)  # a model remembers some of what it learnt from
 
 
 def save_checkpoint(
@@ -54,8 +54,8 @@ def save_checkpoint(
         "optimiser": optimiser.state_dict(),
         "epochs_done": epochs_done,
     }
-    torch.save(state, out / "checkpoint.tmp")
-    os.replace(out / "checkpoint.tmp", out / "checkpoint.pt")
+    with written_aside(out / "checkpoint.pt") as aside:
+        torch.save(state, aside)
 
 
 def resume(
@@ -92,5 +92,4 @@ def save_model(
     target.tokenizer.save_pretrained(out)
     proven = {"guarantees": [to_plain(one) for one in proven_of_run]} if settings.defenses else {}
     facts = {**facts_of(settings, material), "scores": asdict(scores), **proven}
-    (out / "training.tmp").write_text(json.dumps(facts, indent=1) + "\n")
-    os.replace(out / "training.tmp", out / "training.json")
+    write_whole(out / "training.json", json.dumps(facts, indent=1) + "\n")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
+from gradleak.records.files import write_whole, written_aside
 from gradleak.training.corpus import Corpus, batches
 
 
@@ -128,11 +128,10 @@ def _schedule(step: int, warm_up: int, total: int) -> float:
 
 
 def _save(out: Path, settings: PriorTraining, model: Any, optimiser: torch.optim.Optimizer, epoch: int, step: int) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "training.json").write_text(json.dumps(asdict(settings), indent=1) + "\n")
+    write_whole(out / "training.json", json.dumps(asdict(settings), indent=1) + "\n")
     state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "epoch": epoch, "step": step}
-    torch.save(state, out / "checkpoint.tmp")
-    os.replace(out / "checkpoint.tmp", out / "checkpoint.pt")
+    with written_aside(out / "checkpoint.pt") as aside:
+        torch.save(state, aside)
 
 
 def _resume(out: Path, settings: PriorTraining, model: Any, optimiser: torch.optim.Optimizer) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.matching import Cosine, for_observations
 
@@ -33,14 +34,14 @@ class BagOfWords(Attack):
 
     cites = "Gupta et al., NeurIPS 2022, for words from embeddings and their order by a prior; the search is ours"
 
-    steps: int = 150  # rounds, each of which takes the best of all moves tried
-    orders: int = 200  # word orders tried for each sentence in a round
+    steps: Count = 150  # rounds, each of which takes the best of all moves tried
+    orders: Count = 200  # word orders tried for each sentence in a round
     repeats: int = 100  # exchanges of a word that is there twice for another of the bag, in a round
-    beams: int = 8  # of the search for the prior's order, with which it begins
+    beams: Count = 8  # of the search for the prior's order, with which it begins
     prior_weight: float = 0.002  # 0.02, as in lamp_plus, repeats likely words where others belong (tiny: 1 of 4 exact, not 3)
     labels: Source = "derived"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
 
     @property
     def assumptions(self) -> Assumptions:

@@ -24,6 +24,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.rough import rough_products
@@ -61,7 +62,7 @@ class EnergyAttack(Attack):
     matrices: int = 6  # looked at, of those that are visible; under noise all of as many layers as it takes
     judge: bool = True  # through a defense, where labels are known or seen: a last search by what matches all that is visible
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
 
     @property
     def settings(self) -> SearchSettings:

@@ -12,6 +12,7 @@ from gradleak.core.attack import ROUNDING, Attack, Bench, Reconstruction, Scale
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
+from gradleak.matching import distance_of_nothing
 
 
 class MatchingAttack(Attack):
@@ -41,10 +42,7 @@ class MatchingAttack(Attack):
 
     def objective_scale(self, observation: Observation) -> Scale:
         """Distances are differences of sums as large as the distance of a candidate without gradient."""
-        scale, seen = observation.gradient_scale, observation.update.tensors.values()
-        squares = sum(float(tensor.double().square().sum()) for tensor in seen) / scale**2
-        absolutes = sum(float(tensor.double().abs().sum()) for tensor in seen) / abs(scale)
-        return Scale(rounding=ROUNDING * self._loop.distance.of_nothing(squares, absolutes))
+        return Scale(rounding=ROUNDING * float(distance_of_nothing(observation, self._loop.distance)))
 
     @property
     def _loop(self) -> MatchingLoop:

@@ -86,7 +86,7 @@ def order_scores(
     if prior_weight == 0:
         return scores
     moved = ids.flatten(1)[:, None].expand(-1, count, -1).gather(2, orders).view(len(ids), count, *ids.shape[1:])
-    return scores + prior_weight * batch_nll(search.bench, rows, moved)
+    return scores + prior_weight * search.unit[:, None] * batch_nll(search.bench, rows, moved)
 
 
 def batch_nll(bench: Bench, rows: Rows, ids: Int[Tensor, "rows candidates examples tokens"]) -> Float[Tensor, "rows candidates"]:
@@ -109,7 +109,9 @@ def token_scores(
         return matcher.distances(rows.token_batch(ids[kept, some], kept), kept)
 
     scores = scored_in_passes(search.bench, rows, matcher, matched, ids.shape[1])
-    return scores if prior_weight == 0 else scores + prior_weight * batch_nll(search.bench, rows, ids)
+    if prior_weight == 0:
+        return scores
+    return scores + prior_weight * search.unit[:, None] * batch_nll(search.bench, rows, ids)
 
 
 def candidate_orders(

@@ -29,7 +29,7 @@ from gradleak.attacks.gradient_matching.starts import Start
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Fact, Observation
-from gradleak.matching import Distance, Matcher, for_observations
+from gradleak.matching import Distance, Matcher, distance_of_nothing, for_observations
 from gradleak.matching.rough import rough_products
 
 LOSS_EVERY = 50  # steps between entries of the loss trace
@@ -62,6 +62,7 @@ class MatchingLoop:
     discrete: DiscreteRounds | None = None
     polish: Improves | None = None  # a last search on whole words
     answer_by_prior: float | None = None  # weight of the prior when choosing among kept guesses; none: the lowest loss counts
+    relative_weights: bool = False  # weights of prior and norm are shares of the distance of a guess without gradient
     slips: Slips = NONE
     restarts: int = 0  # further tries for observations whose guess, as words, is not matched to within `good_enough`
     good_enough: float = 1e-3
@@ -151,7 +152,8 @@ class Search:
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
         self.matcher: Matcher = loop.matcher([problem.observation for problem in rows.problems])
-        self.slopes = Slopes(self.matcher, rows, bench, loop.norm_weight, loop.slips.padding_in_penalty)
+        self.unit = self._unit()
+        self.slopes = Slopes(self.matcher, rows, bench, loop.norm_weight * self.unit, loop.slips.padding_in_penalty)
         self.frame = rows.special_numbers()
         self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
         self.best = self.embeddings.clone()
@@ -163,6 +165,16 @@ class Search:
         self.judged = self.best_losses  # the distance of the answers
         self.taken = 0
         self._shown = 0.0
+
+    def _unit(self) -> Float[Tensor, "rows"]:
+        """What weights of prior and norm are multiples of, row by row."""
+        target = self.rows.target
+        if not self.loop.relative_weights:
+            return torch.ones(len(self.rows.problems), device=target.device, dtype=target.dtype)
+        distance = self.matcher.distance
+        return torch.stack([distance_of_nothing(problem.observation, distance) for problem in self.rows.problems]).to(
+            target.dtype
+        )
 
     def run(self) -> None:
         """Takes the steps, keeping the embeddings of the lowest loss of each row."""

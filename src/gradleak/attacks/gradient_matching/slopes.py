@@ -20,9 +20,15 @@ class Slopes:
     """Computes the distance of every row and its gradient with respect to the embeddings."""
 
     def __init__(
-        self, matcher: Matcher, rows: Rows, bench: Bench, norm_weight: float = 0.0, penalise_padding: bool = False
+        self,
+        matcher: Matcher,
+        rows: Rows,
+        bench: Bench,
+        norm_weights: Float[Tensor, "rows"],
+        penalise_padding: bool = False,
     ) -> None:
-        self.matcher, self.rows, self.norm_weight = matcher, rows, norm_weight
+        self.matcher, self.rows = matcher, rows
+        self.norm_weights = norm_weights if bool(norm_weights.any()) else None
         self.word_norm = rows.target.vocabulary.mean_norm
         self.penalised = _whole_batches(rows) if penalise_padding else rows.mask
         self.chunks = rows_at_once(matcher, rows, bench)
@@ -49,8 +55,8 @@ class Slopes:
         def losses_and_gradients(values: Tensor) -> tuple[Tensor, Tensor]:
             leaf = values.detach().requires_grad_()
             losses = self.matcher.distances(self.rows.batch(leaf[:, None], rows), rows)[:, 0]
-            if self.norm_weight:
-                losses = losses + self.norm_weight * self._length_penalty(leaf, self.penalised[rows])
+            if self.norm_weights is not None:
+                losses = losses + self.norm_weights[rows] * self._length_penalty(leaf, self.penalised[rows])
             return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
 
         if example.device.type != "cuda":

@@ -95,9 +95,10 @@ def gallery_of(target: Target, public: Sequence[Example]) -> Gallery:
             f"A public picture has shape {odd} (height, width, channels), and the target reads {(height, width, channels)}."
         )
     given = [example.label for example in public if example.picture is not None]
-    labels = [place % target.classes if label is None else label for place, label in enumerate(given)]
-    if not all(0 <= label < target.classes for label in labels):
-        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target.")
+    try:
+        labels = [place % target.classes if label is None else target.class_of(label) for place, label in enumerate(given)]
+    except GradleakError as error:
+        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target: {error}") from error
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, height, width, channels).movedim(-1, 1).contiguous()
     return Gallery(pixels.to(target.device), torch.tensor(labels, device=target.device), target.dtype)

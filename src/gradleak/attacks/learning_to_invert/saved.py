@@ -1,7 +1,6 @@
 """Fits on disk: one safetensors file whose header says what was learnt, and for which setting."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
+from gradleak.records.files import written_aside
 
 FORMAT = "gradleak.fit/1"
 
 
 def save_fit(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Writes a fit whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".part")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(whole, aside, {"format": FORMAT, "facts": json.dumps(facts, sort_keys=True)})
-    os.replace(aside, path)
+    with written_aside(path) as aside:
+        save_file(whole, aside, {"format": FORMAT, "facts": json.dumps(facts, sort_keys=True)})
 
 
 def load_fit(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

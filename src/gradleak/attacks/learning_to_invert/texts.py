@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -80,12 +80,14 @@ def _labels(target: Target, public: Sequence[Example], kept: Sequence[int]) -> T
     if target.labels_are_tokens:
         return None
     given = [public[place].label for place in kept]
-    labels = [place % target.classes if label is None else label for place, label in enumerate(given)]
-    if not all(0 <= label < target.classes for label in labels):
-        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target.")
+    try:
+        labels = [place % target.classes if label is None else target.class_of(label) for place, label in enumerate(given)]
+    except GradleakError as error:
+        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target: {error}") from error
     return torch.tensor(labels).to(target.device)
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where the texts of the attacker's own clients come from."""
 

@@ -1,6 +1,5 @@
 """The training loop of any inverter: steps with Adam, what is learnt kept on disk now and then, news on a blackboard."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradleak.core.attack import Bench
+from gradleak.records.files import written_aside
 
 NEWS = 25  # steps from one look at the loss to the next: looking makes a GPU wait
 KEEP_SECONDS = 60.0  # from one checkpoint to the next
@@ -64,10 +64,8 @@ def train(
 
 
 def _keep(path: Path, state: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    torch.save(state, aside)
-    os.replace(aside, path)
+    with written_aside(path) as aside:
+        torch.save(state, aside)
 
 
 def _resume(path: Path | None, described: dict[str, Any] | None, model: nn.Module, optimiser: torch.optim.Optimizer) -> int:

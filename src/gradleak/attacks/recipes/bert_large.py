@@ -10,6 +10,7 @@ from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
 from gradleak.attacks.recipes.lamp import CITES, Discrete, discrete_rounds
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, SquaredL2
 
@@ -22,14 +23,15 @@ def optimiser(learning_rate: float, clip_norm: float) -> Adam:
 @register("attack", "lamp_bert_large")
 @dataclass(frozen=True)
 class LampBertLarge(MatchingAttack):
-    """LAMP as run on BERT-large; give the weights of `lamp_l2l1` (60 and 25) with loss=l2l1."""
+    """LAMP as run on BERT-large; with loss=l2l1 its weights are shares of the gradient's size, as those of `lamp_l2l1`."""
 
     cites = CITES + ", supplement D"
+    version = 2
 
     loss: Literal["cosine", "l2l1"] = "cosine"
-    steps: int = 5000
-    starts: int = 500
-    learning_rate: float = 0.01
+    steps: Count = 5000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
     prior_weight: float = 0.2
     norm_weight: float = 1.0
     discrete: Discrete = "alternate"
@@ -37,7 +39,7 @@ class LampBertLarge(MatchingAttack):
     faithful: bool = False
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
@@ -52,6 +54,7 @@ class LampBertLarge(MatchingAttack):
             norm_weight=self.norm_weight,
             discrete=discrete_rounds(self, every=200),
             answer_by_prior=None if self.faithful else self.prior_weight,
+            relative_weights=self.loss == "l2l1",
             slips=RELEASED if self.faithful else NONE,
         )
 
@@ -63,12 +66,12 @@ class TagBertLarge(MatchingAttack):
 
     cites = CITES + ", supplement D"
 
-    steps: int = 10_000
-    learning_rate: float = 0.01  # the paper's; the released code has 0.03
+    steps: Count = 10_000
+    learning_rate: Rate = 0.01  # the paper's; the released code has 0.03
     l1_weight: float = 0.01
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32
+    longest: Count = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
@@ -90,11 +93,11 @@ class DlgBertLarge(MatchingAttack):
 
     cites = CITES + ", supplement D"
 
-    steps: int = 10_000
-    learning_rate: float = 0.1
+    steps: Count = 10_000
+    learning_rate: Rate = 0.1
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32
+    longest: Count = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 

@@ -7,6 +7,7 @@ from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import SquaredL2
 
@@ -18,11 +19,11 @@ class Dlg(MatchingAttack):
 
     cites = "Zhu et al., NeurIPS 2019; settings of LAMP, supplement D"
 
-    steps: int = 2500
-    learning_rate: float = 0.1  # no decay
+    steps: Count = 2500
+    learning_rate: Rate = 0.1  # no decay
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 

@@ -19,6 +19,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Generator
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import Medium, register
 
 MOST = 3.0  # standard deviations: numbers further out than this make pictures of nothing
@@ -60,10 +61,10 @@ class GenerativePrior(Attack):
     medium: ClassVar[Medium] = "image"
     cites = "Jeon et al., NeurIPS 2021; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
 
-    latent_steps: int = 1000
+    latent_steps: Count = 1000
     weight_steps: int = 3000
-    latent_learning_rate: float = 0.05
-    weight_learning_rate: float = 0.001
+    latent_learning_rate: Rate = 0.05
+    weight_learning_rate: Rate = 0.001
     variation_weight: float = 1e-4
     restarts: int = 4  # of the search for latents; the best of each observation goes on
     labels: Source = "known"

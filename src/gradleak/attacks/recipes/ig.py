@@ -16,6 +16,7 @@ from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import Medium, register
 
 
@@ -27,8 +28,8 @@ class InvertingGradients(Attack):
     medium: ClassVar[Medium] = "image"
     cites = "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
 
-    steps: int = 4800  # as released; its paper takes 24,000
-    learning_rate: float = 0.1  # a tenth of it after 3/8, 5/8 and 7/8 of the steps
+    steps: Count = 4800  # as released; its paper takes 24,000
+    learning_rate: Rate = 0.1  # a tenth of it after 3/8, 5/8 and 7/8 of the steps
     variation_weight: float = 0.1  # of total variation; as released
     restarts: int = 1
     labels: Source = "known"

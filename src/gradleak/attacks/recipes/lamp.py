@@ -1,7 +1,8 @@
 """LAMP: continuous steps and discrete rounds in turn, guided by a language model (Balunović et al., NeurIPS 2022)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradleak.attacks.energy.rematch import WordPolish
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
@@ -12,6 +13,8 @@ from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
 from gradleak.attacks.gradient_matching.starts import TwoStep
+from gradleak.core.defense import Channel
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
 
@@ -52,9 +55,9 @@ class LampCos(MatchingAttack):
 
     cites = CITES
 
-    steps: int = 2000
-    starts: int = 500
-    learning_rate: float = 0.01
+    steps: Count = 2000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
     decay: float = 0.89  # every 50 steps
     prior_weight: float = 0.2
     norm_weight: float = 1.0
@@ -64,7 +67,7 @@ class LampCos(MatchingAttack):
     faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
@@ -76,29 +79,37 @@ class LampCos(MatchingAttack):
 @register("attack", "lamp_l2l1")
 @dataclass(frozen=True)
 class LampL2L1(MatchingAttack):
-    """LAMP with TAG's distance, whose scale asks for larger weights."""
+    """LAMP with TAG's distance, whose size is that of the gradient: so are its weights, as shares of that size.
 
-    cites = CITES
+    The paper's are numbers for BERT-base: relative=false,prior_weight=60,norm_weight=25.
+    """
 
-    steps: int = 2000
-    starts: int = 500
-    learning_rate: float = 0.01
+    cites = CITES + "; weights relative to the gradient's size are ours"
+    version = 2
+
+    steps: Count = 2000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
     decay: float = 0.89  # every 50 steps
-    prior_weight: float = 60.0
-    norm_weight: float = 25.0
+    prior_weight: float = 0.2
+    norm_weight: float = 1.0
+    relative: bool = True  # both weights are shares of the distance of a guess without any gradient
     l1_weight: float = 0.01
     discrete: Discrete = "alternate"
     across: bool = False  # also try exchanges between the sentences of a batch
     faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32
+    longest: Count = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     def loop(self) -> MatchingLoop:
-        return lamp_loop(self, L2L1(self.l1_weight))
+        return replace(lamp_loop(self, L2L1(self.l1_weight)), relative_weights=self.relative)
+
+    def before(self, channel: Channel) -> Mapping[str, Any]:
+        return {"relative": False}
 
 
 @register("attack", "lamp_quick")
@@ -108,8 +119,8 @@ class LampQuick(MatchingAttack):
 
     cites = CITES
 
-    steps: int = 300
-    starts: int = 50
+    steps: Count = 300
+    starts: Count = 50
     polish_rounds: int = 20
     labels: Source = "known"
     lengths: Source = "known"
@@ -129,8 +140,8 @@ class LampPlus(MatchingAttack):
 
     cites = CITES + "; the last search and the restarts are ours"
 
-    steps: int = 2000
-    starts: int = 500
+    steps: Count = 2000
+    starts: Count = 500
     polish_rounds: int = 60
     polish_prior_weight: float = 0.02
     word_sweeps: int = 4  # of the last search, word by word; 0 leaves it out
@@ -138,7 +149,7 @@ class LampPlus(MatchingAttack):
     restarts: int = 1  # for sentences whose guess does not explain the update
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32
+    longest: Count = 32
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 

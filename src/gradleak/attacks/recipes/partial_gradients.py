@@ -6,6 +6,7 @@ from gradleak.attacks.gradient_matching.attack import MatchingAttack
 from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.recipes.lamp import Discrete, LampCos
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 
 
@@ -25,9 +26,9 @@ class PartialGradients(MatchingAttack):
 
     cites = "Li, Xu and Dras, EMNLP 2024; settings of LAMP, supplement D"
 
-    steps: int = 2000
-    starts: int = 500
-    learning_rate: float = 0.01
+    steps: Count = 2000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
     decay: float = 0.89  # every 50 steps
     prior_weight: float = 0.2
     norm_weight: float = 1.0
@@ -36,7 +37,7 @@ class PartialGradients(MatchingAttack):
     faithful: bool = False
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 

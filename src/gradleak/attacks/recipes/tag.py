@@ -9,6 +9,7 @@ from gradleak.attacks.gradient_matching.free_labels import FreeLabels
 from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
+from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1
 
@@ -20,17 +21,17 @@ class Tag(MatchingAttack):
 
     cites = "Deng et al., Findings of EMNLP 2021; settings of LAMP, supplement D; on language models of Wu et al., UAI 2023"
 
-    steps: int = 2500
-    learning_rate: float = 0.1  # no decay
+    steps: Count = 2500
+    learning_rate: Rate = 0.1  # no decay
     l1_weight: float = 0.01
     labels: Source = "known"
     lengths: Source = "known"
-    longest: int = 32  # tokens, when lengths are enumerated
+    longest: Count = 32  # tokens, when lengths are enumerated
     adaptive: bool = True  # to a defense that is known; false: the naive attack
     unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
     # Of a language model only: labels with logits of their own, or those of the words that the embeddings are nearest to.
     token_labels: Literal["free", "tied"] = "free"
-    free_learning_rate: float = 0.05  # where labels are free, instead of learning_rate: after a warm-up, falling to zero
+    free_learning_rate: Rate = 0.05  # where labels are free, instead of learning_rate: after a warm-up, falling to zero
 
     @property
     def loop(self) -> MatchingLoop:

@@ -12,6 +12,7 @@ from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs
@@ -27,11 +28,11 @@ class Span(Attack):
 
     cites = "Petrov et al., NeurIPS 2024 (DAGER); sparse choice of pairs: Wipf & Rao 2007"
 
-    longest: int = 256  # positions to try
-    attempts: int = 16  # sentences searched at once
-    tries: int = 32  # exchanges of words tried for each in one step
-    steps: int = 400  # of the search, at most
-    beam: int = 64  # prefixes alive, for models that do not read ahead
+    longest: Count = 256  # positions to try
+    attempts: Count = 16  # sentences searched at once
+    tries: Count = 32  # exchanges of words tried for each in one step
+    steps: Count = 400  # of the search, at most
+    beam: Count = 64  # prefixes alive, for models that do not read ahead
 
     @property
     def uses(self) -> frozenset[Fact]:

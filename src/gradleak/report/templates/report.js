@@ -31,4 +31,4 @@
   document.getElementById("gallery-controls").hidden = false;
   draw();
 })();
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+addEventListener("beforeprint", () => document.querySelectorAll("details:not(.screen)").forEach((one) => (one.open = true)));

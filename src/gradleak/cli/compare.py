@@ -1,0 +1,58 @@
+"""`gradleak compare`: two runs over the same client batches, pair by pair."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gradleak.cli.options import option
+
+if TYPE_CHECKING:
+    from gradleak.records.schema import Record
+    from gradleak.report.comparison import ContentsOf, Identities
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A record, or a folder of records: what there was.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="A record, or a folder of records: what it is to be now.")],
+    as_json: Annotated[bool, option("Print the comparison as JSON and nothing else.", "--json")] = False,
+) -> None:
+    """Says whether less leaks in B than in A: the mean difference with its 95 % interval, for each metric and attack.
+
+    Only examples that both runs attacked in the same client batches count, and each is compared with itself. Runs that share
+    none are refused. Settings of folders are paired by what they have in common.
+    """
+    import json
+
+    from gradleak.records.plain import to_plain
+    from gradleak.records.settings import settings_of
+    from gradleak.records.summary import read_summaries
+    from gradleak.report import comparison
+    from gradleak.report.layout import open_console
+
+    settings = [settings_of(read_summaries(run)) for run in (first, second)]
+    found = comparison.compare(settings[0], settings[1], (contents_of(first), contents_of(second)))
+    if not as_json:
+        comparison.print_comparison(open_console(), found, (str(first), str(second)))
+        return
+    plain = {"schema": comparison.SCHEMA, "a": str(first), "b": str(second), **to_plain(found)}
+    for setting, told in zip(found.settings, plain["settings"], strict=True):
+        for one, line in zip(setting.differences, told["differences"], strict=True):
+            line["reading"] = one.reading
+    typer.echo(json.dumps({**plain, "says": list(comparison.sentences(found))}, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def contents_of(run: Path) -> "ContentsOf":
+    """Reads a run's examples again, believed only where their hash is the record's; none without the run's key."""
+    finder = None
+
+    def contents(record: "Record") -> "Identities | None":
+        nonlocal finder
+        from gradleak.study.secrets import SecretFinder  # opens data sets: slow to import, and rarely needed
+
+        finder = finder or SecretFinder(run, network=False)
+        if not finder.keys:
+            return None
+        return {place: (one.label, one.content) for place, one in finder.examples(record).items()}
+
+    return contents

@@ -1,0 +1,203 @@
+"""Private contents of a run removed: guesses, texts and all that was made of them. Scores stay unless all is to go."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradleak.core.errors import GradleakError
+from gradleak.records.errors import RecordError
+from gradleak.records.run_folder import FAILED_SUFFIX as FAILED
+from gradleak.records.run_folder import FILE, SCHEMA
+from gradleak.records.schema import Record
+from gradleak.records.store import read_record, write_record
+from gradleak.records.summary import RECORD
+from gradleak.records.withheld import texts_of, without_texts
+from gradleak.study.claims import claim
+
+KEY = "keys/secrets.key"
+# Folders of a run whose contents are private: guesses, the key that texts could be tested by, weights learnt from the data.
+FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
+TRAINING = "training"  # of a trade-off: <id>.json holds counts, <id>/ a checkpoint
+REPORTS = ("report.html", "report.md", "report.json", "report.pdf", "index.html")
+# What reports say of themselves near their beginning; those of earlier versions have the title only
+MARKS = (b'<meta name="generator" content="gradleak">', b"<title>gradleak: ", b"# What leaks: ", b'"schema": "gradleak.report/')
+PDF_TITLES = (b"gradleak: ", "gradleak: ".encode("utf-16-be"))
+PICTURE = re.compile(r"[0-9a-f]{16}-\d+-\w+\.png")
+HALF_WRITTEN = re.compile(r"\..+\.tmp|.+\.part")
+# Files of a run that hold no text. They stay, and are read through for texts all the same.
+WITHOUT_TEXT = (
+    *(FILE, "pace.json", "map.json", "heat_map.svg", "tradeoff.json", "tradeoff.svg", "tuning.json", "published.xz"),
+    *("results.md", "results.csv", "examples.csv", "tables.md", "tables.csv", "tables.tex"),
+)
+SHORTEST_TEXT = 8  # letters: a shorter guess may stand anywhere
+
+
+@dataclass
+class Purge:
+    """What is in a run's folders, by what is to become of it."""
+
+    remove: dict[str, list[Path]] = field(default_factory=dict)  # by what they are
+    records: list[Path] = field(default_factory=list)  # rewritten without texts
+    bare: list[Path] = field(default_factory=list)  # records that hold none
+    keep: list[Path] = field(default_factory=list)  # ours, without texts
+    foreign: list[Path] = field(default_factory=list)  # not ours: never touched
+
+    def mark(self, kind: str, path: Path) -> None:
+        """Notes a path to be removed."""
+        self.remove.setdefault(kind, []).append(path)
+
+
+def plan_purge(root: Path, *, everything: bool = False) -> Purge:
+    """Looks through a run folder, or a folder of them; refuses any other, and one that a run is working in."""
+    if not root.is_dir():
+        raise GradleakError(f"{root} is not a folder. Name the folder that an audit or a study wrote its records into.")
+    below = next((one for one in sorted(root.iterdir()) if one.is_dir() and is_run(one)), None)
+    if not is_run(root) and (below is None or _has_foreign_files(root)):
+        hint = f"It holds runs: name one of them, such as {below}." if below else "Name the --out of a run."
+        raise GradleakError(f"{root} is not a folder of a run, and nothing in it was touched. {hint}")
+    found = Purge()
+    for folder in _folders(root):
+        _refuse_at_work(folder)
+        _sort_folder(folder, found, everything)
+    return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether an audit or a study wrote into this very folder."""
+    return any(folder.glob(RECORD)) or (folder / KEY).is_file() or _is_study(folder / FILE)
+
+
+def purge(plan: Purge) -> list[Path]:
+    """Does what was planned. Returns the files that still hold a text of these records: they are not ours to remove."""
+    texts: set[str] = set()
+    for path in plan.records:
+        record = read_record(path)
+        texts |= {text.casefold() for text in texts_of(record) if len(text.strip()) >= SHORTEST_TEXT}
+        write_record(path.parent, without_texts(record))
+    # The keys go last: whoever is interrupted finds a folder that can be purged again.
+    for kind in sorted(plan.remove, key=lambda kind: kind == FOLDERS["keys"]):
+        for path in plan.remove[kind]:
+            remove(path)
+    for path in [path for path in plan.keep if _holds(path, texts)]:
+        plan.keep.remove(path)
+        plan.mark("files with guesses in them", path)
+        remove(path)
+    return [path for path in plan.foreign if _holds(path, texts)]
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a whole folder; what is behind a link stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The folder and those below it that may be runs; never through a link."""
+    yield root
+    for below in sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()):
+        if below.name not in (*FOLDERS, TRAINING) or not is_run(root):
+            yield from _folders(below)
+
+
+def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
+    if not is_run(folder):
+        found.foreign += [path for path in sorted(folder.iterdir()) if _is_file(path) and not _is_report(path)]
+        for path in filter(_is_report, sorted(folder.iterdir())):
+            found.mark("reports", path)
+        return
+    for name, kind in FOLDERS.items():
+        if (folder / name).exists():
+            found.mark(kind, folder / name)
+    for path in sorted(folder.glob(f"{TRAINING}/*")):
+        if path.is_dir() or everything:
+            found.mark("checkpoints" if path.is_dir() else "trainings", path)
+        else:
+            found.keep.append(path)
+    for path in filter(_is_file, sorted(folder.iterdir())):
+        removed_as = _kind(path)
+        if removed_as is not None:
+            found.mark(removed_as, path)
+        elif path.match(RECORD):
+            _sort_record(path, found, everything)
+        elif path.name in WITHOUT_TEXT:
+            found.mark("tables and plans", path) if everything else found.keep.append(path)
+        else:
+            found.foreign.append(path)
+
+
+def _sort_record(path: Path, found: Purge, everything: bool) -> None:
+    record = _readable(path)
+    if everything:
+        found.mark("records", path)
+    elif record is None:
+        found.mark("records that cannot be read", path)
+    elif record == without_texts(record):
+        found.bare.append(path)
+    else:
+        found.records.append(path)
+
+
+def _kind(path: Path) -> str | None:
+    """What a file is that is removed whatever was asked for."""
+    rules: Sequence[tuple[str, Callable[[Path], bool]]] = (
+        ("failure files", lambda path: path.name.endswith(FAILED)),
+        ("pictures", lambda path: PICTURE.fullmatch(path.name) is not None),
+        ("half-written files", lambda path: HALF_WRITTEN.fullmatch(path.name) is not None),
+        ("reports", _is_report),
+    )
+    return next((kind for kind, fits in rules if fits(path)), None)
+
+
+def _is_report(path: Path) -> bool:
+    """By its name, or under any other name by what it says of itself."""
+    if not _is_file(path) or path.suffix not in (".html", ".md", ".json", ".pdf"):
+        return False
+    if path.name in REPORTS or path.match(RECORD):
+        return not path.match(RECORD)
+    with path.open("rb") as file:
+        start = file.read(4096)
+    return any(mark in start for mark in MARKS) or (
+        path.suffix == ".pdf" and any(title in path.read_bytes() for title in PDF_TITLES)
+    )
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() or path.is_symlink()
+
+
+def _has_foreign_files(root: Path) -> bool:
+    return any(_is_file(path) and not _is_report(path) and path.name not in WITHOUT_TEXT for path in root.iterdir())
+
+
+def _refuse_at_work(folder: Path) -> None:
+    for path in sorted(folder.glob("claims/*")) if is_run(folder) else ():
+        with claim(folder, path.name) as free:
+            if not free:
+                raise GradleakError(f"A run is working in {folder}. Wait until it ends, or end it; then purge.")
+
+
+def _is_study(path: Path) -> bool:
+    try:
+        return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("schema") == SCHEMA
+    except (ValueError, AttributeError):
+        return False
+
+
+def _readable(path: Path) -> Record | None:
+    """The record, if it is one of this version: of another nobody knows where its texts stand."""
+    try:
+        return read_record(path)
+    except RecordError:
+        return None
+
+
+def _holds(path: Path, texts: set[str]) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    content = path.read_bytes().decode("utf-8", errors="ignore").casefold()
+    return any(text in content for text in texts)

@@ -1,0 +1,164 @@
+"""Private by default: who can read what a run leaves, what is printed, and what a purge leaves of it."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradleak.cli import main
+from gradleak.records.schema import Record
+from gradleak.records.store import open_key, read_record
+from gradleak.records.summary import record_paths
+from gradleak.records.withheld import texts_of
+from gradleak.study.claims import claim
+
+CANARY = "doctor saw my heart at seven"
+AUDIT = ["audit", "--target", "tiny", "--attack", "span", "--limit", "2", "--device", "cpu"]
+STUDY = "target: tiny\nattacks: [['tag:steps=2']]\nlimit: 1\ndata: {data}\ndefenses: [[], ['gaussian_noise:std=0.1']]\n"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.csv"
+    path.write_text(f"text,label\n{CANARY},1\nmy code is 4471 and no other,0\n")
+    return path
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def holding(folder: Path, words: str) -> list[Path]:
+    """The files that hold these words anywhere, in any case."""
+    return [path for path in files(folder) if words.encode().lower() in path.read_bytes().lower()]
+
+
+def run_all(tmp_path: Path, data: Path, out: Path) -> None:
+    """An audit that keeps its secrets, a study, and reports that show private texts."""
+    assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out)]) == 0
+    study = tmp_path / "noise.yaml"
+    study.write_text(STUDY.format(data=data))
+    assert main(["run", str(study), "--out", str(out), "--device", "cpu"]) == 0
+    for form in ("html", "markdown", "json"):
+        assert main(["report", str(out), "--format", form, "--show-secrets"]) == 0
+    assert main(["report", str(out), "--show-secrets", "--out", str(out / "for-the-board.html")]) == 0
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_all_that_a_run_leaves_is_its_owners_whatever_the_umask_and_a_purge_leaves_no_text(
+    tmp_path: Path, data: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "runs"
+    run_all(tmp_path, data, out)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(out)} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in [out, *out.rglob("*")] if path.is_dir()} == {0o700}
+
+    (out / "parts" / "cut").mkdir(parents=True)
+    (out / "parts" / "cut" / "0-0-1.json").write_text(f'["{CANARY}"]')
+    (out / f"{'a' * 16}.failed.txt").write_text(f"ValueError: {CANARY}")
+    (out / f"{'b' * 16}.json").write_text(f'{{"schema": "gradleak.record/1", "text": "{CANARY}')  # cut off in the middle
+    (out / "noise" / f".{'c' * 16}.tmp").write_text(CANARY)
+    (out / "todo.txt").write_text("ask the board")
+    before = {path.name: read_record(path) for path in record_paths(out) if path.stem != "b" * 16}
+    assert len(holding(out, CANARY)) > 5
+    capsys.readouterr()
+    assert main(["purge", str(out), "--yes"]) == 0
+    said = capsys.readouterr().out
+    assert holding(out, CANARY) == holding(out, "4471") == []
+    assert not list(out.rglob("*.key"))
+    after = {path.name: read_record(path) for path in record_paths(out)}
+    assert {name: scores(one) for name, one in after.items()} == {name: scores(one) for name, one in before.items()}
+    assert not any(text for one in after.values() for text in texts_of(one))
+    assert (out / "todo.txt").read_text() == "ask the board"
+    for part in ("guesses and texts in", "for-the-board.html", "records that cannot be read", "Stays:", "not touched: todo.txt"):
+        assert part in said
+    assert main(["purge", str(out), "--yes"]) == 0
+    assert f"Nothing private is left in {out}." in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(out)]) == 0  # scores can still be drawn
+
+
+def scores(record: Record) -> object:
+    return record.worst_case, {key: [one.values for one in attack.examples] for key, attack in record.attacks.items()}
+
+
+def test_a_purge_of_all_leaves_nothing_of_the_run(tmp_path: Path, data: Path, capsys: Captured) -> None:
+    out = tmp_path / "runs"
+    assert main([*AUDIT, "--data", str(data), "--out", str(out)]) == 0
+    assert main(["purge", str(out), "--yes", "--all"]) == 0
+    assert files(out) == []
+    assert "Nothing of the run stays." in capsys.readouterr().out
+
+
+def test_a_foreign_file_with_a_private_text_is_named_and_left(tmp_path: Path, data: Path, capsys: Captured) -> None:
+    out = tmp_path / "runs"
+    assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out)]) == 0
+    (out / "mine.txt").write_text(CANARY)
+    assert main(["purge", str(out), "--yes"]) == 3
+    assert "still hold" in (said := capsys.readouterr().err) and "mine.txt" in said
+    assert (out / "mine.txt").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path, data: Path, capsys: Captured) -> None:
+    home = tmp_path / "home"
+    (home / "keys").mkdir(parents=True)
+    (home / "report.html").write_text("mine")
+    assert main(["purge", str(home), "--yes"]) == 2
+    assert "is not a folder of a run" in capsys.readouterr().err
+    assert main([*AUDIT, "--data", str(data), "--out", str(home / "runs")]) == 0
+    (home / "letter.txt").write_text("mine")
+    assert main(["purge", str(home), "--yes"]) == 2
+    assert f"name one of them, such as {home / 'runs'}" in capsys.readouterr().err
+    assert main(["purge", str(tmp_path / "nowhere"), "--yes"]) == 2
+    assert (home / "report.html").read_text() == "mine"
+
+
+def test_a_purge_asks_and_does_nothing_where_nobody_answers(tmp_path: Path, data: Path, capsys: Captured) -> None:
+    out = tmp_path / "runs"
+    assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out)]) == 0
+    assert main(["purge", str(out)]) == 2
+    assert "Add --yes" in capsys.readouterr().err
+    assert holding(out, CANARY)
+
+
+def test_a_folder_that_a_run_works_in_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    open_key(tmp_path)
+    with claim(tmp_path, "a" * 16):
+        assert main(["purge", str(tmp_path), "--yes"]) == 2
+    assert "A run is working in" in capsys.readouterr().err
+    assert (tmp_path / "keys" / "secrets.key").exists()
+    assert main(["purge", str(tmp_path), "--yes"]) == 0
+    assert files(tmp_path) == []
+
+
+def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path: Path, data: Path) -> None:
+    out, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    assert main([*AUDIT, "--data", str(data), "--out", str(out)]) == 0
+    elsewhere.mkdir()
+    (elsewhere / "report.html").write_text("mine")
+    (out / "linked").symlink_to(elsewhere)
+    (out / "parts").symlink_to(elsewhere)
+    assert main(["purge", str(out), "--yes"]) == 0
+    assert (elsewhere / "report.html").read_text() == "mine"
+    assert not (out / "parts").exists()
+
+
+def test_json_holds_guesses_and_texts_only_on_request(tmp_path: Path, data: Path, capsys: Captured) -> None:
+    words = [*AUDIT, "--data", str(data), "--out", str(tmp_path / "runs"), "--json"]
+    assert main([*words, "--keep-secrets"]) == 0
+    hidden = json.loads(capsys.readouterr().out)
+    assert main([*words, "--show"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert CANARY not in json.dumps(hidden) and list(texts_of(Record.from_json(hidden))) == []
+    assert CANARY in json.dumps(shown)
+    assert hidden["worst_case"] == shown["worst_case"]
