@@ -45,6 +45,7 @@ from gradleak.report.labels import Labels
 from gradleak.report.markdown import markdown
 from gradleak.report.run_report import build_report
 from gradleak.report.run_verdict import verdict
+from gradleak.report.story import tell
 from gradleak.report.tradeoff import Point
 from gradleak.report.verdict import closing_sentence
 from gradleak.study.gate import check_setting, read_bound
@@ -135,6 +136,8 @@ def test_no_two_outlets_disagree(chosen: Sequence[str]) -> None:
         assert closing.startswith(WORDS[judged.verdict]) and closing in run.sentences, where
         assert run.headline.startswith(WORDS[judged.verdict]) or named, where
         assert not (judged.leaks and "no more was rebuilt" in closing), where
+        happened = tell([setting], {setting: judged}, labels).happened
+        assert ("no attack is shown" in happened.lower()) == (not judged.above_blind and not judged.whole), where
         shut = {one.rule for one in findings if not one.passed} - {"exact_match", "names_words"}
         assert shut == set(judged.doubts), where
         assert judged.verdict != NOT_JUDGED or shut, where
