@@ -12,6 +12,13 @@ READY := $(VENV)/.ready
 
 audit: $(READY)
 	$(BIN)/gradleak audit --limit 3 --attack portfolio --attack lamp_quick --seed 0
+	@printf '%s\n' '' 'How to go on:' \
+	  '  source $(BIN)/activate         # so that gradleak is found' \
+	  '  gradleak audit --data notes.csv   # your own texts, one a row' \
+	  '  gradleak audit --defense sign     # does a defense help?' \
+	  '  gradleak report runs              # what was found, as a page to show' \
+	  '  gradleak list                     # attacks, defenses and all else' \
+	  '  gradleak doctor                   # what is wrong, where something is'
 
 # The second line: what another processor was seen to fail, and all that proves something, under one other arithmetic of this one.
 test: $(READY)
@@ -37,7 +44,7 @@ wheel: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel/installed build/wheel/*.whl
 	cd build/wheel && PYTHONPATH=installed ../../$(BIN)/python -c "import gradleak, pathlib; from gradleak.datasets import Canaries; \
 	assert 'installed' in gradleak.__file__, gradleak.__file__; assert (pathlib.Path(gradleak.__file__).parent / 'py.typed').exists(); \
-	print('wheel holds', len(Canaries().load()), 'canaries')"
+	from gradleak.cli.index import read_index; assert read_index()['attack']; print('wheel holds', len(Canaries().load()), 'canaries')"
 
 # torch first and pinned: anything that merely asks for torch would otherwise bring the CUDA build.
 $(READY): pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints where, what it returns, and how fast it answers."""
 
+import errno
 import json
 import os
 import resource
@@ -12,11 +13,15 @@ import torch
 
 import gradleak
 from gradleak import __version__
+from gradleak.attacks.blind import Blind
+from gradleak.attacks.recipes.dlg import Dlg
+from gradleak.audit.together import Together
 from gradleak.cli import main
-from gradleak.cli.components import KINDS
+from gradleak.cli.index import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
 from gradleak.records.summary import RECORD
+from gradleak.targets.tiny import Tiny
 
 AUDIT = ["audit", "--target", "tiny", "--attack", "tag:steps=3", "--limit", "2", "--device", "cpu"]
 GRID = "target: tiny\nattacks: ['tag:steps=2', blind]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
@@ -201,7 +206,7 @@ def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> No
     words = ["run", str(tmp_path / "small.yaml"), "--out", str(tmp_path), "--device", "cpu"]
     assert main([*words, "--limit-cells", "1"]) == 0
     assert len(list((tmp_path / "small").glob(RECORD))) == 1
-    assert main(words) == 0
+    assert main([*words, "--full"]) == 0
     out, err = capsys.readouterr()
     assert "1 of 2 cells are finished already" in err
     assert "tag:steps=2" in out
@@ -214,7 +219,8 @@ def test_a_grid_with_a_failed_cell_returns_3(tmp_path: Path, capsys: Captured) -
     (tmp_path / "fails.yaml").write_text(GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntruncate: off\ntarget"))
     assert main(["run", str(tmp_path / "fails.yaml"), "--out", str(tmp_path), "--device", "cpu"]) == 3
     out, err = capsys.readouterr()
-    assert out.count("failed") >= 2
+    assert "0 of 2 cells have a record; 2 failed." in out
+    assert "Could not be judged" in out
     assert "2 of 2 cells failed" in err
     assert len(list((tmp_path / "fails").glob("*.failed.txt"))) == 2
 
@@ -231,14 +237,103 @@ def test_unexpected_failures_are_a_sentence_and_code_3_with_a_traceback_on_reque
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interruption_returns_130_and_says_that_work_is_kept(
+def test_an_interruption_returns_130_and_says_that_parts_are_kept_only_where_some_are(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradleak.audit.run_audit", interrupt)
-    assert "Finished parts are kept; run the same command again" in error(capsys, *AUDIT, "--out", str(tmp_path), code=130)
+    words = ["audit", "--target", "tiny", "--limit", "1", "--attack", "blind", "--attack", "dlg:steps=2", "--json"]
+    with monkeypatch.context() as cut:
+        cut.setattr(Blind, "reconstruct", interrupt)
+        said = error(capsys, *words, "--out", str(tmp_path), code=130)
+        assert "Interrupted before a part was finished" in said and "kept" not in said
+    monkeypatch.setattr(Dlg, "reconstruct", interrupt)
+    assert "Finished parts are kept; run the same command again" in error(capsys, *words, "--out", str(tmp_path), code=130)
+    said = error(capsys, *words, "--out", str(tmp_path), code=130)  # nothing new: the blind guess is from the part of before
+    assert "the same command begins where this one began" in said
+
+
+def test_the_same_audit_again_is_answered_from_its_record_of_the_same_data(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.csv"
+    notes.write_text("text,label\nit rains,0\nit snows,1\n")
+    words = [
+        "audit",
+        "--target",
+        "tiny",
+        "--data",
+        str(notes),
+        "--limit",
+        "2",
+        "--attack",
+        "blind",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    calls = count_attacks(monkeypatch)
+    assert main([*words, "--show"]) == 0 and len(calls) == 1
+    first, _ = capsys.readouterr()
+    assert main([*words, "--show"]) == 0 and len(calls) == 1
+    again, news = capsys.readouterr()
+    assert again == first and "it rains" in again
+    assert "nothing was attacked. Add --again" in " ".join(news.split())
+    assert main([*words, "--json"]) == 0 and json.loads(capsys.readouterr().out)["attacks"]
+    assert main([*words, "--again"]) == 0 and len(calls) == 2
+    assert main([*words, "--keep-secrets"]) == 0 and len(calls) == 3  # the record had none
+    assert main([*words, "--keep-secrets"]) == 0 and len(calls) == 3
+    notes.write_text("text,label\nit hails,0\nit snows,1\n")
+    assert main(words) == 0 and len(calls) == 4
+
+
+def test_a_record_of_another_model_in_the_same_place_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words, calls = [*AUDIT[:3], "--attack", "blind", "--limit", "1", "--out", str(tmp_path), "--json"], count_attacks(monkeypatch)
+    assert main(words) == 0 and main(words) == 0 and len(calls) == 1
+    monkeypatch.setattr(Tiny, "fingerprint", lambda self: "sha256:other")
+    assert main(words) == 0 and len(calls) == 2
+
+
+def count_attacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows by one whenever an audit attacks."""
+    calls: list[str] = []
+    really = Together.attack_all
+
+    def attack_all(self: Together) -> None:
+        calls.append(self.shared.id)
+        really(self)
+
+    monkeypatch.setattr(Together, "attack_all", attack_all)
+    return calls
+
+
+@pytest.mark.parametrize("full", ["parts", "records"])
+def test_a_disk_that_is_full_in_mid_run_is_a_failed_run_and_no_bad_input(
+    full: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    really, calls = os.replace, count_attacks(monkeypatch)
+
+    def replace(source: Path | str, wanted: Path | str) -> None:
+        if full == "parts" or Path(wanted).match(RECORD):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        really(source, wanted)
+
+    (tmp_path / "grid.yaml").write_text(GRID)
+    audit = ["audit", "--target", "tiny", "--limit", "1", "--attack", "blind", "--out", str(tmp_path / "one"), "--json"]
+    run = ["run", str(tmp_path / "grid.yaml"), "--out", str(tmp_path), "--only", "attacks=blind", "--device", "cpu"]
+    for words in (audit, run):
+        with monkeypatch.context() as filled:
+            if words is run:
+                filled.setattr("gradleak.study.plan.write_whole", lambda *_: None)  # before anything runs
+            before = len(calls)
+            filled.setattr(os, "replace", replace)
+            capsys.readouterr()
+            assert main(words) == 3
+        _, said = capsys.readouterr()
+        assert "No space left on device. Make room and run the same command again" in said
+        assert len(calls) == before + 1  # not tried again where nothing can be written
+    assert not list(tmp_path.rglob("*.failed.txt"))
+    assert main(audit) == 0
 
 
 def test_version(capsys: Captured) -> None:

@@ -12,7 +12,7 @@ import typer
 
 import gradleak
 from gradleak.audit import AuditSpec
-from gradleak.cli.components import KINDS
+from gradleak.cli.index import KINDS
 from gradleak.cli.main import app
 from gradleak.core.registry import registered
 from gradleak.records.flags import FLAGS
@@ -64,6 +64,8 @@ def test_python_shown_runs(page: str, tmp_path: Path) -> None:
             [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert result.returncode == 0, result.stderr
+        if "rouge1" in result.stdout:  # the first thing that a newcomer runs shows a leak
+            assert float(result.stdout.split()[1]) > 0.5
 
 
 def test_the_first_program_has_eight_lines() -> None:
@@ -86,7 +88,18 @@ def test_a_command_shown_parses_and_its_components_exist(
         assert named
         assert all(any(ROOT.glob(str(path))) for path in named)  # a pattern stands for the files that it matches
     elif name == "list":
-        assert given["kind"] in KINDS
+        assert given["kind"] in (None, *KINDS)
+
+
+def test_what_make_audit_prints_says_how_to_go_on() -> None:
+    printed = re.search(r"^audit:.*?\n\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert printed is not None
+    assert "source $(BIN)/activate" in printed[0] and "How to go on" in printed[0]
+    shown = re.findall(r"'  gradleak (.+?)'", printed[0])
+    assert len(shown) >= 4
+    for line in shown:
+        parse(shlex.split(line, comments=True))
+    assert "source .venv/bin/activate" in README
 
 
 def test_the_checks_would_notice() -> None:

@@ -1,5 +1,7 @@
 """The trials by which an inverter's learning rate is found."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,10 +30,12 @@ class Weight(nn.Module):
         return float(self.value.square().sum())
 
 
-def tried(model: Weight, rates: tuple[float, ...], steps: int, longest: int) -> float:
+def tried(
+    model: Weight, rates: tuple[float, ...], steps: int, longest: int, checkpoint: Path | None = None, seed: int = 0
+) -> float:
     schedules = [Schedule(steps, rate, 0.0) for rate in rates]
-    bench = Bench(Streams.root("attacker", 0), NoWords())
-    return best_rate(model, model.loss, model.judged, schedules, bench, {}, "it", longest)
+    bench = Bench(Streams.root("attacker", 0), NoWords(), checkpoint=checkpoint)
+    return best_rate(model, model.loss, model.judged, schedules, bench, {"seed": seed}, "it", longest)
 
 
 def test_a_trial_that_learns_is_made_once_and_leaves_the_model_as_it_was() -> None:
@@ -50,6 +54,25 @@ def test_but_no_longer_than_is_allowed() -> None:
     model = Weight()
     assert tried(model, (1e-5, 1e-6), steps=2, longest=5) == 1e-5
     assert model.steps == 2 * (2 + 4 + 5)
+
+
+def test_a_fit_that_is_cut_makes_none_of_its_trials_twice(tmp_path: Path) -> None:
+    rates, checkpoint = (0.1, 0.05, 0.001), tmp_path / "fit.checkpoint"
+    model, loss = Weight(), Weight.loss
+    calm = tried(Weight(), rates, steps=3, longest=3)
+
+    def cut(step: int) -> Tensor:
+        if model.steps == 7:  # in the third trial
+            raise KeyboardInterrupt
+        return loss(model, step)
+
+    model.loss = cut  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        tried(model, rates, 3, 3, checkpoint)
+    again = Weight()
+    assert tried(again, rates, 3, 3, checkpoint) == calm and again.steps == 3
+    other = Weight()
+    assert tried(other, rates, 3, 3, checkpoint, seed=1) == calm and other.steps == 9  # trials of another fit are none of its
 
 
 def test_rates_that_all_diverge_are_refused() -> None:

@@ -29,7 +29,7 @@ def test_the_map_is_shown_and_kept_and_its_records_can_be_read_back(
         "word for word",
     ):
         assert part in flat
-    assert "Layer 2: 2 views of 2 batches" in err
+    assert "Cell 2 of 2: layer=2, module=query" in err
     assert "\x1b" not in out
     assert (tmp_path / "map.json").is_file()
     ElementTree.parse(tmp_path / "heat_map.svg")

@@ -1,5 +1,6 @@
 """A map is the audits of its cells, run together: the same updates, the same draws, the same records."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 from gradleak.records.store import read_record
 from gradleak.report.heat_map import WHOLE, HeatMap
-from gradleak.study import leak_map
-from gradleak.study.leak_map import run_map
-from gradleak.study.map_cells import MAPPED, MapPlan, plan_map, together
+from gradleak.study import grid
+from gradleak.study.claims import claim
+from gradleak.study.leak_map import MapIncomplete, run_map
+from gradleak.study.map_cells import MAPPED, MapPlan, plan_map
 from gradleak.targets.tiny import Tiny
 
 TINY = {"target": "tiny", "data": "canaries", "limit": 2, "prior": "frequent_words", "dtype": "float64"}
@@ -94,7 +96,7 @@ def test_what_is_finished_is_not_computed_again(
 ) -> None:
     plan, first, folder = whole_map
     copy = shutil.copytree(folder, tmp_path / "copy")
-    monkeypatch.setattr(leak_map, "run_audits", None)
+    monkeypatch.setattr(grid, "run_audits", None)
     again = mapped(plan, copy)
     assert (again.cells, again.overall, again.leads) == (first.cells, first.overall, first.leads)
     other = plan_map(TAG, "2", ["query", "whole"], "rouge2", TINY)
@@ -110,7 +112,7 @@ def test_an_interrupted_map_goes_on_after_its_last_layer(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return run_audits(specs, **rest)
 
-    monkeypatch.setattr(leak_map, "run_audits", audits)
+    monkeypatch.setattr(grid, "run_audits", audits)
     with pytest.raises(KeyboardInterrupt):
         mapped(plan, tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 2 and not (tmp_path / "map.json").exists()
@@ -127,12 +129,49 @@ def test_batches_that_do_not_fit_together_give_the_same_map(
     assert apart.at(1, "query").scores == together.at(1, "query").scores  # type: ignore[union-attr]
 
 
-def test_cells_of_one_layer_are_attacked_together(tiny64: Target) -> None:
-    cells, _ = planned(("whole", "query")).cells(tiny64)
-    assert [[(cell.layer, cell.module) for cell in group] for group in together(cells)] == [
-        [(1, "whole"), (1, "query")],
-        [(2, "whole"), (2, "query")],
-    ]
+def test_cells_of_one_layer_are_attacked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def audits(specs: Any, **rest: Any) -> Any:
+        calls.append([(spec.view.layers, *spec.view.modules) for spec in specs])
+        return run_audits(specs, **rest)
+
+    monkeypatch.setattr(grid, "run_audits", audits)
+    mapped(planned(("whole", "query"), attack="blind"), tmp_path)
+    assert calls == [[("1",), ("1", "query")], [("2",), ("2", "query")]]
+
+
+def test_a_cell_that_another_run_works_on_is_left_to_it(tiny64: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(("query", "key"), attack="blind", layers="1")
+    (first, _), _ = plan.cells(tiny64)
+    seen: list[list[str]] = []
+
+    def audits(specs: Any, **rest: Any) -> Any:
+        seen.append([spec.id for spec in specs])
+        elsewhere.close()  # the other run gives its claim back meanwhile
+        return run_audits(specs, **rest)
+
+    monkeypatch.setattr(grid, "run_audits", audits)
+    with contextlib.ExitStack() as elsewhere:
+        assert elsewhere.enter_context(claim(tmp_path, first.spec.id))
+        assert len(mapped(plan, tmp_path).cells) == 2
+    assert seen[1:] == [[first.spec.id]]  # after the other cells, since the other run had not finished it
+
+
+def test_a_cell_that_fails_leaves_its_traceback_and_the_others_a_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def audits(specs: Any, **rest: Any) -> Any:
+        if any("key" in spec.view.modules for spec in specs):
+            raise RuntimeError("out of luck")
+        return run_audits(specs, **rest)
+
+    monkeypatch.setattr(grid, "run_audits", audits)
+    with pytest.raises(MapIncomplete, match="1 cells of the map failed") as failed:
+        mapped(planned(("query", "key"), attack="blind", layers="1"), tmp_path)
+    assert failed.value.exit_code == 3 and [cell.module for cell in failed.value.heat_map.cells] == ["query"]
+    (absent,) = failed.value.heat_map.absent
+    (failure,) = tmp_path.glob("*.failed.txt")
+    assert absent.reason == f"It failed; the traceback is in {failure}."
+    assert "out of luck" in failure.read_text() and (tmp_path / "map.json").exists()
 
 
 def test_what_does_not_train_or_is_of_no_use_is_absent_and_not_an_error(tmp_path: Path) -> None:

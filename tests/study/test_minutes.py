@@ -327,7 +327,7 @@ def test_the_command_fills_a_time_from_several_studies_and_a_list_among_them(tmp
     assert main(["run", *files, *words, "--for", "10m"]) == 0
     out, err = capsys.readouterr()
     assert "4 cells ran, 0 failed, 0 wait; 0 were finished before." in out
-    assert f"cannot be read here: {tmp_path / 'bad.yaml'}." in out and "did you mean 'blind'" in err
+    assert f"cannot be read here: {tmp_path / 'bad.yaml'}." in out and "did you mean 'blind'" in " ".join(err.split())
     assert "No cell is two where limit=7" in " ".join(err.split())
     assert err.index("two: 1 cell") < err.index("one: 2 cells")
     assert main(["status", str(tmp_path / "runs" / "two")]) == 0

@@ -1,16 +1,21 @@
 """A Ray cluster gives the records of a local run, also when a worker is lost."""
 
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from gradleak.audit.display import Silent
 from gradleak.cli import main
+from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.records.plain import to_plain
+from gradleak.records.summary import RECORD
 from gradleak.study import ray_engine
 from gradleak.study.cells import read_study
 from gradleak.study.grid import run_cells
@@ -58,6 +63,89 @@ def kill_one_worker(killed: list[int]) -> None:
             except (OSError, IndexError):
                 continue
         time.sleep(0.01)
+
+
+def test_what_is_left_is_asked_as_a_local_run_asks(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.csv"
+    notes.write_text("text,label\nit rains,0\nit snows,1\n")
+    study = tmp_path / "own.yaml"
+    study.write_text(f"target: tiny\ndata: {notes}\nattacks: [blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1]\n")
+    cells, folder = read_study(study).cells, tmp_path / "run"
+    run_cells(cells[:1], folder, "cpu", Silent())
+    assert ray_engine._left(cells, folder, retry=False) == [[cells[1]]]
+    (folder / f"{cells[1].spec.id}{ray_engine.FAILED}").write_text("out of luck")
+    assert ray_engine._left(cells, folder, retry=False) == []
+    assert ray_engine._left(cells, folder, retry=True) == [[cells[1]]]
+    notes.write_text("text,label\nit hails,0\nit snows,1\n")  # the record is of other data
+    assert ray_engine._left(cells, folder, retry=True) == [[cell] for cell in cells]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_a_driver_that_ray_ends_is_a_failed_run() -> None:
+    context = multiprocessing.get_context("fork")
+    said: list[str] = []
+    for work, error, words in (
+        (lambda theirs: (theirs.send("2 cells on Ray."), os._exit(1)), RunFailed, "The Ray cluster was lost."),
+        (lambda theirs: theirs.send(GradleakError("This Ray cluster has no GPU.")), GradleakError, "has no GPU"),
+    ):
+        ours, theirs = context.Pipe(duplex=False)
+        driver = context.Process(target=work, args=(theirs,))
+        driver.start()
+        theirs.close()
+        with pytest.raises(error, match=words) as raised:
+            ray_engine.hear_out(driver, ours, Listening(said))
+        assert raised.value.exit_code == (3 if error is RunFailed else 2)
+    assert said == ["2 cells on Ray."]
+
+
+class Listening(Silent):
+    """Notes what is said."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.say = said.append  # type: ignore[method-assign]
+
+
+FAKE_RAY = """
+import os, types
+exceptions = types.SimpleNamespace(RayError=RuntimeError)
+lost = os.environ.get("LOSE_RAY_AFTER")
+done = []
+def init(**_): pass
+def shutdown(): pass
+def cluster_resources(): return {"CPU": 1}
+def put(value): return value
+def get(value): return value
+def wait(values, num_returns): return [values[0]], values[1:]
+def remote(**_):
+    def wrap(function):
+        def run(*given):
+            if lost and len(done) == int(lost):
+                os._exit(1)
+            done.append(1)
+            return Answer(function(*given))
+        return types.SimpleNamespace(remote=run)
+    return wrap
+class Answer(list):
+    __hash__ = object.__hash__
+"""
+
+
+@pytest.mark.long
+def test_a_run_whose_ray_is_lost_ends_with_3_and_goes_on_from_its_records(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "ray.py").write_text(FAKE_RAY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))  # here it is only asked for; the driver imports the other
+    monkeypatch.setenv("LOSE_RAY_AFTER", "2")
+    words = ["run", str(grid), "--engine", "ray", "--device", "cpu", "--out", str(tmp_path / "runs")]
+    assert main(words) == 3
+    assert "The Ray cluster was lost" in " ".join(capsys.readouterr().err.split())
+    assert len(list((tmp_path / "runs" / "grid").glob(RECORD))) == 2
+    monkeypatch.delenv("LOSE_RAY_AFTER")
+    assert main(words) == 0
+    assert "2 cells on Ray" in capsys.readouterr().err
+    assert len(list((tmp_path / "runs" / "grid").glob(RECORD))) == 4
 
 
 @pytest.mark.long

@@ -18,6 +18,10 @@ class Blind(Attack):
 
     medium: ClassVar[Medium] = "any"
 
+    @property
+    def passes(self) -> int:
+        return 1
+
     def adapts_to(self, channel: Channel) -> bool:
         return True  # there is nothing it looks at
 

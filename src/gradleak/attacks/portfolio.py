@@ -1,8 +1,11 @@
 """Several attacks in turn, the exact ones first; the next one gets what the ones before could not prove."""
 
+import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,8 +25,10 @@ from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Stag
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
+from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain, stage_from_plain
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
+from gradleak.records.files import write_whole
 
 CERTIFYING = ("span", "energy")  # members that hold their guesses against the update themselves
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
@@ -53,6 +58,10 @@ class Portfolio(Attack):
         return members if self.steps else members[:-1]
 
     @property
+    def passes(self) -> int:
+        return max(member.passes for member in self.members)
+
+    @property
     def requires(self) -> frozenset[Fact]:
         return frozenset().union(*(member.requires for member in self.members))
 
@@ -66,16 +75,26 @@ class Portfolio(Attack):
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         """The proven guess of each observation, or of those that were made the one that matches best.
 
-        A member that refuses, fails or has no time leaves word of that, and the next one goes on.
+        A member that refuses, fails or has no time leaves word of that, and the next one goes on. As each of them ends, what it
+        made is kept in the bench's checkpoint, from which a call that was cut goes on.
         """
-        runs = {observation.index: Run(observation) for observation in observations}
+        began, kept = time.monotonic(), _kept(bench.checkpoint, observations)
+        runs = {observation.index: Run(observation) for observation in observations} if kept is None else kept.runs
+        if kept is not None:
+            began -= kept.seconds
+            if bench.deadline is not None:
+                bench = replace(bench, deadline=bench.deadline - kept.seconds)
         kept_back = 0.0 if bench.deadline is None else COMPARING * (bench.deadline - time.monotonic())
         early = bench if bench.deadline is None else replace(bench, deadline=bench.deadline - kept_back)
         for place, member in enumerate(self.members):
+            if kept is not None and place < kept.members:
+                continue
             left = [one for one in observations if not runs[one.index].settled]
             turn = _share(early, len(self.members) - place)
             for one, (stage, guess) in zip(left, _attempt(member, left, turn) if left else (), strict=True):
                 runs[one.index].add(stage, guess, early)
+            if bench.checkpoint is not None:
+                _keep(bench.checkpoint, runs, place + 1, time.monotonic() - began)
         for run in runs.values():
             if not run.guesses:
                 run.say_outright(bench)
@@ -157,6 +176,43 @@ class Run:
         made = list(zip([stage for stage in self.stages if stage.has_guess], self.guesses, strict=True))
         ended = [guess for stage, guess in made if stage.fate == "ran"] or self.guesses
         return next((guess for guess in self.guesses if guess.certified), ended[-1])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a call that was cut has left: so many members came to their end, in so many seconds."""
+
+    members: int
+    seconds: float
+    runs: dict[int, Run]
+
+
+def _keep(path: Path, runs: Mapping[int, Run], members: int, seconds: float) -> None:
+    plain = {
+        str(index): {
+            "stages": [asdict(stage) for stage in run.stages],
+            "guesses": [guess_to_plain(guess) for guess in run.guesses],
+            "settled": run.settled,
+        }
+        for index, run in runs.items()
+    }
+    write_whole(path, json.dumps({"members": members, "seconds": seconds, "runs": plain}))
+
+
+def _kept(path: Path | None, observations: Sequence[Observation]) -> Kept | None:
+    """What an earlier call on these observations has left."""
+    if path is None or not path.is_file():
+        return None
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    if [*plain["runs"]] != [str(one.index) for one in observations]:
+        return None
+    runs = {one.index: _run(one, plain["runs"][str(one.index)]) for one in observations}
+    return Kept(plain["members"], plain["seconds"], runs)
+
+
+def _run(observation: Observation, plain: Mapping[str, Any]) -> Run:
+    stages, guesses = map(stage_from_plain, plain["stages"]), map(guess_from_plain, plain["guesses"])
+    return Run(observation, [*stages], [*guesses], plain["settled"])
 
 
 def _fits(observation: Observation, guess: Reconstruction, bench: Bench) -> bool:

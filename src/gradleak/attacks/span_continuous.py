@@ -100,6 +100,10 @@ class SpanContinuous(Attack):
         return Assumptions("unused", self.lengths, longest=self.longest)
 
     @property
+    def passes(self) -> int:
+        return self.starts * self.steps
+
+    @property
     def requires(self) -> frozenset[Fact]:
         return self.assumptions.requires
 

@@ -62,7 +62,9 @@ class Fits:
         self.display.say(f"{key} {fitted.summary}")
         if path is not None and checkpoint is not None:
             fitted.save(path)
-            checkpoint.unlink(missing_ok=True)
+            for left in path.parent.glob(f"{path.stem}.*"):  # the checkpoint and what lies beside it, but for files being written
+                if left.suffix not in (path.suffix, ".tmp"):
+                    left.unlink(missing_ok=True)
         return fitted
 
     def _setting(self) -> Setting:

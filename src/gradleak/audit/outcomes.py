@@ -1,6 +1,5 @@
 """What attacking one group of observations gave, kept on disk as soon as it is known so that an interrupted audit goes on."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -9,11 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradleak.core.attack import Cost, Reconstruction, Scale, Stage, Trace
-from gradleak.core.picture import Picture
+from gradleak.core.attack import Reconstruction, Scale
+from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain
 from gradleak.records.files import write_whole
 
 CALL = "call.json"
+KEPT = "*-*-*.*"  # files of parts: finished, or with what is finished of them
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,29 @@ class Parts:
         self.out, self.audits = folder, audits
         self.folder = None if folder is None else folder / "parts" / call
 
-    def load(self, name: str) -> list[Outcome] | None:
-        """A finished part, if there is one."""
+    def load(self, name: str, count: int | None = None) -> list[Outcome] | None:
+        """A finished part, if there is one of so many outcomes: an older version may have cut a call in other parts."""
         path = None if self.folder is None else self.folder / f"{name}.json"
         if path is None or not path.is_file():
             return None
-        return [_read(plain) for plain in json.loads(path.read_text())]
+        found = [_read(plain) for plain in json.loads(path.read_text())]
+        return found if count in (None, len(found)) else None
 
     def save(self, name: str, outcomes: Sequence[Outcome]) -> None:
         """Writes a part whole or not at all."""
-        if self.folder is None:
+        checkpoint = self.checkpoint(name)
+        if self.folder is None or checkpoint is None:
             return
+        write_whole(self.folder / f"{name}.json", json.dumps([_plain(outcome) for outcome in outcomes]))
+        checkpoint.unlink(missing_ok=True)
+
+    def checkpoint(self, name: str) -> Path | None:
+        """Where an attack that is several in turn keeps what is finished of a part."""
+        if self.folder is None:
+            return None
         if self.audits and not (self.folder / CALL).exists():
             write_whole(self.folder / CALL, json.dumps(list(self.audits)))
-        write_whole(self.folder / f"{name}.json", json.dumps([_plain(outcome) for outcome in outcomes]))
+        return self.folder / f"{name}.checkpoint"
 
     def clear(self) -> None:
         """Removes the parts of a finished audit."""
@@ -66,67 +75,40 @@ def begun_calls(folder: Path) -> list[tuple[str, ...]]:
     calls: set[tuple[str, ...]] = set()
     for path in folder.glob(f"parts/*/{CALL}"):
         with contextlib.suppress(OSError):  # another run has just finished it
-            calls.add(tuple(json.loads(path.read_text())))
+            if any(path.parent.glob(KEPT)):
+                calls.add(tuple(json.loads(path.read_text())))
     return sorted(calls)
+
+
+def has_kept(folder: Path, call: str = "") -> bool:
+    """Whether a call that was cut has left anything to go on from."""
+    return any(folder.glob(f"parts/{call}*/{KEPT}"))
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a call that was cut has left: on how many batches each attack, by its place, has finished; and how many are a part."""
+    """What a call that was cut has left: on how many batches each attack, by its place, has finished; and how many are a part.
 
-    done: dict[int, int]
-    part: int
+    Of several audits in one call it is the mean over them.
+    """
+
+    done: dict[int, float]
+    part: float
 
     @classmethod
-    def of(cls, folder: Path, call: str) -> "Kept":
-        done, part = dict[int, int](), 0
+    def of(cls, folder: Path, call: str, audits: int = 1) -> "Kept":
+        done, part = dict[int, float](), 0.0
         for path in folder.glob(f"parts/{call}-*/*-*-*.json"):
             place, start, end = map(int, path.stem.split("-"))
-            done[place] = done.get(place, 0) + end - start
-            part = max(part, end - start)
+            done[place] = done.get(place, 0.0) + (end - start) / audits
+            part = max(part, (end - start) / audits)
         return cls(done, part)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    plain = asdict(outcome)
-    plain["reconstruction"]["pictures"] = [
-        [*picture.shape, base64.b64encode(picture.pixels).decode()] for picture in outcome.reconstruction.pictures
-    ]
-    return plain
+    return {**asdict(outcome), "reconstruction": guess_to_plain(outcome.reconstruction)}
 
 
 def _read(plain: dict[str, Any]) -> Outcome:
-    found = plain["reconstruction"]
-    trace = Trace(
-        losses=tuple((step, loss) for step, loss in found["trace"]["losses"]),
-        guesses=tuple((step, _sentences(guess)) for step, guess in found["trace"]["guesses"]),
-    )
-    labels = None if found["labels"] is None else tuple(found["labels"])
-    stages = tuple(
-        Stage(
-            one["attack"],
-            _sentences(one["sentences"]),
-            one["certified"],
-            Cost(**one["cost"]),
-            one.get("fate", "ran"),  # older versions kept those that ran only
-            one.get("reason", ""),
-        )
-        for one in found["stages"]
-    )
-    cost = Cost(**found["cost"])
-    reconstruction = Reconstruction(
-        _sentences(found["sentences"]),
-        found["certified"],
-        found["loss"],
-        labels,
-        trace,
-        cost,
-        stages,
-        found["note"],
-        pictures=tuple(Picture((*shape,), base64.b64decode(pixels)) for *shape, pixels in found["pictures"]),
-    )
-    return Outcome(reconstruction, plain["update_norm"])  # objectives are computed anew: older versions kept them too
-
-
-def _sentences(plain: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(sentence) for sentence in plain)
+    """Objectives are computed anew: older versions kept them too."""
+    return Outcome(guess_from_plain(plain["reconstruction"]), plain["update_norm"])

@@ -12,7 +12,7 @@ from gradleak.audit.beliefs import Beliefs
 from gradleak.audit.client import private_batches, private_examples, remarks_on
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.guarantees import accounting_refusal
-from gradleak.audit.outcomes import Parts
+from gradleak.audit.outcomes import Parts, has_kept
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.together import Member, Together
 from gradleak.audit.writing import data_hash, record_of
@@ -21,6 +21,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.trainable import TrainableAttack
+from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 
@@ -98,7 +99,8 @@ def run_audits(
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
     parts = Parts(out, name, [spec.id for spec in specs])
     together = Together(members, target, parts, display, beliefs, memory)
-    together.attack_all()
+    with full_disk_explained(f"keep finished parts in {out}"):
+        together.attack_all()
     results: list[Finished | GradleakError] = []
     for member in members:
         if member.refusal is not None:
@@ -125,7 +127,7 @@ def name_of(specs: Sequence[AuditSpec]) -> str:
 
 def has_parts(folder: Path, specs: Sequence[AuditSpec]) -> bool:
     """Whether an earlier call with these audits was cut, and left finished parts."""
-    return any(folder.glob(f"parts/{name_of(specs)}-*"))
+    return has_kept(folder, f"{name_of(specs)}-")
 
 
 def _has_changed(spec: AuditSpec) -> bool:

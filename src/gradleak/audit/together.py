@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gradleak.attacks.blind import Blind
 from gradleak.audit.beliefs import Beliefs, open_beliefs
+from gradleak.audit.calls import batches_in_a_call
 from gradleak.audit.client import batch_name, compute, look, protect, update_norm
 from gradleak.audit.display import Display
 from gradleak.audit.findings import finding_records
@@ -104,11 +106,32 @@ class Together:
         for group in groups:
             observations = self._observe(group)
             for place, (key, attack) in enumerate(attacks.items()):
-                self._run(key, attack, observations, f"{place}-{group.start}-{group.start + size}")
+                for call in self._calls(attack, group):
+                    seen = [one for one in observations if self._turn(one) in call]
+                    self._run(key, attack, seen, f"{place}-{call.start}-{call.stop}")
         for group in reversed(groups):  # the last is still at hand; others are computed again, since not all may fit in memory
             seen = observations if group is groups[-1] else [one for *_, one in self._look(group)]
             for key, attack in attacks.items():
                 self._compare(key, attack, [one for one in seen if self._member(one).refusal is None])
+
+    def _calls(self, attack: Attack, group: range) -> list[range]:
+        """Turns of a group that are attacked in one call: a part, and what is lost where it is cut.
+
+        A time limit is one for the whole group, which it ends early enough.
+        """
+        width = len(self.members)
+        turns = range(group.start * width, group.stop * width)
+        size = len(turns)
+        if self.shared.time_limit is None:
+            size = min(size, batches_in_a_call(attack, self.target, [one for member in self.members for one in member.private]))
+        if size > width:
+            size -= size % width  # whole batches of all audits, where there is room for one
+        return [range(start, min(start + size, turns.stop)) for start in range(turns.start, turns.stop, size)]
+
+    def _turn(self, observation: Observation) -> int:
+        """When it is attacked: the first batch of every audit, then the second."""
+        member, batch = divmod(observation.index, self.stride)
+        return batch * len(self.members) + member
 
     def _observe(self, batches: range) -> list[Observation]:
         """What is seen in all audits, with what is noted of it; a member is refused here or never."""
@@ -162,10 +185,11 @@ class Together:
         """Adds the attack's outcomes on these observations to their settings: computed, or as an earlier run left them."""
         if not observations:
             return
-        outcomes = self.parts.load(part)
+        outcomes = self.parts.load(part, 2 * len(observations))
         if outcomes is None:
             ready = self.fits.ready(key, attack)
-            outcomes = self._attack(key, ready, [self._limited(attack, one) for one in observations])
+            limited = [self._limited(attack, one) for one in observations]
+            outcomes = self._attack(key, ready, limited, self.parts.checkpoint(part))
             self.parts.save(part, outcomes)
         found, blind = outcomes[: len(observations)], outcomes[len(observations) :]
         for observation, ours, theirs in zip(observations, found, blind, strict=True):
@@ -173,15 +197,15 @@ class Together:
             member.outcomes[key].append(ours)
             member.outcomes[f"blind of {key}"].append(theirs)
 
-    def _attack(self, key: str, attack: Attack, observations: Sequence[Observation]) -> list[Outcome]:
+    def _attack(self, key: str, attack: Attack, observations: Sequence[Observation], checkpoint: Path | None) -> list[Outcome]:
         """The attack's outcomes, then the blind attack's with the same knowledge."""
-        bench = self._bench()
+        bench = replace(self._bench(), checkpoint=checkpoint)
         watched = self.display.watch(f"{key} on {len(observations)} batches", bench.progress)
         with watched, measured_peak(self.target.device) as peak:
             found = attack.reconstruct(observations, bench)
         if peak.bytes is not None:
             self.peak_memory = max(self.peak_memory or 0, peak.bytes)
-        blind = Blind().reconstruct(observations, replace(bench, progress=Progress(), deadline=None))
+        blind = Blind().reconstruct(observations, replace(bench, progress=Progress(), deadline=None, checkpoint=None))
         norms = [update_norm(observation) for observation in observations]
         return [Outcome(guess, norm) for guess, norm in zip([*found, *blind], [*norms, *norms], strict=True)]
 

@@ -10,7 +10,7 @@ import typer
 from gradleak.cli.options import Device, Memory, Out, option
 
 if TYPE_CHECKING:
-    from gradleak.audit.runner import Finished
+    from gradleak.audit import AuditSpec
     from gradleak.core.dataset import Dataset
     from gradleak.records.schema import Record
 
@@ -58,6 +58,7 @@ def audit(
         str | None, option("What attacks that learn may learn from: a name or a file. [what the data offers]")
     ] = None,
     out: Out = Path("runs"),
+    again: Annotated[bool, option("Attack again though this very audit has a record already.", "--again")] = False,
     as_json: Annotated[bool, option("Print the record as JSON, guesses in it only with --show.", "--json")] = False,
     keep_secrets: Annotated[bool, option("Store the private texts or pictures in the record.", "--keep-secrets")] = False,
     show: Annotated[
@@ -68,6 +69,7 @@ def audit(
     """Attacks one setting and says how much was rebuilt.
 
     Components take their fields on one line: --attack tag:steps=500,learning_rate=0.1. `gradleak list attacks` names them.
+    The same audit again is answered from its record, as long as data and model are the same.
     """
     settings = {
         "target": target,
@@ -88,7 +90,7 @@ def audit(
         "public": public,
         "truncate": truncate,
     }
-    run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle)
+    run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle, again)
 
 
 def usable(data: str) -> "Dataset":
@@ -121,8 +123,9 @@ def run_and_print(
     keep_secrets: bool,
     show: bool,
     allow_pickle: bool,
+    again: bool,
 ) -> None:
-    """Runs the audit the flags describe; flags that were not given have the audit's own defaults."""
+    """Runs the audit the flags describe, or shows its record; flags that were not given have the audit's own defaults."""
     from gradleak.audit import AuditSpec, run_audit
     from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.layout import open_console
@@ -133,33 +136,45 @@ def run_and_print(
     visible = show or spec.data.made_up
     display = TerminalDisplay(open_console(to_stderr=True), quiet=as_json, show_guesses=visible)
     place, most = resolve_device(device), resolve_memory(memory)
-    finished = run_audit(spec, device=place, memory=most, out=out, keep_secrets=keep_secrets, display=display)
+    record = None if again else answer(spec, out, keep_secrets)
+    if record is None:
+        record = run_audit(spec, device=place, memory=most, out=out, keep_secrets=keep_secrets, display=display).record
+    else:
+        display.say(f"Answered from its record of {record.created}: nothing was attacked. Add --again to attack again.")
     if as_json:
         from gradleak.records.withheld import without_texts
 
-        printed = finished.record if show else without_texts(finished.record)
+        printed = record if show else without_texts(record)
         typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        print_finished(finished, visible)
+        print_finished(spec, record, out / f"{record.id}.json", visible)
 
 
-def print_finished(finished: "Finished", visible: bool) -> None:
+def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":
+    """The record that an earlier run of this audit left, of the same data and model; none without the secrets that are wanted."""
+    from gradleak.audit.answered import Inputs, finished
+
+    record = finished(out, spec, Inputs(out))
+    if record is None or (keep_secrets and any(secret.text is None for secret in record.secrets)):
+        return None
+    return record
+
+
+def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: bool) -> None:
     """The record, with secrets beside guesses where they may be seen."""
+    from gradleak.audit.client import private_examples
     from gradleak.audit.pictures import shown
     from gradleak.report.layout import open_console
     from gradleak.report.terminal import print_record
 
-    secrets = {
-        (batch, position): shown(example)
-        for batch, private in enumerate(finished.private)
-        for position, example in enumerate(private.examples)
-    }
+    examples = private_examples(spec) * spec.draws if visible else []
+    secrets = {divmod(place, spec.batch_size): shown(example) for place, example in enumerate(examples)}
     console = open_console()
-    print_record(console, finished.record, secrets if visible else {}, guesses=visible)
-    console.print(f"Record: {finished.path}", soft_wrap=True)
-    if visible and finished.path is not None:
-        for path in write_pictures(finished.record, secrets, finished.path):
-            console.print(f"Pictures, secrets above guesses: {path}", soft_wrap=True)
+    print_record(console, record, secrets, guesses=visible)
+    console.print(f"Record: {path}", soft_wrap=True)
+    if visible:
+        for picture in write_pictures(record, secrets, path):
+            console.print(f"Pictures, secrets above guesses: {picture}", soft_wrap=True)
 
 
 def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:

@@ -1,10 +1,13 @@
-"""Help as a person should read it, where typer's own goes wrong."""
+"""Help as a person should read it, where typer's own goes wrong; and what is said when a command is interrupted."""
 
-from typing import get_type_hints
+import time
+from typing import Any, get_type_hints
 
 import click
 from typer.core import TyperArgument, TyperCommand
 from typer.models import ArgumentInfo
+
+from gradleak.cli.interruption import interrupted
 
 
 class PlainHelp(TyperCommand):
@@ -12,6 +15,13 @@ class PlainHelp(TyperCommand):
 
     Where rich is installed typer 0.20 escapes brackets for it, even in plain help.
     """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        began = time.time()
+        try:
+            return TyperCommand.invoke(self, ctx)
+        except KeyboardInterrupt as stop:
+            raise interrupted(ctx.params.get("out"), began) from stop
 
     def get_help(self, ctx: click.Context) -> str:
         return TyperCommand.get_help(self, ctx).replace("\\[", "[")

@@ -1,5 +1,6 @@
 """The `gradleak` command: its parts, its exit codes, and errors as sentences."""
 
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,9 +15,11 @@ from gradleak.cli.audit import audit
 from gradleak.cli.check import check
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
+from gradleak.cli.doctor import doctor
+from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
-from gradleak.cli.help import PlainHelp
+from gradleak.cli.index import Command
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.publish import publish
@@ -39,12 +42,12 @@ Exit codes:
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
   4    the gate is shut: a bound is passed, something is missing, or flags stand against it
-  130  interrupted: finished parts are kept, the same command goes on from them
+  130  interrupted: the same command goes on from the parts that were finished, if any
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
-app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False, epilog=EPILOG)
-command = partial(app.command, cls=PlainHelp)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG)
+command = partial(app.command, cls=Command)
 command(epilog=EPILOG)(audit)
 command(epilog=EPILOG)(check)
 command(epilog=EPILOG)(run)
@@ -62,6 +65,7 @@ command()(publish)
 command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
+command()(doctor)
 app.add_typer(prior_app, name="prior")
 
 
@@ -87,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    fall_back(words)
     try:
         code = typer.main.get_command(app).main(
             [word for word in words if word != "--debug"], prog_name="gradleak", standalone_mode=False
@@ -98,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return explain(error)
     if code == INTERRUPTED:
-        say_error("Interrupted. Finished parts are kept; run the same command again to go on from them.")
+        say_error("Interrupted.")
     return int(code or 0)
 
 
@@ -106,12 +111,13 @@ def explain(error: Exception) -> int:
     """Says what went wrong in one sentence and returns the exit code."""
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "gradleak"
-        say_error(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())  # click and typer both suggest
+        say_error(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help.")
         return BAD_INPUT
-    if isinstance(error, GradleakError):
+    if isinstance(error, (GradleakError, RecordError)):
         say_error(str(error))
         return error.exit_code
-    if isinstance(error, (RecordError, click.ClickException)):
+    if isinstance(error, click.ClickException):
         say_error(str(error))
         return BAD_INPUT
     reason = " ".join(str(error).split()) or "no message"
@@ -121,4 +127,4 @@ def explain(error: Exception) -> int:
 
 def say_error(sentence: str) -> None:
     """On standard error, so that standard output holds results only."""
-    typer.echo(f"Error: {sentence}", err=True)
+    print(f"Error: {sentence}", file=sys.stderr)  # not click's echo, which writes UTF-8 on terminals that read ASCII

@@ -10,7 +10,7 @@ MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
 
 def leak_map(
     target: Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")] = "minilm",
-    data: Annotated[str, option("Private examples: a name or a file. [cola]")] = "cola",
+    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
     attack: Annotated[str, option("Who guesses, from each part alone. [energy]")] = "energy",
     limit: Annotated[int, option("Client batches to attack. [20]")] = 20,
     batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
@@ -38,14 +38,20 @@ def leak_map(
     from gradleak.report.heat_table import print_heat_map
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
-    from gradleak.study.leak_map import FILE, PICTURE, run_map
+    from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, run_map
     from gradleak.study.map_cells import plan_map
 
     settings = {"target": target, "data": data, "limit": limit, "batch_size": batch_size, "prior": prior, "seed": seed}
     columns = [word.strip() for word in modules.split(",") if word.strip()]
     plan = plan_map(attack, layers, columns, metric, settings | ({"know": know} if know else {}))
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up)
-    heat_map = run_map(plan, out, resolve_device(device), display, resolve_memory(memory))
+    incomplete: MapIncomplete | None = None
+    try:
+        heat_map = run_map(plan, out, resolve_device(device), display, resolve_memory(memory))
+    except MapIncomplete as error:
+        heat_map, incomplete = error.heat_map, error
     console = open_console()
     print_heat_map(console, heat_map)
     console.print(f"Map: {out / FILE}, picture: {out / PICTURE}, a record for each cell beside them.", soft_wrap=True)
+    if incomplete is not None:
+        raise incomplete

@@ -48,6 +48,7 @@ def run(
         Path | None,
         option("With --for: YAML list that says which cells come first. [the order of the studies, or a list among them]"),
     ] = None,
+    full: Annotated[bool, option("Print the scores of every cell too, above the verdict.", "--full")] = False,
 ) -> None:
     """Audits every cell of a grid, one record each. Cells that have a record already are skipped, and cells that failed.
 
@@ -89,17 +90,18 @@ def run(
             display.say(f"{ordering}: {sentence}")
         allowance = Allowance(began, seconds)
         summary = fill_minutes(shares, out, devices, workers or len(devices), allowance, display, retry=retry_failed, memory=most)
-        print_summary(summary, seconds, left_out)
+        print_summary(summary, seconds, left_out, full=full)
         return
     results: list[CellResult] = []
     for job in jobs:
+        before = sum((job.folder / f"{cell.spec.id}.json").exists() for cell in job.cells)
         if engine == "ray":
             cluster = Cluster(address, device, workers, most)
             found = run_on_ray(job.cells, job.folder, cluster, display, retry=retry_failed)
         else:
             devices = [resolve_device(word.strip()) for word in device.split(",")]
             found = run_on(devices, workers or len(devices), job.cells, job.folder, display, retry=retry_failed, memory=most)
-        print_results(found, job.folder)
+        print_results(found, job.folder, before, full=full)
         results += found
     refuse_failures(results)
 
@@ -174,7 +176,52 @@ def _all_made_up(jobs: "Sequence[Job]") -> bool:
     return all(cell.spec.data.made_up for job in jobs for cell in job.cells)
 
 
-def print_results(results: "Sequence[CellResult]", folder: Path) -> None:
+def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *, full: bool) -> None:
+    """The verdict over a study's cells, last and short; above it, where asked for, the scores of each.
+
+    So many cells had a record `before` the run.
+    """
+    from gradleak.report.layout import open_console
+    from gradleak.report.numbers import counted
+
+    console = open_console()
+    if full:
+        print_cells(results)
+    there = [result for result in results if result.record is not None]
+    counts = f"{len(there)} of {counted(len(results), 'cell', 'cells')} have a record"
+    earlier = f", {before} of them from before" if before else ""
+    failed = f"; {len(results) - len(there)} failed" if len(there) < len(results) else ""
+    console.print(f"{counts}{earlier}{failed}.", style="dim")
+    for sentence in verdict_sentences(folder, there):
+        console.print(sentence)
+    more = "" if full else ", or add --full (no cell is run again)"
+    console.print(f"Records: {folder}. All of it: gradleak report {folder}{more}.", soft_wrap=True)
+
+
+def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str]:
+    """What may be concluded from cells that have a record, in the report's own words."""
+    from gradleak.records.judgement import Coverage, judge_setting
+    from gradleak.records.settings import settings_of
+    from gradleak.records.summary import read_summary
+    from gradleak.report.labels import Labels
+    from gradleak.report.numbers import counted
+    from gradleak.report.run_verdict import order, verdict
+
+    summaries = [read_summary(folder / f"{result.cell.spec.id}.json") for result in results]
+    if not summaries:
+        return ["Could not be judged: no cell has a record."]
+    records = [summary.record for summary in summaries]
+    judged = {setting: judge_setting(setting) for setting in settings_of(summaries)}
+    settings = order(judged)
+    found = verdict(settings, judged, Coverage(None, len(records)), Labels(records))
+    standing = {name for judgement in judged.values() for name in judgement.doubts}
+    raised = [flag for flag in found.flags if flag.name in standing]
+    doubts = [f"{flag.name} ({flag.settings} of {counted(len(settings), 'setting', 'settings')})" for flag in raised]
+    where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
+    return [found.headline, *where, *([f"In doubt, so that it may be more: {', '.join(doubts)}."] if doubts else [])]
+
+
+def print_cells(results: "Sequence[CellResult]") -> None:
     """One row a cell."""
     from gradleak.report.layout import open_console
     from gradleak.report.listing import Row, cell_tables
@@ -185,7 +232,7 @@ def print_results(results: "Sequence[CellResult]", folder: Path) -> None:
         console.print(table)
         console.print()
     console.print("Worst case over the attacks of a cell, in %: mean [95 % interval], the blind attack below.", style="dim")
-    console.print(f"Records: {folder}", soft_wrap=True)
+    console.print()
 
 
 def refuse_failures(results: "Sequence[CellResult]") -> None:
@@ -197,7 +244,7 @@ def refuse_failures(results: "Sequence[CellResult]") -> None:
         raise RunFailed(f"{len(failures)} of {len(results)} cells failed; their tracebacks are in {', '.join(failures)}.")
 
 
-def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str]) -> None:
+def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *, full: bool) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed, which alone is a failure."""
     from gradleak.core.errors import RunFailed
     from gradleak.report.layout import open_console
@@ -205,7 +252,7 @@ def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str]) -
 
     over = (*summary.ran, *summary.failed)
     for folder in dict.fromkeys(job.folder for job, _ in over):
-        print_results([result for job, result in over if job.folder == folder], folder)
+        print_results([result for job, result in over if job.folder == folder], folder, 0, full=full)
     console = open_console()
     counts = [
         "1 cell ran" if len(summary.ran) == 1 else f"{len(summary.ran)} cells ran",

@@ -14,6 +14,7 @@ RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec
 def show(
     record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
     trace: Annotated[bool, typer.Option("--trace", help="Show the guesses as the search went on.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every metric, legacy ones too.")] = False,
     pictures: Annotated[
         bool, typer.Option("--pictures", help="Draw guessed pictures, below their secrets where kept, into PNG files beside it.")
     ] = False,
@@ -31,7 +32,7 @@ def show(
         list_folder(record)
         return
     read = read_record(record)
-    print_record(open_console(), read, kept_secrets(read), with_trace=trace)
+    print_record(open_console(), read, kept_secrets(read), with_trace=trace, full=full)
     if pictures:
         draw(read, record)
 
@@ -54,9 +55,18 @@ def list_folder(folder: Path) -> None:
     from gradleak.records.errors import RecordError
     from gradleak.records.store import read_record
     from gradleak.report.layout import open_console
-    from gradleak.report.listing import folder_table
+    from gradleak.report.listing import print_folder
 
     paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
     if not paths:
         raise RecordError(f"{folder} holds no records. Name the folder that was given as --out.")
-    open_console().print(folder_table([(str(path.relative_to(folder)), read_record(path)) for path in paths]))
+    records, broken = [], []
+    for path in paths:
+        try:
+            records.append((str(path.relative_to(folder)), read_record(path)))
+        except RecordError as error:
+            broken.append(str(error))
+    if records:
+        print_folder(open_console(), records)
+    if broken:
+        raise RecordError("\n".join(broken))

@@ -1,9 +1,13 @@
 """`gradleak status`: how far a run is."""
 
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gradleak.study.state import State
 
 SHOWN = 10
 
@@ -25,12 +29,34 @@ def status(run: Annotated[Path, typer.Argument(help="The folder of a study's rec
     console.print(f"{len(state.cells)} cells: {', '.join(parts)}, {len(state.waiting)} waiting.")
     if state.beside:
         console.print(f"{state.beside} records beside these, of other settings.")
-    left = state.seconds_left
-    if left:
-        console.print(f"Attacks took {duration(state.seconds)} so far; the rest may take about {duration(left)}.")
+    for reason, count in Counter(reason for _, reason in state.outdated).items():
+        have = "has a record" if count == 1 else "have records"
+        console.print(f"{count} of the waiting cells {have}, of an older attack ({reason}): to be run again.")
+    if state.finished:
+        console.print(f"Attacks took {duration(state.seconds)} so far.")
+    if state.left:
+        console.print(foretell(state))
     for cell, error in state.failed[:SHOWN]:
         console.print(f"failed: {cell.title} ({cell.id}): {error}", soft_wrap=True)
     if len(state.failed) > SHOWN:
         console.print(f"… and {len(state.failed) - SHOWN} more.")
     if state.failed:
         console.print("gradleak run with --retry-failed tries them again.")
+
+
+def foretell(state: "State") -> str:
+    """How long the rest will take, from finished cells with the same attacks; and of how many cells that cannot be told."""
+    from gradleak.report.numbers import duration
+
+    told = len(state.left) - len(state.unforetold)
+    about = f"Attacks in {_cells(told)} left may take about {duration(state.seconds_left)}"
+    if not state.unforetold:
+        return f"{about}, by finished cells with the same attacks."
+    attacks = ", ".join(state.unknown_attacks[:SHOWN])
+    why = f"none with {attacks} has finished" if attacks else "the plan is of an older version; gradleak run writes a new one"
+    cannot = f"of {_cells(len(state.unforetold))} it cannot be told, since {why}."
+    return f"{about}; {cannot}" if told else f"How long the rest takes cannot be told, since {why}."
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"

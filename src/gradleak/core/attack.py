@@ -133,7 +133,7 @@ class Bench:
     prior: Prior
     progress: Progress = field(default_factory=Progress)
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
-    checkpoint: Path | None = None  # a file of one's own for what is learnt so far
+    checkpoint: Path | None = None  # a file of one's own for what is learnt, or which attacks of several have ended
     pictures: PicturePrior | None = None  # where pictures are attacked
     memory: int | None = None  # bytes the process may hold on its device in all; none: most of what is free
 
@@ -166,6 +166,11 @@ class Attack(Component, ABC):
     def members(self) -> "tuple[Attack, ...]":
         """The attacks it runs in turn; itself where it is one."""
         return (self,)
+
+    @property
+    def passes(self) -> int:
+        """About how many passes through the target, forward and back, it makes for a batch: calls are sized by it."""
+        return 2000
 
     @property
     def requires(self) -> frozenset[Fact]:

@@ -1,7 +1,7 @@
 """Components by name: a decorator beside the class makes it known to the command line, YAML and the contract tests."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, TypeVar
 
 from gradleak.core.errors import GradleakError
@@ -51,11 +51,22 @@ def find(kind: str, name: str) -> type[Component]:
     """The component class of that name, or an error that suggests the nearest one."""
     known = _registry[kind]
     if name not in known:
-        raise GradleakError(f"Unknown {kind} {name!r}{did_you_mean(name, known)} Available: {', '.join(sorted(known))}.")
+        raise unknown_component(kind, name, known)
     return known[name]
 
 
-def did_you_mean(word: str, known: "dict[str, object] | dict[str, type[Component]] | list[str]") -> str:
+def unknown_component(kind: str, name: str, known: Iterable[str]) -> GradleakError:
+    """The error for a name that no component has."""
+    return GradleakError(f"Unknown {kind} {name!r}{did_you_mean(name, list(known))} Available: {', '.join(sorted(known))}.")
+
+
+def unknown_field(kind: str, name: str, field: str, fields: Iterable[str]) -> GradleakError:
+    """The error for a field that a component does not have."""
+    known = ", ".join(fields) or "none"
+    return GradleakError(f"{kind} {name!r} has no field {field!r}{did_you_mean(field, list(fields))} Fields: {known}.")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'tag'?).` for a near miss, `.` otherwise."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)." if near else "."

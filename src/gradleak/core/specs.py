@@ -12,7 +12,7 @@ import yaml
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.ranges import Range
-from gradleak.core.registry import Component, did_you_mean, find
+from gradleak.core.registry import Component, find, unknown_field
 
 ANY_SIZE = Range()  # of numbers that say no more: not negative, not infinite, not "not a number"
 _FOUND_HINTS: dict[type[Component], dict[str, Any]] = {}
@@ -55,8 +55,7 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in rest:
         if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise GradleakError(f"{kind} {name!r} has no field {key!r}{did_you_mean(key, list(fields))} Fields: {known}.")
+            raise unknown_field(kind, name, key, list(fields))
     values = {key: _coerce(f"{name}:{key}", value, fields[key]) for key, value in rest.items()}
     return _build(cls, name, values)
 
@@ -75,7 +74,7 @@ def from_string(kind: str, line: str) -> Component:
     """The component a one-line string describes."""
     name, _, rest = line.partition(":")
     described: dict[str, Any] = {"name": name.strip()}
-    for part in _split(rest):
+    for part in split_fields(rest):
         key, equals, value = part.partition("=")
         if not equals:
             raise GradleakError(f"Cannot read {part!r} in {line!r}: write {name}:field=value,field=value.")
@@ -113,7 +112,7 @@ def _build(cls: type[Component], name: str, values: dict[str, Any]) -> Component
         raise GradleakError(f"{cls.kind} {name!r}: {error}") from error
 
 
-def _split(text: str) -> list[str]:
+def split_fields(text: str) -> list[str]:
     """Cuts at commas that stand outside brackets and quotes."""
     parts, depth, quote, start = [], 0, "", 0
     for place, letter in enumerate(text):

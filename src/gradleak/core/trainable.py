@@ -16,6 +16,8 @@ from gradleak.core.specs import to_dict
 from gradleak.core.target import Target, TargetSpec
 from gradleak.core.view import View
 
+READING = 10  # passes that take about as long as an inverter's answer, once it has learnt
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:
@@ -44,6 +46,10 @@ class FittedAttack(Attack):
     """What was learnt for one setting: good for that one only."""
 
     @property
+    def passes(self) -> int:
+        return READING
+
+    @property
     @abstractmethod
     def summary(self) -> str:
         """A sentence on how it learnt: how long, how fast, how well on texts held out."""
@@ -57,6 +63,10 @@ class TrainableAttack(Attack):
     """An attack that has to be fitted to a setting before it can guess."""
 
     weights: str | None  # the file of a fit to use instead of learning anew
+
+    @property
+    def passes(self) -> int:
+        return READING
 
     @abstractmethod
     def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
+from gradleak.core.hub import stay_offline_unless_reachable
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
 from gradleak.datasets.lamp_selection import Selection, select
@@ -52,6 +53,7 @@ class Hub(Dataset):
         return Columns(self._source, self.text, self.label, labels=self.labels, skip_bad=self.skip_bad)
 
     def _rows(self) -> list[Row]:
+        stay_offline_unless_reachable()
         library = _library()
         try:
             records = library.load_dataset(self.path, self.config, split=self.split)

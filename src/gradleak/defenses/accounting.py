@@ -4,7 +4,6 @@ import importlib
 import math
 import warnings
 
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from gradleak.core.defense import Guarantee
@@ -51,6 +50,8 @@ def analytic_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
+    from scipy.optimize import brentq  # here, since few audits need it and every one would wait for it
+
     highest = 1.0
     while excess(highest) > 0:
         highest *= 2

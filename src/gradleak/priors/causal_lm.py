@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.hub import find_model
 from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.registry import register
 from gradleak.core.target import Target
@@ -20,6 +21,8 @@ class CausalLM(PriorSpec):
     allow_pickle: bool = False  # load .bin weights, which can run code
 
     def open(self, target: Target) -> Prior:
+        if not Path(self.path).exists():
+            find_model(self.path)
         import transformers
 
         transformers.utils.logging.set_verbosity_error()

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradleak.records.errors import RecordError
@@ -21,10 +21,12 @@ SAME = 1e-6  # means this close are one number, whatever the order of their sum
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell by its id, and where it lies on the axes."""
+    """A cell by its id, where it lies on the axes, and what its time depends on."""
 
     id: str
     axes: Mapping[str, str]
+    kinds: Mapping[str, str] = field(default_factory=dict)  # by the key of each attack (pace.kinds_of); none in older plans
+    batches: int = 0
 
     @property
     def title(self) -> str:
@@ -49,7 +51,7 @@ def read_plan(folder: Path) -> list[PlannedCell] | None:
         return None
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return [PlannedCell(cell["id"], cell["axes"]) for cell in plain["cells"]]
+        return [PlannedCell(cell["id"], cell["axes"], cell.get("kinds", {}), cell.get("batches", 0)) for cell in plain["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path} is not a whole study file. Delete it and run the study again: records are kept.") from error
 

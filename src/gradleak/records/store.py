@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradleak.records.errors import RecordError
+from gradleak.records.errors import RecordError, full_disk_explained
 from gradleak.records.files import make_private_folder, write_whole
 from gradleak.records.schema import Record
 
@@ -106,7 +106,8 @@ def _unused_name(folder: Path, stem: str) -> Path:
 def _explained(doing: str) -> Iterator[None]:
     """Turns the system's refusal into a sentence."""
     try:
-        yield
+        with full_disk_explained(doing):
+            yield
     except OSError as error:
         raise RecordError(
             f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out ./records."

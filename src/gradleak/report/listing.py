@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
@@ -27,21 +29,49 @@ class Row:
     note: str = ""
 
 
+def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> None:
+    """The records of a folder, by file name: as a table where it fits the width, else one below the other."""
+    table = folder_table(records)
+    if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
+        console.print(table)
+        return
+    for name, record in records:
+        metric = _leading(record)
+        console.print(Text(name, style="bold"), soft_wrap=True)
+        console.print(Padding(f"{', '.join(_described(record))}, n = {record.data.examples}", (0, 0, 0, 2)))
+        console.print(Padding(f"worst {metric} {_score(record, metric, between=', ')}", (0, 0, 0, 2)))
+        console.print(Padding(f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}", (0, 0, 0, 2)))
+        console.print()
+
+
+def _leading(record: Record) -> str:
+    return leading_metric(record.worst_case)
+
+
+def _described(record: Record) -> tuple[str, str, str, str]:
+    """Target, data, defense and attacks."""
+    spec = record.spec
+    defense = chain(spec.get("defenses"))
+    return (
+        record.target.name,
+        line(spec.get("data")),
+        "no defense" if defense == "none" else defense,
+        ", ".join(record.attacks),
+    )
+
+
 def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     """The records of a folder, by file name."""
     table = plain_table()
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
-    leading = [leading_metric(record.worst_case) for _, record in records]
+    leading = [_leading(record) for _, record in records]
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):
-        spec = record.spec
-        described = (line(spec.get("data")), chain(spec.get("defenses")), ", ".join(record.attacks))
         flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
-        score = _score(record, metric)
-        table.add_row(name, record.target.name, *described, str(record.data.examples), score, flags, end_section=True)
+        table.add_row(name, *_described(record), str(record.data.examples), _score(record, metric), flags, end_section=True)
     return table
 
 
@@ -69,6 +99,6 @@ def _cell(row: Row, metric: str) -> str:
     return row.note if row.record is None else _score(row.record, metric)
 
 
-def _score(record: Record, metric: str) -> str:
+def _score(record: Record, metric: str, between: str = "\n") -> str:
     score = record.worst_case.get(metric)
-    return MISSING if score is None else f"{mean_and_interval(score)}\nblind {number(score.blind, score.unit)}"
+    return MISSING if score is None else f"{mean_and_interval(score)}{between}blind {number(score.blind, score.unit)}"

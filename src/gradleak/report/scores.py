@@ -11,14 +11,23 @@ from gradleak.report.numbers import MISSING, gain, mean_and_interval, number
 
 Column = tuple[str, dict[str, Score]]
 WORST = "worst case"
+LEGACY = "_legacy"
 
 
-def score_tables(console: Console, record: Record) -> Iterator[Table]:
+def score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
     """One table, or several where the attacks do not fit beside one another; the worst case comes last."""
     columns: list[Column] = [(name, attack.scores) for name, attack in record.attacks.items()]
     if len(columns) > 1:
         columns.append((WORST, record.worst_case))
-    yield from fitting(console, columns, _table)
+    left_out = set() if full else hidden(record)
+    shown = [(name, {metric: score for metric, score in scores.items() if metric not in left_out}) for name, scores in columns]
+    yield from fitting(console, shown, _table)
+
+
+def hidden(record: Record) -> set[str]:
+    """Legacy metrics that stand beside the honest ones they repeat: for comparison with published tables, on request."""
+    metrics = {metric for attack in record.attacks.values() for metric in attack.scores}
+    return {metric for metric in metrics if metric.endswith(LEGACY) and metric.removesuffix(LEGACY) in metrics}
 
 
 def _table(columns: Sequence[Column]) -> Table:

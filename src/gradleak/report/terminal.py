@@ -12,12 +12,14 @@ from gradleak.report.findings import outright
 from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.numbers import counted, duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
-from gradleak.report.scores import score_tables
+from gradleak.report.scores import hidden, score_tables
 from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
 
 
-def print_record(console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False) -> None:
-    """Draws the record. Without `guesses` none is drawn: a good one is the private text."""
+def print_record(
+    console: Console, record: Record, secrets: Secrets, *, guesses: bool = True, with_trace: bool = False, full: bool = False
+) -> None:
+    """Draws the record. Without `guesses` none is drawn: a good one is the private text. `full`: legacy metrics too."""
     console.print(Text(f"Audit {record.id}" + (f" of a {record.target.model}" if record.target.model else ""), style="bold"))
     console.print(heading(record), style="dim")
     for remark in record.data.remarks:
@@ -43,15 +45,17 @@ def print_record(console: Console, record: Record, secrets: Secrets, *, guesses:
         for title, table in trace(attack, secrets) if with_trace and guesses else ():
             console.print(Text(f"\n  {title}", style="bold"))
             console.print(Padding(table, (0, 0, 0, 2)))
-    _print_scores(console, record)
+    _print_scores(console, record, full)
 
 
-def _print_scores(console: Console, record: Record) -> None:
+def _print_scores(console: Console, record: Record, full: bool) -> None:
     console.print()
-    for table in score_tables(console, record):
+    for table in score_tables(console, record, full):
         console.print(table)
         console.print()
-    console.print("Fractions in %; intervals over client batches; gain: how much more than the blind attack gets.", style="dim")
+    left_out = "" if full or not hidden(record) else " Legacy metrics: gradleak show RECORD --full."
+    legend = "Fractions in %; intervals over client batches; gain: how much more than the blind attack gets."
+    console.print(legend + left_out, style="dim")
     console.print()
     for name, attack in record.attacks.items():
         if attack.label_accuracy is not None:
@@ -100,11 +104,20 @@ def heading(record: Record) -> str:
 
 
 def line(component: Any) -> str:
-    """A component of a spec on one line; fields that are off are left out."""
+    """A component of a spec as it is written on the command line; fields that are off are left out."""
     if not isinstance(component, dict):
-        return str(component if component is not None else "-")
-    fields = [f"{key}={value}" for key, value in component.items() if key != "name" and not _off(value)]
+        return _written(component if component is not None else "-")
+    fields = [f"{key}={_written(value)}" for key, value in component.items() if key != "name" and not _off(value)]
     return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
+
+
+def _written(value: Any) -> str:
+    """A value of a field: `[query,key]`, `true`, or a component within a component."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return line(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _off(value: Any) -> bool:

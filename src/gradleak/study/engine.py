@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gradleak.audit.display import Display, Silent
+from gradleak.core.attack import Progress
 from gradleak.core.memory import limit_by_default
 from gradleak.records.files import make_private_folder
 from gradleak.study.cells import Cell
@@ -41,6 +42,8 @@ def run_on(
         given = (list(cells), folder)
         work_together(devices, workers, display, memory, _work, given, lambda started: _watch(started, cells, folder, display))
         retry = False  # what failed in a worker has just been tried
+        if _done(cells, folder) == len(cells):
+            display = Silent()  # all that is left is to read the records
     return run_cells(cells, folder, devices[0], display, retry=retry, memory=memory)
 
 
@@ -77,12 +80,14 @@ def _watch(started: Sequence[BaseProcess], cells: Sequence[Cell], folder: Path, 
     """Says when cells are finished, until no process is left."""
     before = _done(cells, folder)
     clock, shown = Clock(len(cells) - before), before
-    while any(process.is_alive() for process in started):
-        time.sleep(LOOK)
-        now = _done(cells, folder)
-        if now > shown:
-            shown, clock.finished = now, now - before
-            display.say(f"{now} of {len(cells)} cells are done{clock.left()}.")
+    progress = Progress(done=before, total=len(cells))
+    with display.watch(f"{len(started)} processes, cells", progress):
+        while any(process.is_alive() for process in started):
+            time.sleep(LOOK)
+            now = _done(cells, folder)
+            if now > shown:
+                shown, progress.done, clock.finished = now, now, now - before
+                display.say(f"{now} of {len(cells)} cells are done{clock.left() if now < len(cells) else ''}.")
     died = [process for process in started if process.exitcode]
     if died:
         display.say(f"{len(died)} of {len(started)} processes died; what they left is run here.")

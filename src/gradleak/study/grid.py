@@ -8,25 +8,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.beliefs import Beliefs
-from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
 from gradleak.audit.outcomes import begun_calls
 from gradleak.audit.runner import Finished, has_parts, kin, run_audits
 from gradleak.audit.spec import AuditSpec
-from gradleak.audit.writing import data_hash
 from gradleak.core.attack import Progress
-from gradleak.core.dataset import Dataset
-from gradleak.core.errors import GradleakError
+from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.target import Target
+from gradleak.records.errors import DiskFull, full_disk_explained
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
-from gradleak.records.store import check_writable, open_key, read_record
+from gradleak.records.store import check_writable
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
 from gradleak.study.plan import FAILED
 
 MOST = 8  # cells in one call: records are written when it ends
+Opened = Callable[[AuditSpec], tuple[Target, Beliefs]]
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,32 @@ class CellResult:
     record: Record | None
     failure: Path | None = None
     skipped: bool = False  # its record was there already
+    refusal: str = ""  # why the attack cannot be made on it, where that is all that is wrong
+
+
+def by_kin(cell: Cell) -> object:
+    """What cells of one call have in common, unless someone has a reason to part them further."""
+    return kin(cell.spec)
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: Path, device: str, display: Display, *, retry: bool = True, memory: int | None = None
+    cells: Sequence[Cell],
+    folder: Path,
+    device: str,
+    display: Display,
+    *,
+    retry: bool = True,
+    memory: int | None = None,
+    opened: Opened | None = None,
+    alike: Callable[[Cell], object] = by_kin,
 ) -> list[CellResult]:
     """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on.
 
     Cells that failed before are run again unless `retry` is off; cells that another run works on are left to it.
     """
     check_writable(folder)
-    data = DataHashes(folder)
-    results = {cell.spec.id: found for cell in cells if (found := _finished(folder, cell, data)) is not None}
+    inputs = Inputs(folder)
+    results = {cell.spec.id: found for cell in cells if (found := _finished(folder, cell, inputs)) is not None}
     if results:
         display.say(f"{len(results)} of {len(cells)} cells are finished already: skipped.")
     if not retry:
@@ -56,10 +70,12 @@ def run_cells(
         results |= {cell.spec.id: CellResult(cell, None, failure_file(folder, cell), skipped=True) for cell in failed}
         if failed:
             display.say(f"{len(failed)} cells failed before: skipped. Add --retry-failed to try them again.")
-    grid = Grid(folder, device, display, data, {cell.spec.id: number for number, cell in enumerate(cells, start=1)}, memory)
+    grid = Grid(
+        folder, device, display, inputs, {cell.spec.id: number for number, cell in enumerate(cells, start=1)}, memory, opened
+    )
     clock = Clock(len(cells) - len(results))
     elsewhere: list[Cell] = []
-    for group in groups_of(cells, begun_calls(folder)):
+    for group in groups_of(cells, begun_calls(folder), alike):
         left = [cell for cell in group if cell.spec.id not in results]
         # A run that was cut while it wrote this group's records: the same call again, from its finished parts.
         cut = bool(left) and has_parts(folder, [cell.spec for cell in group])
@@ -76,7 +92,9 @@ def run_cells(
     return [results[cell.spec.id] for cell in cells]
 
 
-def groups_of(cells: Sequence[Cell], begun: Sequence[Sequence[str]] = ()) -> list[list[Cell]]:
+def groups_of(
+    cells: Sequence[Cell], begun: Sequence[Sequence[str]] = (), alike: Callable[[Cell], object] = by_kin
+) -> list[list[Cell]]:
     """Cells that one call attacks together, by the study alone, so that where a run was cut changes nothing.
 
     Calls that were cut and left finished parts (`begun`, by the ids of their cells) are made again as they were: a run that had
@@ -87,12 +105,12 @@ def groups_of(cells: Sequence[Cell], begun: Sequence[Sequence[str]] = ()) -> lis
     for call in map(tuple, begun):
         if all(one in by_id and one not in calls for one in call):
             calls |= dict.fromkeys(call, call)
-    groups: dict[tuple[object, ...], list[Cell]] = {}
+    groups: dict[object, list[Cell]] = {}
     for cell in cells:
         if cell.spec.id in calls:
             groups[calls[cell.spec.id]] = [by_id[one] for one in calls[cell.spec.id]]  # their order names the parts
         else:
-            groups.setdefault(kin(cell.spec), []).append(cell)
+            groups.setdefault(alike(cell), []).append(cell)
     return [group[start : start + MOST] for group in groups.values() for start in range(0, len(group), MOST)]
 
 
@@ -130,14 +148,14 @@ class Grid:
     folder: Path
     device: str
     display: Display
-    data: "DataHashes"
+    inputs: Inputs
     numbers: Mapping[str, int]  # of cells, by their id
     memory: int | None = None  # bytes the process may hold
-    opened: Callable[[AuditSpec], tuple[Target, Beliefs]] | None = None  # by whoever keeps them from call to call
+    opened: Opened | None = None  # by whoever keeps them from call to call
 
     def run(self, cells: Sequence[Cell], left: str = "", again: bool = False) -> list[CellResult]:
         """Runs kin in one call: those that another run has not finished by now, or `again` all of them."""
-        found = {} if again else {cell.spec.id: _finished(self.folder, cell, self.data) for cell in cells}
+        found = {} if again else {cell.spec.id: _finished(self.folder, cell, self.inputs) for cell in cells}
         done = [result for result in found.values() if result is not None]
         waiting = [cell for cell in cells if found.get(cell.spec.id) is None]
         for cell in waiting:
@@ -161,6 +179,8 @@ class Grid:
                 beliefs=beliefs,
                 memory=self.memory,
             )
+        except DiskFull:
+            raise  # whatever is run next cannot be written down either
         except Exception as error:  # one cell must not end a night's run
             if len(cells) == 1:
                 return [self._failed(cells[0], error)]
@@ -176,38 +196,17 @@ class Grid:
 
     def _failed(self, cell: Cell, error: Exception) -> CellResult:
         failure = failure_file(self.folder, cell)
-        write_whole(failure, f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}")
+        with full_disk_explained(f"write {failure}"):
+            write_whole(failure, f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}")
         self.display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
-        return CellResult(cell, None, failure)
-
-
-class DataHashes:
-    """The hash of each cell's data as it is now; cells mostly share theirs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._known = folder, dict[tuple[Dataset, int, int], str]()
-
-    def of(self, spec: AuditSpec) -> str:
-        key = (spec.data, spec.limit, spec.batch_size)
-        if key not in self._known:
-            self._known[key] = data_hash(open_key(self.folder), private_examples(spec))
-        return self._known[key]
+        refused = isinstance(error, GradleakError) and not isinstance(error, RunFailed)
+        return CellResult(cell, None, failure, refusal=str(error) if refused else "")
 
 
 def failure_file(folder: Path, cell: Cell) -> Path:
     return folder / f"{cell.spec.id}{FAILED}"
 
 
-def _finished(folder: Path, cell: Cell, data: DataHashes) -> CellResult | None:
-    record = finished(folder, cell.spec, data)
+def _finished(folder: Path, cell: Cell, inputs: Inputs) -> CellResult | None:
+    record = finished(folder, cell.spec, inputs)
     return None if record is None else CellResult(cell, record, skipped=True)
-
-
-def finished(folder: Path, spec: AuditSpec, data: DataHashes) -> Record | None:
-    """The record of an audit, if there is one and it is of the data and of the attacks' answers as they are now."""
-    path = folder / f"{spec.id}.json"
-    if not path.exists():
-        return None
-    record = read_record(path)
-    is_current = all(record.attacks[key].version == attack.version for key, attack in spec.attack_keys().items())
-    return record if is_current and record.data.hash == data.of(spec) else None

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from gradleak.audit.spec import AuditSpec, read
@@ -86,12 +85,3 @@ def check_mapped(modules: Sequence[str]) -> None:
         if module not in IN_LAYERS:
             near = did_you_mean(module, list(IN_LAYERS))
             raise GradleakError(f"Unknown module {module!r}{near} Modules of a layer: {', '.join(IN_LAYERS)}.")
-
-
-def together(cells: Sequence[MapCell]) -> list[list[MapCell]]:
-    """Cells that are attacked in one call: those of one layer.
-
-    A call computes what any of its observations shows, for all of them: a pass goes as deep as the deepest part. Cells of one
-    layer share nearly all of it. Cells of two layers would pay for each other's.
-    """
-    return [list(group) for _, group in groupby(cells, key=lambda cell: cell.layer)]

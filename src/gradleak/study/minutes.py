@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Kept, begun_calls
 from gradleak.audit.runner import has_parts, name_of
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Progress
 from gradleak.records.summary import RECORD
 from gradleak.report.numbers import duration
 from gradleak.study.allowance import Allowance, TimeIsUp
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
 from gradleak.study.engine import LOOK, work_together
-from gradleak.study.grid import CellResult, DataHashes, Grid, failure_file, finished, groups_of
+from gradleak.study.grid import CellResult, Grid, failure_file, groups_of
 from gradleak.study.pace import Opened, Pace, Trials, learns, machine_of, read_pace, write_pace
 from gradleak.study.priority import Job, Share
 
@@ -37,7 +39,8 @@ class Group:
 
     def kept(self) -> Kept:
         """What is finished of a call that was cut."""
-        return Kept.of(self.job.folder, name_of([cell.spec for cell in self.cells])) if self.begun else Kept({}, 0)
+        specs = [cell.spec for cell in self.cells]
+        return Kept.of(self.job.folder, name_of(specs), len(specs)) if self.begun else Kept({}, 0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Folder:
     """A run folder, and which cells have a record of the data as it is now. A record is read once."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.data = path, DataHashes(path)
+        self.path, self.inputs = path, Inputs(path)
         self.records: dict[str, CellResult] = {}
 
     def is_finished(self, cell: Cell) -> bool:
@@ -118,7 +121,7 @@ class Folder:
 
     def record(self, cell: Cell) -> CellResult | None:
         if cell.spec.id not in self.records:
-            found = finished(self.path, cell.spec, self.data)
+            found = finished(self.path, cell.spec, self.inputs)
             if found is None:
                 return None
             self.records[cell.spec.id] = CellResult(cell, found, skipped=True)
@@ -228,7 +231,7 @@ class Stretch:
             opening = self.trials.opening
             self.running = Call(job.folder, specs, self.allowance.clock())
             numbers = {cell.spec.id: number for number, cell in enumerate(job.cells, start=1)}
-            grid = Grid(job.folder, self.device, self.display, folder.data, numbers, self.memory, self.trials.open)
+            grid = Grid(job.folder, self.device, self.display, folder.inputs, numbers, self.memory, self.trials.open)
             results = grid.run(ours, again=group.begun)
             took = self.allowance.clock() - self.running.began - (self.trials.opening - opening)
             self.running = None
@@ -266,12 +269,12 @@ class Call:
         return _learnt(self.folder) != self._learnt
 
     def kept(self) -> Kept:
-        return Kept.of(self.folder, name_of(self.specs))
+        return Kept.of(self.folder, name_of(self.specs), len(self.specs))
 
     def finished(self) -> int:
         """How often it came to the end of an attack on a batch since it began."""
         batches = [spec.limit * spec.draws for spec in self.specs]
-        return sum(min(count, most) for count in self.kept().done.values() for most in batches) - self._finished
+        return round(sum(min(count, most) for count in self.kept().done.values() for most in batches)) - self._finished
 
 
 def groups_in_order(shares: Sequence[Share]) -> list[Group]:
@@ -317,11 +320,14 @@ class Watch:
     def until_all_end(self, started: Sequence[BaseProcess]) -> None:
         """Returns when no process is left, or when half of the reserve is gone too."""
         shown = self._records()
-        while any(process.is_alive() for process in started) and self.allowance.left > -self.allowance.reserve / 2:
-            time.sleep(min(LOOK, self.allowance.reserve / 10))
-            if (now := self._records()) > shown:
-                shown = now
-                self.display.say(f"{shown} records are there; {duration(max(0.0, self.allowance.left))} left.")
+        progress = Progress(total=round(self.allowance.seconds))
+        with self.display.watch(f"{len(started)} processes, seconds", progress):
+            while any(process.is_alive() for process in started) and self.allowance.left > -self.allowance.reserve / 2:
+                time.sleep(min(LOOK, self.allowance.reserve / 10))
+                progress.done = min(progress.total, round(self.allowance.clock() - self.allowance.began))
+                if (now := self._records()) > shown:
+                    shown = now
+                    self.display.say(f"{shown} records are there; {duration(max(0.0, self.allowance.left))} left.")
         died = [process for process in started if process.exitcode]
         if died:
             self.display.say(f"{len(died)} of {len(started)} processes died; what they left waits for the next run.")

@@ -84,7 +84,7 @@ class Pace:
         least = self.at_least.get(kind)
         return found if least is None else max(least, found or 0.0)
 
-    def seconds(self, spec: AuditSpec, done: Mapping[int, int] | None = None) -> float | None:
+    def seconds(self, spec: AuditSpec, done: Mapping[int, float] | None = None) -> float | None:
         """What an audit will take, its opening not counted; `done`: the batches that an earlier call finished, by attack."""
         batches = spec.limit * spec.draws
         total = batches * _known(self.beside, spec)
@@ -95,10 +95,19 @@ class Pace:
             total += each * max(0, batches - (done or {}).get(place, 0))
         return total
 
-    def seconds_of_part(self, specs: Sequence[AuditSpec], batches: int) -> float:
+    def seconds_of_part(self, specs: Sequence[AuditSpec], batches: float) -> float:
         """What a part of so many batches of each of these audits takes, of the attack that takes longest."""
         places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         return max(sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places)
+
+    def seconds_alike(self, kind: str) -> float | None:
+        """What a batch of this kind took; as long as none did, one of the same attack on the same target, or else anywhere."""
+        target, attack = _attack_on_target(kind)
+        for alike in ([kind], [one for one in self.measured if _attack_on_target(one) == (target, attack)], self.measured):
+            found = [self.measured[one] for one in alike if one in self.measured and _attack_on_target(one)[1] == attack]
+            if found:
+                return sum(found) / len(found)
+        return None
 
     def has_measured(self, spec: AuditSpec) -> bool:
         """Whether every attack of an audit has come to its end on this target before, whatever the data and the defense."""
@@ -120,7 +129,7 @@ class Pace:
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
         _average(self.beside, opened_as(specs[0]), rest / sum(spec.limit * spec.draws for spec in specs))
 
-    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float, done: int, part: int) -> None:
+    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float, done: int, part: float) -> None:
         """Takes in that a call ran so long and was not at its end, so that it is not begun in vain again and again.
 
         `done` counts the batches it finished in that time, each with each attack. Where it finished none, the time was too short
@@ -141,6 +150,11 @@ class Pace:
         both = [name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]] or both
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
+
+
+def attack_of(kind: str) -> str:
+    """The attack of a kind, as it is written on one line."""
+    return _attack_on_target(kind)[1]
 
 
 def _attack_on_target(kind: str) -> tuple[str, str]:

@@ -10,13 +10,22 @@ from gradleak.core.registry import did_you_mean
 from gradleak.records.files import write_whole
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA
 from gradleak.study.cells import Cell, Study
+from gradleak.study.pace import kinds_of
 
 FAILED = FAILED_SUFFIX
 
 
 def write_plan(folder: Path, study: Study) -> None:
     """The cells of the whole study, whatever part of it is run now; the last command's study stands."""
-    cells = [{"id": cell.spec.id, "axes": dict(cell.axes)} for cell in study.cells]
+    cells = [
+        {
+            "id": cell.spec.id,
+            "axes": dict(cell.axes),
+            "kinds": {key: kind for key, (kind, _) in kinds_of(cell.spec).items()},
+            "batches": cell.spec.limit * cell.spec.draws,
+        }
+        for cell in study.cells
+    ]
     write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "name": study.name, "cells": cells}, ensure_ascii=False) + "\n")
 
 

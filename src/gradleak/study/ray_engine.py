@@ -2,24 +2,30 @@
 
 import contextlib
 import json
+import multiprocessing
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from gradleak.audit import AuditSpec
+from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.display import Display
 from gradleak.audit.packed import packed, unpacked
 from gradleak.audit.runner import run_audits
-from gradleak.core.errors import GradleakError
+from gradleak.core.attack import Progress
+from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
-from gradleak.study.grid import CellResult, Clock, groups_of, run_cells
+from gradleak.study.grid import CellResult, Clock, failure_file, groups_of, run_cells
 from gradleak.study.plan import FAILED
 
 RETRIES = 3  # of cells whose worker was lost
@@ -42,19 +48,74 @@ def run_on_ray(cells: Sequence[Cell], folder: Path, cluster: Cluster, display: D
     Targets and priors are opened here, once, and lie in the cluster's object store; data are read by name and must be there on
     every node, or be had from the hub.
     """
-    ray = _ray()
+    _ray()  # named here where it is not installed
     if cluster.device not in ("auto", "cpu", "cuda"):
         raise GradleakError(
             f"On Ray every worker has a device of its own: use --device cpu, cuda or auto, not {cluster.device!r}."
         )
     check_writable(folder)
-    mine = {"num_cpus": cluster.workers} if cluster.address is None and cluster.workers else {}
-    ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **mine)
-    try:
-        _share_out(ray, _left(cells, folder, retry), folder, cluster, display)
-    finally:
-        ray.shutdown()
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    driver = context.Process(target=_drive, args=(theirs, list(cells), folder, cluster, retry), daemon=True)
+    driver.start()
+    theirs.close()
+    hear_out(driver, ours, display)
     return run_cells(cells, folder, "cpu", display, retry=False)  # reads them back
+
+
+def _drive(parent: Connection, cells: Sequence[Cell], folder: Path, cluster: Cluster, retry: bool) -> None:
+    """The process that talks to the cluster. Ray ends it without a word where the cluster's head is lost."""
+    mine = {"num_cpus": cluster.workers} if cluster.address is None and cluster.workers else {}
+    try:
+        ray = _ray()
+        ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **mine)
+        try:
+            _share_out(ray, _left(cells, folder, retry), folder, cluster, Relay(parent))
+        finally:
+            ray.shutdown()
+    except (GradleakError, RecordError) as error:
+        parent.send(error)
+    except Exception as error:
+        parent.send(RunFailed(f"Ray ended with {type(error).__name__}: {' '.join(str(error).split())}"))
+    except KeyboardInterrupt:
+        return  # the parent has been told too
+
+
+class Relay:
+    """A display in another process: what is said there is said here."""
+
+    def __init__(self, parent: Connection) -> None:
+        self.parent = parent
+
+    def say(self, sentence: str) -> None:
+        self.parent.send(sentence)
+
+    def watch(self, title: str, progress: Progress) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def hear_out(driver: BaseProcess, said: Connection, display: Display) -> None:
+    """Passes on what a driver says until it ends; what it ended with is raised here."""
+    error: Exception | None = None
+    try:
+        with contextlib.suppress(EOFError):
+            while True:
+                news = said.recv()
+                if isinstance(news, Exception):
+                    error = news
+                else:
+                    display.say(news)
+        driver.join()
+    finally:
+        driver.terminate()  # one that came to its end is not harmed
+        driver.join()
+    if error is not None:
+        raise error
+    if driver.exitcode:
+        raise RunFailed(
+            "The Ray cluster was lost. Records of finished cells are in the folder: run the same command again when it is back, "
+            "or without --engine ray."
+        )
 
 
 def _ray() -> Any:
@@ -66,10 +127,14 @@ def _ray() -> Any:
 
 
 def _left(cells: Sequence[Cell], folder: Path, retry: bool) -> list[list[Cell]]:
-    """What has no record, in the groups of a local run."""
-    kept = (".json",) if retry else (".json", FAILED)
+    """What is not answered, by the question that a local run asks and in its groups."""
+    inputs = Inputs(folder)
     groups = [
-        [cell for cell in group if not any((folder / f"{cell.spec.id}{suffix}").exists() for suffix in kept)]
+        [
+            cell
+            for cell in group
+            if finished(folder, cell.spec, inputs) is None and (retry or not failure_file(folder, cell).exists())
+        ]
         for group in groups_of(cells)
     ]
     return [group for group in groups if group]

@@ -1,15 +1,20 @@
 """How far a run is, read off its folder."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradleak.audit.outcomes import begun_calls
+import gradleak.attacks  # noqa: F401  (registers them)
+from gradleak.audit.outcomes import KEPT, begun_calls
+from gradleak.core.attack import Attack
+from gradleak.core.registry import registered
 from gradleak.records.run_folder import PlannedCell, last_line, read_plan
+from gradleak.records.schema import Record
 from gradleak.records.summary import RECORD, read_summary
+from gradleak.study.pace import Pace, attack_of
 from gradleak.study.plan import FAILED
 
-SAMPLE = 500  # records
+SAMPLE = 50  # records of one kind that are read for their time, and stand for the others
 
 
 @dataclass(frozen=True)
@@ -21,14 +26,30 @@ class State:
     failed: tuple[tuple[PlannedCell, str], ...]  # with the last line of the traceback
     begun: tuple[PlannedCell, ...]  # parts are there, the record is not
     waiting: tuple[PlannedCell, ...]
+    outdated: tuple[tuple[PlannedCell, str], ...]  # those of the waiting that have a record of an older attack, with which
     beside: int  # records of no planned cell
     seconds: float  # that attacks took in the finished cells, about
+    pace: Pace  # what they took for a batch
 
     @property
-    def seconds_left(self) -> float | None:
-        """If the others take as long as the finished ones did."""
-        left = len(self.begun) + len(self.waiting)
-        return self.seconds / len(self.finished) * left if self.finished else None
+    def left(self) -> tuple[PlannedCell, ...]:
+        return (*self.begun, *self.waiting)
+
+    @property
+    def seconds_left(self) -> float:
+        """What attacks will take in the cells of which that can be foretold, from finished cells with the same attacks."""
+        return sum(seconds for cell in self.left if (seconds := _foretold(cell, self.pace)) is not None)
+
+    @property
+    def unforetold(self) -> tuple[PlannedCell, ...]:
+        """Cells with an attack that no finished cell has."""
+        return tuple(cell for cell in self.left if _foretold(cell, self.pace) is None)
+
+    @property
+    def unknown_attacks(self) -> tuple[str, ...]:
+        """The attacks of which no time is known yet."""
+        kinds = [kind for cell in self.unforetold for kind in cell.kinds.values()]
+        return tuple(dict.fromkeys(attack_of(kind) for kind in kinds if self.pace.seconds_alike(kind) is None))
 
 
 def read_state(run: Path) -> State:
@@ -37,27 +58,72 @@ def read_state(run: Path) -> State:
     plan: Sequence[PlannedCell] = read_plan(run) or [PlannedCell(name, {"record": name}) for name in sorted(there)]
     planned = {cell.id for cell in plan}
     broken = {path.name.removesuffix(FAILED): path for path in run.glob(f"*{FAILED}")}
-    parts = {path.name[:16] for path in run.glob("parts/*")} | {one for call in begun_calls(run) for one in call}
-    rest = [cell for cell in plan if cell.id not in there]
+    parts = {path.parent.name[:16] for path in run.glob(f"parts/*/{KEPT}")} | {one for call in begun_calls(run) for one in call}
+    answered = [cell for cell in plan if cell.id in there]
+    newer = _newer_versions()
+    read = _read(answered if newer else _sample(answered), there)
+    older = {name: attack for name, record in read.items() if (attack := _older(record, newer))}
+    rest = [cell for cell in plan if cell.id not in there or cell.id in older]
     failed = tuple((cell, last_line(broken[cell.id])) for cell in rest if cell.id in broken)
     waiting = [cell for cell in rest if cell.id not in broken]
-    finished = tuple(cell for cell in plan if cell.id in there)
+    finished = tuple(cell for cell in answered if cell.id not in older)
+    timed = [cell for cell in finished if cell.id in read]
+    seconds = sum(_seconds(read[cell.id]) for cell in timed)
     return State(
         cells=tuple(plan),
         finished=finished,
         failed=failed,
         begun=tuple(cell for cell in waiting if cell.id in parts),
         waiting=tuple(cell for cell in waiting if cell.id not in parts),
+        outdated=tuple((cell, older[cell.id]) for cell in waiting if cell.id in older),
         beside=len(there.keys() - planned),
-        seconds=_all_seconds([there[cell.id] for cell in finished]),
+        seconds=seconds / max(1, len(timed)) * len(finished),
+        pace=_pace(timed, read),
     )
 
 
-def _all_seconds(paths: Sequence[Path]) -> float:
-    """Of very many records some are read, and stand for the others."""
-    read = paths[:: max(1, len(paths) // SAMPLE)]
-    return sum(map(_seconds, read)) / max(1, len(read)) * len(paths)
+def _pace(cells: Sequence[PlannedCell], records: Mapping[str, Record]) -> Pace:
+    """What each attack took for a batch, of each kind."""
+    took: dict[str, tuple[float, int]] = {}
+    for cell in cells:
+        for key, kind in cell.kinds.items():
+            seconds, batches = took.get(kind, (0.0, 0))
+            took[kind] = (seconds + records[cell.id].attacks[key].cost.seconds, batches + cell.batches)
+    return Pace(measured={kind: seconds / max(1, batches) for kind, (seconds, batches) in took.items()})
 
 
-def _seconds(path: Path) -> float:
-    return sum(attack.cost.seconds for attack in read_summary(path).record.attacks.values())
+def _foretold(cell: PlannedCell, pace: Pace) -> float | None:
+    """What attacks take in a cell; none where no such attack has come to its end, or an older plan does not name it."""
+    each = [pace.seconds_alike(kind) for kind in cell.kinds.values()]
+    return None if None in each or not each else cell.batches * sum(filter(None, each))
+
+
+def _sample(cells: Sequence[PlannedCell]) -> Iterable[PlannedCell]:
+    """Some cells of each kind, from all over the plan."""
+    alike: dict[tuple[str, ...], list[PlannedCell]] = {}
+    for cell in cells:
+        alike.setdefault(tuple(cell.kinds.values()), []).append(cell)
+    return (cell for group in alike.values() for cell in group[:: max(1, len(group) // SAMPLE)])
+
+
+def _read(cells: Iterable[PlannedCell], there: Mapping[str, Path]) -> dict[str, Record]:
+    return {cell.id: read_summary(there[cell.id]).record for cell in cells}
+
+
+def _newer_versions() -> dict[str, int]:
+    """Attacks whose answers have changed since their first version, so that there may be records of an older one."""
+    found = registered("attack").items()
+    return {name: attack.version for name, attack in found if issubclass(attack, Attack) and attack.version > 1}
+
+
+def _older(record: Record, newer: Mapping[str, int]) -> str:
+    """The first attack whose version is not the record's, with both; empty where there is none."""
+    for attack in record.attacks.values():
+        name = attack.spec["name"]
+        if name in newer and attack.version != newer[name]:
+            return f"{name} version {attack.version}, now {newer[name]}"
+    return ""
+
+
+def _seconds(record: Record) -> float:
+    return sum(attack.cost.seconds for attack in record.attacks.values())

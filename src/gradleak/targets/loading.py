@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.hub import find_model
 from gradleak.core.paths import near_paths
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name, or an owner and a name
@@ -26,10 +27,13 @@ def quiet_transformers() -> Any:
 
 
 def source_of(path: str) -> str | Path:
-    """A folder where there is one of that name, else a hub id; refuses what can be neither."""
+    """A folder where there is one of that name, else a hub id that network or cache holds; refuses what can be neither."""
     refuse_missing_folder(path)
     folder = Path(path).expanduser()
-    return folder if folder.is_dir() else path
+    if folder.is_dir():
+        return folder
+    find_model(path)
+    return path
 
 
 def refuse_missing_folder(path: str) -> None:

@@ -31,6 +31,12 @@ class MatchingAttack(Attack):
     def requires(self) -> frozenset[Fact]:
         return self.loop.requires
 
+    @property
+    def passes(self) -> int:
+        """One a step; orders of words that are tried, the start and a last search take about three times as many more."""
+        plain = self.loop.discrete is None and self.loop.polish is None
+        return (1 + self.loop.restarts) * self.loop.steps * (1 if plain else 4)
+
     def adapts_to(self, channel: Channel) -> bool:
         return self._loop.adapts
 

@@ -75,6 +75,10 @@ class GenerativePrior(Attack):
             raise ValueError("latent_steps and restarts count from 1, weight_steps from 0.")
 
     @property
+    def passes(self) -> int:
+        return self.restarts * self.latent_steps + self.weight_steps
+
+    @property
     def requires(self) -> frozenset[Fact]:
         return required(self.labels)
 

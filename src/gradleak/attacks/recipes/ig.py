@@ -40,6 +40,10 @@ class InvertingGradients(Attack):
             raise ValueError(f"steps and restarts count from 1; they are {self.steps} and {self.restarts}.")
 
     @property
+    def passes(self) -> int:
+        return self.restarts * self.steps
+
+    @property
     def requires(self) -> frozenset[Fact]:
         return required(self.labels)
 

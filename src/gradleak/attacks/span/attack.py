@@ -35,6 +35,10 @@ class Span(Attack):
     beam: Count = 64  # prefixes alive, for models that do not read ahead
 
     @property
+    def passes(self) -> int:
+        return 40  # as long as these take: it makes none, but goes through all words at all positions
+
+    @property
     def uses(self) -> frozenset[Fact]:
         """The certificate does: the same batch several times over gives the same update."""
         return frozenset({Fact.BATCH_SIZE})

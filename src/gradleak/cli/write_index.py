@@ -1,0 +1,58 @@
+"""Writes components.json, the index of all components: `python -m gradleak.cli.write_index`, whenever one has changed."""
+
+import dataclasses
+import json
+from typing import Any
+
+import gradleak.audit.spec  # noqa: F401  registers every component
+from gradleak.cli.index import FILE
+from gradleak.core.attack import Attack
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import KINDS, Component, registered
+from gradleak.core.specs import from_dict, to_string
+from gradleak.records.files import write_whole
+
+
+def index_text() -> str:
+    """The file as it should be."""
+    kinds = {kind: {name: describe(cls) for name, cls in registered(kind).items()} for kind in KINDS}
+    return json.dumps(kinds, indent=1, ensure_ascii=False) + "\n"
+
+
+def describe(cls: type[Component]) -> dict[str, Any]:
+    """What `list` shows of a component."""
+    return {
+        "summary": (cls.__doc__ or "-").strip().split("\n")[0],
+        "fields": {field.name: default(field) for field in dataclasses.fields(cls)},  # type: ignore[arg-type]
+        "cites": cls.cites,
+        "requires": requirement(cls) if cls.kind == "attack" else "",
+    }
+
+
+def requirement(cls: type[Component]) -> str:
+    """The facts an attack needs as it comes."""
+    try:
+        attack = from_dict("attack", {"name": cls.name})
+    except GradleakError:
+        return "depends on its fields"
+    return ", ".join(sorted(attack.requires)) or "nothing" if isinstance(attack, Attack) else "-"
+
+
+def default(field: "dataclasses.Field[Any]") -> str | None:
+    """A field's default as it would be written in a line; none where the field is required."""
+    if field.default is not dataclasses.MISSING:
+        return written(field.default)
+    return None if field.default_factory is dataclasses.MISSING else written(field.default_factory())
+
+
+def written(value: object) -> str:
+    """A value as it would be written in a line."""
+    if isinstance(value, Component):
+        return to_string(value)
+    if isinstance(value, tuple):
+        return "[" + ",".join(written(item) for item in value) + "]"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    write_whole(FILE, index_text())
