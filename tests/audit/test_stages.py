@@ -13,9 +13,10 @@ from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span.attack import Span
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.audit.scoring import facts_behind
 from gradleak.core.attack import Bench, Cost, Reconstruction, Stage
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation
+from gradleak.core.observation import Fact, Observation
 from gradleak.records.schema import Record
 from gradleak.report.terminal import print_record
 
@@ -133,3 +134,24 @@ def test_under_noise_a_wrong_word_of_energys_is_a_failed_search_by_so_many_nats(
     details = {flag.name: flag.detail for flag in attack.flags}
     assert details["search_failed"] == f"The guess is worse than the truth in 1 of 1 batches, by {worse:.3g} nats at the median."
     assert "other_answer_fits" not in details
+
+
+def proven_by(member: str, certified: bool = True) -> Outcome:
+    stage = Stage(member, ((2, 3),), certified, Cost())
+    return Outcome(Reconstruction(((2, 3),), certified=certified, stages=(stage,)), 1.0)
+
+
+def test_guesses_rest_on_what_the_attack_was_told_that_proved_them() -> None:
+    spec = AuditSpec.from_plain({"target": "tiny", "limit": 2, "attacks": ["portfolio"]})
+    (attack,) = spec.attacks
+    assert not facts_behind(spec, attack, [proven_by("span")] * 2) & {Fact.LABELS, Fact.LENGTHS}
+    assert Fact.LENGTHS in facts_behind(spec, attack, [proven_by("span"), proven_by("energy")])
+    assert facts_behind(spec, attack, [proven_by("span"), proven_by("span", certified=False)]) == spec.told(attack)
+    assert facts_behind(spec, attack, [proven_by("lamp_plus")]) >= {Fact.LABELS, Fact.LENGTHS}
+
+
+def test_what_is_proven_needs_no_objective_and_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    proven = [replace(Reconstruction(((2, 3),)), certified=True)]
+    monkeypatch.setattr(Span, "reconstruct", lambda attack, observations, bench: proven * len(observations))
+    record = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["span"]})).record
+    assert [flag.name for flag in record.attacks["span"].flags] == ["few_examples"]

@@ -18,7 +18,16 @@ def test_the_map_is_shown_and_kept_and_its_records_can_be_read_back(
     assert main(words) == 0
     out, err = capsys.readouterr()
     flat = " ".join(out.split())
-    for part in ("Leak map: rouge1", "whole", "35.07 %", "1,024", "2.83 %", "query leaks most", "Search failed", "word for word"):
+    for part in (
+        "Leak map: rouge1",
+        "whole",
+        "35.07 %",
+        "1,024",
+        "2.83 %",
+        "query scores highest",
+        "Search failed",
+        "word for word",
+    ):
         assert part in flat
     assert "Cell 2 of 2: layer=2, module=query" in err
     assert "\x1b" not in out

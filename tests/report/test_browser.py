@@ -124,7 +124,8 @@ def test_on_a_phone_nothing_is_cut_and_no_column_is_out_of_sight(browser: str, p
     outside = f'<main></main><iframe id="phone" style="width:390px;height:800px;border:0" srcdoc="{inside}"></iframe></body>'
     script = (
         "addEventListener('load', () => {const inner = document.getElementById('phone').contentDocument;"
-        "const right = [...inner.querySelectorAll('td[data-label=leaks]')].map(one => one.getBoundingClientRect().right);"
+        "const cells = [...inner.querySelectorAll('#settings td[data-label=verdict]')];"
+        "const right = cells.map(one => one.getBoundingClientRect().right);"
         "document.title = JSON.stringify([inner.documentElement.scrollWidth, right.length, Math.max(...right)])})"
     )
     dom = shown(browser, tmp_path, outside, script)

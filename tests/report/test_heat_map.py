@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from gradleak.records.judgement import Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
 from gradleak.report.heat_colours import contrast, ink, paper
@@ -16,6 +17,8 @@ from gradleak.report.heat_table import print_heat_map
 
 SVG = "{http://www.w3.org/2000/svg}"
 MEANS = {(1, "whole"): 0.912, (1, "query"): 0.134, (2, "whole"): 0.876, (2, "query"): 0.243}
+LEAKS = Judgement("leaks", "rouge1", ("rouge1",), 0, 0, 40, 0, ())
+JUDGED = dict.fromkeys(MEANS, LEAKS) | {(1, "query"): replace(LEAKS, verdict="could not be judged", doubts=("search_failed",))}
 FAILED = {(1, "query"): 0.5, (2, "query"): 0.05, (1, "whole"): 0.3, (2, "whole"): 0.0}
 
 
@@ -27,7 +30,17 @@ def score(mean: float | None, direction: str = "higher", unit: str = "fraction")
 @pytest.fixture
 def heat_map() -> HeatMap:
     cells = [
-        HeatCell(layer, module, 500, 0.05, {"rouge1": score(mean), "exact_match": score(0.625)}, FAILED[layer, module], 1.0, "ab")
+        HeatCell(
+            layer,
+            module,
+            500,
+            0.05,
+            {"rouge1": score(mean), "exact_match": score(0.625)},
+            FAILED[layer, module],
+            1.0,
+            "ab",
+            JUDGED[layer, module],
+        )
         for (layer, module), mean in MEANS.items()
     ]
     return HeatMap(
@@ -86,7 +99,8 @@ def test_the_table_holds_every_value_without_colour_and_with_it(heat_map: HeatMa
 def test_low_cells_are_in_doubt_only_where_the_search_failed(heat_map: HeatMap) -> None:
     assert [(cell.layer, cell.module) for cell in heat_map.cells if heat_map.in_doubt(cell)] == [(1, "query")]
     told = " ".join(conclusions(heat_map))
-    assert "? search failed: not shown to be safe" in told
+    assert "? may be more: the search failed" in told
+    assert "3 of 4 views leak; 1 could not be judged." in told
     assert "in 2 of 4 cells" in told
 
 
@@ -102,7 +116,7 @@ def test_who_leaks_most_is_said_with_its_doubts(heat_map: HeatMap) -> None:
 
 def test_without_an_objective_low_is_not_called_safe(heat_map: HeatMap) -> None:
     blind = replace(heat_map, cells=tuple(replace(cell, search_failed=None) for cell in heat_map.cells))
-    assert "low is not safe" in " ".join(conclusions(blind))
+    assert "cannot be told from a view that hides" in " ".join(conclusions(blind))
     assert "Search failed" not in printed(blind)
 
 

@@ -64,7 +64,7 @@ def test_a_doubt_stands_beside_the_setting_it_belongs_to_and_nowhere_else(page: 
 def test_every_word_that_is_linked_is_explained(page: str) -> None:
     linked, explained = set(re.findall(r'href="#(word-[^"]+)"', page)), set(re.findall(r'<dt id="([^"]+)"', page))
     assert linked and linked <= explained
-    assert {"word-blind-guess", "word-rouge1", "word-search_failed", "word-not-shown"} <= linked
+    assert {"word-blind-guess", "word-rouge1", "word-search_failed", "word-could-not-be-judged"} <= linked
 
 
 def test_every_cell_of_a_table_that_phones_stack_says_what_it_is(page: str) -> None:

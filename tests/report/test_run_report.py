@@ -10,7 +10,7 @@ import pytest
 
 from gradleak.records.errors import RecordError
 from gradleak.records.plain import to_plain
-from gradleak.records.schema import FindingRecord, NoiseRecord, Record
+from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, TargetRecord
 from gradleak.records.settings import settings_of
 from gradleak.records.store import write_record
 from gradleak.records.summary import columns_of, read_summaries, read_summary
@@ -198,3 +198,56 @@ def test_words_that_updates_name_are_the_headline_even_where_no_attack_succeeds(
     write_record(tmp_path, replace(make_record(("tag",), 0.1, flags=("near_chance",)), findings=said))
     verdict = build_report(tmp_path, nothing).verdict
     assert verdict.leaks and verdict.headline.startswith("The updates themselves name every word in 1 of 1 batches")
+
+
+def test_a_report_counts_what_is_missing_failed_and_unreadable_and_draws_the_rest(run: Path) -> None:
+    kept, *_, broken = sorted(run.glob("*.json"))
+    cells = [kept.stem, broken.stem, *("0" * 15 + end for end in "12")]
+    plan = {"schema": "gradleak.study/1", "name": "s", "cells": [{"id": name, "axes": {"seed": name[-1]}} for name in cells]}
+    broken.write_text(broken.read_text()[:500])
+    (run / "study.json").write_text(json.dumps(plan))
+    (run / f"{cells[-1]}.failed.txt").write_text("Traceback\nRuntimeError: no memory\n")
+    report = build_report(run, nothing)
+    sentence = "1 of 4 cells were run: 1 missing, 1 failed, 1 unreadable, 1 foreign."
+    assert report.coverage.sentence() == sentence and sentence in report.verdict.headline
+    for page in (html(report), markdown(report)):
+        assert sentence in page and broken.name in page and "RuntimeError: no memory" in page and "seed=1" in page
+
+
+def test_records_below_others_are_reported_too(run: Path, make_record: Make) -> None:
+    below = with_spec(make_record(("dlg",), 1.0), defenses=[{"name": "sign"}], attacks=[{"name": "dlg"}])
+    write_record(run / "deeper" / "still", below)
+    report = build_report(run, nothing)
+    assert (report.records, report.settings_leaking) == (4, 2)
+    assert "100.0" in report.verdict.headline
+
+
+def test_pictures_among_texts_are_reported_by_their_own_metric(run: Path, make_record: Make) -> None:
+    like = make_record(("ig",), 0.5)
+    error = Score(0.002, 0.001, 0.003, 0.08, 0.07, 0.09, "squared pixel", "lower", 1)
+    example = replace(like.attacks["ig"].examples[0], values={"mse": 0.002}, blind_values={"mse": 0.08})
+    attack = replace(like.attacks["ig"], scores={"mse": error}, examples=(example,))
+    pictures = replace(like, attacks={"ig": attack}, worst_case={"mse": error}, target=TargetRecord("lenet", "00", 10, 10))
+    path = write_record(run, with_spec(pictures, attacks=[{"name": "ig"}], target={"name": "lenet"}))
+    report = build_report(run, nothing)
+    assert (report.records, report.settings_run, report.settings_leaking) == (4, 3, 2)
+    assert "gain +70.0 (in %); mse 0.002 [0.001, 0.003], blind 0.08, gain +0.078" in report.verdict.headline
+    assert {row.metric for row in report.settings} == {"rouge1", "mse"}
+    for page in (html(report), markdown(report)):
+        assert "rouge1 or mse" in page and "mse 0.002" in page
+    assert path.stem in html(report)
+
+
+def test_the_headline_quotes_a_setting_that_leaks_and_never_a_higher_one_that_is_not_shown(run: Path, make_record: Make) -> None:
+    high = make_record(("dlg",), 0.95, flags=("near_chance",))
+    write_record(run, with_spec(high, attacks=[{"name": "dlg"}], defenses=[{"name": "sign"}]))
+    report = build_report(run, nothing)
+    assert "rouge1 90.0" in report.verdict.headline and "95.0" not in report.verdict.headline
+    assert report.verdict.headline.startswith("1 of 3 settings leak; 1 not shown either way; 1 could not be judged. ")
+
+
+def test_a_perfect_score_that_may_be_luck_is_said_to_be_so(tmp_path: Path, make_record: Make) -> None:
+    write_record(tmp_path, make_record(("tag",), 1.0, flags=("near_chance", "few_examples")))
+    said = " ".join(build_report(tmp_path, nothing).verdict.sentences)
+    assert "Could not be judged: a gain of +80.0 over a blind guess may be luck with n = 1" in said
+    assert "no more" not in said

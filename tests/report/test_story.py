@@ -55,7 +55,7 @@ def test_a_part_is_told_beside_what_a_blind_guess_gets(tmp_path: Path, make_reco
 
 def test_little_in_doubt_is_no_conclusion_and_says_what_would_help(tmp_path: Path, make_record: Make) -> None:
     story = told(tmp_path, make_record(("tag",), 0.1, flags=("near_chance", "search_failed")))
-    assert story.happened.startswith("No attack rebuilt more of the 1 private text than a blind guess would")
+    assert story.happened.startswith("No attack is shown to have rebuilt more of the 1 private text than a blind guess would")
     assert "Nothing can be concluded about safety" in story.means[0] and "search_failed" in story.means[0]
     assert any("more steps" in sentence for sentence in story.would_change)
 

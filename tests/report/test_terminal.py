@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from gradleak.records.judgement import judge_record
 from gradleak.records.schema import FindingRecord, Record, Score
 from gradleak.report.listing import Row, cell_tables, folder_table
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
@@ -109,7 +110,7 @@ def test_tables_of_many_attacks_fit_a_hundred_columns(make_record: Make) -> None
 )
 def test_protected_is_never_said_alone_and_flags_carry_their_meaning(make_record: Make, flags: tuple[str, ...]) -> None:
     record = make_record(mean=0.5 if not flags else 0.2, flags=flags)
-    closing = closing_sentence(record)
+    closing = closing_sentence(judge_record(record), record)
     assert "protected" not in closing
     assert ("leaks" in closing) == (not flags)
     text = " ".join(printed(record).split())

@@ -7,12 +7,14 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from gradleak.records.judgement import Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
 from gradleak.report.tradeoff import Missing, Point, Tradeoff, conclusions, epsilon_text
 from gradleak.report.tradeoff_picture import Axis, svg
 from gradleak.report.tradeoff_table import print_tradeoff
 
+NO_DOUBT = Judgement("not shown", "rouge1", (), 0, 0, 40, 0, ())
 SVG = "{http://www.w3.org/2000/svg}"
 DP = (
     GuaranteeRecord("dp_sgd", "whole run", "example", "PRV (Opacus)", None, 1e-5),
@@ -27,7 +29,7 @@ def point(defense: str, gain: tuple[float, float, float], mcc: float, proven: tu
     mean, low, high = gain
     leak = Score(mean + 0.1, low + 0.1, high + 0.1, 0.1, 0.05, 0.15, "fraction", "higher", 40)
     utility = {name: Interval(mcc, mcc - 0.1, mcc + 0.1, 84) for name in ("mcc", "f1", "accuracy")}
-    return Point(defense, leak, Interval(mean, low, high, 40), utility, proven, False, False, False, "ab", "cd")
+    return Point(defense, leak, Interval(mean, low, high, 40), utility, proven, False, "ab", "cd", NO_DOUBT)
 
 
 @pytest.fixture
@@ -56,6 +58,10 @@ def tradeoff() -> Tradeoff:
             point("nearly", (0.01, -0.02, 0.051), 0.55),
         ),
     )
+
+
+def in_doubt(one: Point, flag: str) -> Point:
+    return replace(one, judgement=replace(NO_DOUBT, verdict="could not be judged", doubts=(flag,)))
 
 
 def said(tradeoff: Tradeoff) -> str:
@@ -98,15 +104,16 @@ def test_a_setting_at_the_level_of_chance_is_not_sold_as_useful(tradeoff: Tradeo
 
 def test_a_doubtful_choice_comes_with_the_next_that_is_not(tradeoff: Tradeoff) -> None:
     none, strong, fit, nearly = tradeoff.points
-    text = said(replace(tradeoff, points=(none, strong, replace(fit, not_adaptive=True), nearly)))
+    text = said(replace(tradeoff, points=(none, strong, in_doubt(fit, "not_adaptive"), nearly)))
     assert "But no attack was adapted to it" in text and "The weakest without this doubt is strong." in text
 
 
 def test_a_failed_search_is_marked_and_explained_where_little_leaked(tradeoff: Tradeoff) -> None:
-    failed = tuple(replace(one, search_failed=True) for one in tradeoff.points)
+    none, *others = tradeoff.points
+    failed = (none, *(in_doubt(one, "search_failed") for one in others))
     text = printed(replace(tradeoff, points=failed), 200)
-    assert "+1.0 [-2.0, 5.0]?" in text and "? a lower bound" in text
-    assert "the search failed there: it is not shown to be safe. No setting meets the target without" in " ".join(text.split())
+    assert "+1.0 [-2.0, 5.0]?" in text and "? may be more" in text
+    assert "the search failed there: more may leak. No setting meets the target without" in " ".join(text.split())
     assert "+90.0 [85.0, 95.0]?" not in text
 
 

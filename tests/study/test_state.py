@@ -9,11 +9,12 @@ from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.audit.display import Silent
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
+from gradleak.records.run_folder import read_plan
 from gradleak.records.store import write_record
 from gradleak.study import grid
 from gradleak.study.cells import read_study
 from gradleak.study.grid import run_cells
-from gradleak.study.plan import only, read_plan, write_plan
+from gradleak.study.plan import only, write_plan
 from gradleak.study.state import read_state
 
 GRID = "target: tiny\nattacks: ['tag:steps=2', 'dlg:steps=2', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"

@@ -17,6 +17,7 @@ from gradleak.core.target import Target
 from gradleak.metrics.alignment import align
 from gradleak.records import flags
 from gradleak.records.flags import RaisedFlag
+from gradleak.records.judgement import LEADING
 from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, Score
 from gradleak.records.scores import beside_blind
 from gradleak.records.statistics import paired_difference
@@ -66,7 +67,15 @@ def score_attack(
         knowledge=tuple(sorted(spec.told(attack))),
         flags=(
             *_objective_flags(private, outcomes),
-            *_flags(spec, spec.told(attack), outcomes, values, blind_values, clusters, any(one.beyond_luck for one in examples)),
+            *_flags(
+                spec,
+                facts_behind(spec, attack, outcomes),
+                outcomes,
+                values,
+                blind_values,
+                clusters,
+                any(one.beyond_luck or one.certified for one in examples),
+            ),
             *_defense_flags(spec, attack),
         ),
         cost=CostRecord(
@@ -77,6 +86,18 @@ def score_attack(
         label_accuracy=None if Fact.LABELS in spec.told(attack) else label_accuracy(private, outcomes),
         version=attack.version,
     )
+
+
+def facts_behind(spec: AuditSpec, attack: Attack, outcomes: Sequence[Outcome]) -> frozenset[Fact]:
+    """What guesses rest on: where a member proved its guess, what that member was told and not what the others were."""
+    told = {member.name: spec.told(member) for member in attack.members}
+    provers = [
+        next((stage.attack for stage in outcome.reconstruction.stages if stage.certified), None)
+        if outcome.reconstruction.certified
+        else None
+        for outcome in outcomes
+    ]
+    return frozenset[Fact]().union(*(told.get(prover or "", spec.told(attack)) for prover in provers))
 
 
 def label_accuracy(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]) -> float | None:
@@ -182,14 +203,15 @@ def _flags(
     clusters: Sequence[int],
     rebuilt: bool,
 ) -> tuple[RaisedFlag, ...]:
+    has_objective = any(outcome.objective_at_truth is not None for outcome in outcomes)
     raised = [
         flags.few_examples(len(clusters) // spec.draws),
         flags.generous_knowledge(told),
         flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
-        flags.no_objective(any(outcome.objective_at_truth is not None for outcome in outcomes)),
+        flags.no_objective(has_objective or all(outcome.reconstruction.certified for outcome in outcomes)),
         flags.unmodelled_dropout(spec.protocol.dropout),
     ]
-    leading = next((metric for metric in spec.metrics if metric.name in flags.LEADING), None)
+    leading = next((metric for metric in spec.metrics if metric.name in LEADING), None)
     if leading is not None and not rebuilt:
         ours, theirs = ([value or 0.0 for value in column[leading.name]] for column in (values, blind))
         worse, better = (theirs, ours) if leading.direction == "higher" else (ours, theirs)

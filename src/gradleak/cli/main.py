@@ -41,7 +41,7 @@ Exit codes:
   0    done
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
-  4    the gate is shut: a bound is passed, or flags stand against believing it
+  4    the gate is shut: a bound is passed, something is missing, or flags stand against it
   130  interrupted: the same command goes on from the parts that were finished, if any
 """
 

@@ -84,7 +84,7 @@ def write_index(folder: Path, out: Path | None) -> None:
 def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
     """Where private texts come from. Without them guesses cannot be compared word by word, though none is shown."""
     folder = run if run.is_dir() else run.parent
-    if not any(folder.glob("keys/*.key")) and not any(folder.glob("*/keys/*.key")):
+    if not any(folder.glob("**/keys/*.key")):
         return lambda record: {}  # nothing could be checked against its hash
     from gradleak.study.secrets import SecretFinder
 

@@ -200,22 +200,22 @@ def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *,
 
 def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     """What may be concluded from cells that have a record, in the report's own words."""
+    from gradleak.records.judgement import Coverage, judge_setting
     from gradleak.records.settings import settings_of
     from gradleak.records.summary import read_summary
     from gradleak.report.labels import Labels
     from gradleak.report.numbers import counted
-    from gradleak.report.run_report import leading
     from gradleak.report.run_verdict import order, verdict
 
     summaries = [read_summary(folder / f"{result.cell.spec.id}.json") for result in results]
     if not summaries:
         return ["Could not be judged: no cell has a record."]
     records = [summary.record for summary in summaries]
-    labels, metric = Labels(records), leading(records)
-    settings = order([one for one in settings_of(summaries) if metric in one.metrics()], metric)
-    found = verdict(settings, labels, metric)
-    everything = len(settings) == 1 and len(set(found.exact.split(" of "))) == 1 and found.exact != ""  # `12 of 12`
-    raised = [flag for flag in found.flags if flag.lowers_trust and not everything]
+    judged = {setting: judge_setting(setting) for setting in settings_of(summaries)}
+    settings = order(judged)
+    found = verdict(settings, judged, Coverage(None, len(records)), Labels(records))
+    standing = {name for judgement in judged.values() for name in judgement.doubts}
+    raised = [flag for flag in found.flags if flag.name in standing]
     doubts = [f"{flag.name} ({flag.settings} of {counted(len(settings), 'setting', 'settings')})" for flag in raised]
     where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
     return [found.headline, *where, *([f"In doubt, so that it may be more: {', '.join(doubts)}."] if doubts else [])]

@@ -13,7 +13,6 @@ UNITS = {"nats": " nats", "log": " of the log"}
 DEAD_NORM = 1e-8
 DEAD_SHARE = 0.10  # of the batches
 GENEROUS = ("labels", "lengths")
-LEADING = ("rouge1", "mse")  # what decides whether an attack did better than chance: of texts, of pictures
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ _ALL = (
         "near_chance",
         "The lower end of the 95 % paired bootstrap interval of ROUGE-1, attack minus blind (of pictures: of the squared error, "
         "blind minus attack), is at or below 0, and blind missed "
-        f"no text of {BEYOND_LUCK} or more tokens that was rebuilt whole.",
+        f"no text of {BEYOND_LUCK} or more tokens that was rebuilt whole, and no guess is proven.",
         "This attack did no better than guessing without the update, as far as this many examples can tell.",
         "Do not call the setting protected on this attack alone: run stronger attacks and more examples.",
     ),
@@ -67,7 +66,8 @@ _ALL = (
     ),
     Flag(
         "generous_knowledge",
-        "The attack was given at least 1 of these facts: labels, lengths.",
+        "The attack was given at least 1 of these facts: labels, lengths; of several in turn, one whose guess counts. A "
+        "guess that was proven by an attack that was not given them does not.",
         "A real server may have to guess these first, so the score may overstate what it can do.",
         "Run again without granting them, and report both.",
     ),
@@ -79,7 +79,8 @@ _ALL = (
     ),
     Flag(
         "no_objective",
-        "The attack minimises 0 objectives, so that its guess and the truth cannot be compared under one.",
+        "The attack minimises 0 objectives, so that its guess and the truth cannot be compared under one, and at least 1 guess "
+        "is not proven.",
         "Whether its search failed cannot be told.",
         "Run an attack that has an objective beside it.",
     ),
@@ -216,7 +217,7 @@ def dead_gradient(update_norms: Sequence[float]) -> RaisedFlag | None:
 
 
 def no_objective(has_objective: bool) -> RaisedFlag | None:
-    """From whether the attack has an objective."""
+    """From whether the attack has an objective, or needs none: its guesses are proven."""
     return None if has_objective else RaisedFlag("no_objective", "This attack has no objective.")
 
 

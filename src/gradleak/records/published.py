@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.records.errors import RecordError
-from gradleak.records.flags import LEADING
+from gradleak.records.judgement import LEADING
 from gradleak.records.tally import Tally, add, add_all, tally
 
 FORM = "gradleak.published/1"

@@ -223,7 +223,12 @@ class Record:
 
 def spec_id(spec: dict[str, Any]) -> str:
     """The first 16 hex digits of the SHA-256 of the spec as canonical JSON."""
-    canonical = json.dumps(to_plain(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return plain_id(to_plain(spec))
+
+
+def plain_id(spec: dict[str, Any]) -> str:
+    """The same of a spec that was read from JSON: quicker."""
+    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 

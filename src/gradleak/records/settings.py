@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, count
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
@@ -41,7 +42,9 @@ class Setting:
         found: dict[str, Ran] = {}
         for summary in self.summaries:
             for key, attack in summary.record.attacks.items():
-                name = key if key not in found else f"{key} ({summary.id[:6]})"
+                short = f"{key} ({summary.id[:6]})"
+                names = chain((key, short), (f"{short} {copy}" for copy in count(2)))  # of copies none may hide another
+                name = next(name for name in names if name not in found)
                 found[name] = Ran(name, attack, summary.columns[key], summary)
         return list(found.values())
 
@@ -53,21 +56,26 @@ class Setting:
 
     def values(self, metric: str) -> tuple[Column, Column, list[int]]:
         """For every example the most that any attack got out of it, the most that a blind guess did, and its secret batch."""
-        direction = self.record.worst_case[metric].direction
-        clusters = [batch % self.record.data.batches for batch in self.attacks[0].columns.batches]
-        ours = _most((ran.columns.values[metric] for ran in self.attacks), direction)
-        return ours, _most((ran.columns.blind[metric] for ran in self.attacks), direction), clusters
+        direction = self.known(metric).direction
+        scored = [ran.columns for ran in self.attacks if metric in ran.columns.values]
+        clusters = [batch % self.record.data.batches for batch in scored[0].batches]
+        ours = most((columns.values[metric] for columns in scored), direction)
+        return ours, most((columns.blind[metric] for columns in scored), direction), clusters
+
+    def known(self, metric: str) -> Score:
+        """The metric in the first record that was scored by it: its unit and direction are everybody's."""
+        return next(one.record.worst_case[metric] for one in self.summaries if metric in one.record.worst_case)
 
     def mean(self, metric: str) -> float | None:
         """The worst case without its interval: quick."""
         if len(self.summaries) == 1:
-            return self.record.worst_case[metric].mean
+            return self.known(metric).mean
         there = [value for value in self.values(metric)[0] if value is not None]
         return sum(there) / len(there) if there else None
 
     def worst(self, metric: str) -> Score:
         """The worst case over all attacks."""
-        known = self.record.worst_case[metric]
+        known = self.known(metric)
         if len(self.summaries) == 1:
             return known
         score = beside_blind(*self.values(metric), known.unit, known.direction)
@@ -81,7 +89,7 @@ class Setting:
             return None
         first, second = ([column[place] or 0.0 for place in kept] for column in (ours, blind))
         groups = [clusters[place] for place in kept]
-        higher = self.record.worst_case[metric].direction == "higher"
+        higher = self.known(metric).direction == "higher"
         return paired_difference(first, second, groups) if higher else paired_difference(second, first, groups)
 
     def merged(self) -> Record:
@@ -107,6 +115,10 @@ def settings_of(summaries: Sequence[Summary]) -> list[Setting]:
     return [Setting(tuple(group)) for group in groups.values()]
 
 
-def _most(columns: Iterable[Column], direction: str) -> Column:
+def most(columns: Iterable[Column], direction: str) -> Column:
+    """For every example the value that leaks most; none where no column has one."""
+    every = list(columns)
+    if len(every) == 1:
+        return every[0]
     best = max if direction == "higher" else min
-    return [best((value for value in row if value is not None), default=None) for row in zip(*columns, strict=True)]
+    return [best((value for value in row if value is not None), default=None) for row in zip(*every, strict=True)]

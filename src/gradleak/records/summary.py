@@ -1,8 +1,10 @@
 """Records without their long parts, for whoever reads thousands: guesses, traces and secrets stay on disk."""
 
 import contextlib
+import fnmatch
 import gc
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ from gradleak.records.store import read_record
 # Long lists as `write_record` lays them out: JSON has no line break within a text, so that these can be cut without reading.
 LONG = ((b'\n   "batches": [\n', b"\n   ]"), (b'\n "secrets": [\n', b"\n ]"))
 RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec; other files (map.json) may lie beside
+NO_RECORDS = ("parts", "claims", "keys", "fits")  # folders of a run that never hold one
+TRAININGS = "training"  # a folder whose files are called as records are
 Column = list[float | None]  # one value an example
 
 
@@ -37,6 +41,8 @@ class Columns:
     batches: tuple[int, ...]  # of each example
     values: Mapping[str, Column]  # by metric
     blind: Mapping[str, Column]
+    certified: tuple[bool, ...] = ()  # of each example; nothing where it is not known
+    beyond_luck: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,46 @@ class Summary:
         return read_record(self.path)
 
 
+def walk(run: Path) -> Iterator[Path]:
+    """A folder and all below it that may hold records, each once, behind links too."""
+    seen = set[str]()
+    for name, inner, _ in os.walk(run, followlinks=True):
+        inner[:] = sorted(folder for folder in inner if folder not in NO_RECORDS and not folder.startswith("."))
+        real = os.path.realpath(name)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        yield Path(name)
+
+
+def record_files(run: Path) -> Iterator[Path]:
+    """Records in a folder and in all below it, by their name or, of files that were renamed, by what they begin with."""
+    for folder in walk(run):
+        for path in sorted(folder.glob("*.json")):
+            sure = is_record_name(path) and folder.name != TRAININGS
+            if not path.name.startswith(".") and path.is_file() and (sure or _begins_as_record(path)):
+                yield path
+
+
+def is_record_name(path: Path) -> bool:
+    """Whether a file is called as records are."""
+    return fnmatch.fnmatchcase(path.name, RECORD)
+
+
+def _begins_as_record(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return b'"gradleak.record/' in file.read(100)
+    return False
+
+
 def record_paths(run: Path) -> list[Path]:
-    """The records of a run: one file, a folder, or a folder of folders."""
+    """The records of a run: one file, or those of a folder and of all folders below it."""
     if run.is_file():
         return [run]
     if not run.is_dir():
         raise RecordError(f"{run} is not there. Name a record, or the folder that an audit or a study wrote its records into.")
-    paths = sorted(run.glob(RECORD)) or sorted(run.glob(f"*/{RECORD}"))  # of one study, or of several
+    paths = list(record_files(run))
     if not paths:
         raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
     return paths
@@ -72,7 +111,7 @@ def record_paths(run: Path) -> list[Path]:
 
 def read_summaries(run: Path) -> list[Summary]:
     """The records of a run, without their long parts."""
-    with _no_collector():
+    with no_collector():
         return [read_summary(path) for path in record_paths(run)]
 
 
@@ -95,6 +134,8 @@ def columns_of(attack: AttackRecord) -> Columns:
         tuple(example.batch for example in attack.examples),
         {name: [example.values.get(name) for example in attack.examples] for name in metrics},
         {name: [example.blind_values.get(name) for example in attack.examples] for name in metrics},
+        tuple(example.certified for example in attack.examples),
+        tuple(example.beyond_luck for example in attack.examples),
     )
 
 
@@ -110,7 +151,7 @@ def _cut(text: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """Nothing that is read holds a cycle, and looking for some takes a quarter of the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -163,6 +204,8 @@ def _columns(plain: Mapping[str, Any]) -> Columns:
         tuple(example["batch"] for example in examples),
         {name: [example["values"].get(name) for example in examples] for name in metrics},
         {name: [example["blind_values"].get(name) for example in examples] for name in metrics},
+        tuple(example.get("certified", False) for example in examples),
+        tuple(example.get("beyond_luck", False) for example in examples),
     )
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from gradleak.records.errors import RecordError
 from gradleak.records.flags import FEWEST_EXAMPLES
+from gradleak.records.judgement import judge_setting
 from gradleak.records.schema import Record
 from gradleak.records.settings import OF_THE_ATTACKER, Ran, Setting
 from gradleak.records.statistics import Interval, paired_difference
@@ -18,8 +19,6 @@ from gradleak.records.summary import Column
 from gradleak.report.labels import Labels
 from gradleak.report.layout import plain_table
 from gradleak.report.numbers import counted, number
-from gradleak.report.run_report import leading
-from gradleak.report.run_verdict import doubts
 from gradleak.report.terminal import chain, line
 
 SCHEMA = "gradleak.comparison/1"
@@ -107,7 +106,7 @@ def compare(first: Sequence[Setting], second: Sequence[Setting], contents: tuple
         )
     if not any(one.differences for one in compared):
         raise RecordError("These runs share client batches and no metric. Add one to both: gradleak score RUN --metric rouge1.")
-    metric = leading([setting.record for setting, _ in pairs])
+    metric = judge_setting(pairs[0][0]).metric
     return Comparison(metric, tuple(compared), (*left_out, *reasons))
 
 
@@ -214,7 +213,7 @@ def _compared(
         changes=changes,
         batches=len(batches),
         matched_by=matched_by,
-        doubts=tuple(name for name in doubts(other) if name != "few_examples"),
+        doubts=tuple(name for name in judge_setting(other).doubts if name != "few_examples"),
         differences=tuple(difference for difference in found if difference is not None),
     )
 

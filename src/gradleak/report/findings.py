@@ -57,8 +57,3 @@ def _rightness(name: str, found: Sequence[FindingRecord]) -> str:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def named_words(record: Record) -> int:
-    """In how many batches the update names all words of the batch for certain."""
-    return sum(found.exact for found in record.findings if found.name == "bag_of_words")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from gradleak.records.judgement import leading_metric
 from gradleak.records.schema import ExampleRecord, Record
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.labels import Labels
@@ -18,7 +19,7 @@ Item = TypeVar("Item")
 SecretsOf = Callable[[Record], Secrets]  # the private texts of a record, where they are at hand
 
 
-def gallery(settings: Sequence[Setting], labels: Labels, metric: str, secrets_of: SecretsOf, show: bool) -> list[GalleryItem]:
+def gallery(settings: Sequence[Setting], labels: Labels, secrets_of: SecretsOf, show: bool) -> list[GalleryItem]:
     """The first examples of every attack, not the best: chosen ones would flatter it."""
     chosen = spread([(setting, ran) for setting in settings for ran in setting.attacks], PAIRS)
     each = max(3, ITEMS // max(1, len(chosen)))
@@ -28,9 +29,7 @@ def gallery(settings: Sequence[Setting], labels: Labels, metric: str, secrets_of
         key = next(key for key, attack in ran.source.record.attacks.items() if attack is ran.attack)
         secrets = {**secrets_of(record), **kept_secrets(record)}
         hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
-        found += [
-            _item(example, ran, setting, labels, metric, secrets, hashes, show) for example in record.attacks[key].examples[:each]
-        ]
+        found += [_item(example, ran, setting, labels, secrets, hashes, show) for example in record.attacks[key].examples[:each]]
     return found
 
 
@@ -46,13 +45,13 @@ def _item(
     ran: Ran,
     setting: Setting,
     labels: Labels,
-    metric: str,
     secrets: Secrets,
     hashes: Mapping[tuple[int, int], str],
     show: bool,
 ) -> GalleryItem:
     place = (example.batch, example.position)
     secret = secrets.get(place)
+    metric = leading_metric(ran.attack.scores)
     return GalleryItem(
         attack=labels.attack(ran.attack.spec),
         defense=labels.defense(setting.record),
@@ -64,6 +63,8 @@ def _item(
         secret=printable(secret) if show and secret is not None else None,
         words=() if _is_picture(example.guess) else tuple(_words(secret, example.guess, show)),
         picture=example.guess if show and _is_picture(example.guess) else None,
+        metric=metric,
+        unit=ran.attack.scores[metric].unit if metric in ran.attack.scores else "",
         score=example.values.get(metric),
         exact=example.values.get("exact_match") == 1,
         certified=example.certified,

@@ -13,7 +13,7 @@ class Judged(Protocol):
     @property
     def setting(self) -> str: ...
     @property
-    def record(self) -> Path: ...
+    def records(self) -> tuple[Path, ...]: ...
     @property
     def rule(self) -> str: ...
     @property
@@ -22,18 +22,29 @@ class Judged(Protocol):
     def passed(self) -> bool: ...
     @property
     def message(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def waived(self) -> str | None: ...
 
 
 def junit(findings: Sequence[Judged]) -> str:
-    """A test case a setting and bound."""
-    failed = str(sum(not finding.passed for finding in findings))
-    suite = ET.Element("testsuite", name="gradleak gate", tests=str(len(findings)), failures=failed, errors="0")
+    """A test case a setting and bound or reason; what was waived is skipped, with the reason."""
+    failed = str(sum(not finding.passed and finding.waived is None for finding in findings))
+    skipped = str(sum(finding.waived is not None for finding in findings))
+    suite = ET.Element("testsuite", name="gradleak gate", tests=str(len(findings)), failures=failed, errors="0", skipped=skipped)
     for finding in findings:
         case = ET.SubElement(suite, "testcase", classname=finding.setting, name=finding.title)
+        if finding.verdict:
+            properties = ET.SubElement(case, "properties")
+            ET.SubElement(properties, "property", name="verdict", value=finding.verdict)
         if finding.passed:
             ET.SubElement(case, "system-out").text = finding.message
+        elif finding.waived is not None:
+            ET.SubElement(case, "skipped", message=f"waived ({finding.waived}): {finding.message}")
         else:
-            ET.SubElement(case, "failure", message=finding.message, type=finding.rule).text = f"{finding.record}"
+            where = "\n".join(map(str, finding.records))
+            ET.SubElement(case, "failure", message=finding.message, type=finding.rule).text = where
     root = ET.Element("testsuites")
     root.append(suite)
     ET.indent(root)
@@ -41,7 +52,7 @@ def junit(findings: Sequence[Judged]) -> str:
 
 
 def sarif(findings: Sequence[Judged], version: str) -> str:
-    """SARIF 2.1.0: a result for each check that failed, at the record it is about."""
+    """SARIF 2.1.0: a result for each check that failed, at the records it is about; what was waived is suppressed."""
     failed = [finding for finding in findings if not finding.passed]
     rules = list(dict.fromkeys(finding.rule for finding in findings))
     driver: dict[str, Any] = {
@@ -55,12 +66,19 @@ def sarif(findings: Sequence[Judged], version: str) -> str:
 
 
 def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
-    uri = finding.record.as_uri() if finding.record.is_absolute() else finding.record.as_posix()
-    place = {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}
-    return {
+    result: dict[str, Any] = {
         "ruleId": finding.rule,
         "ruleIndex": rules.index(finding.rule),
         "level": "error",
         "message": {"text": f"{finding.setting}: {finding.message}"},
-        "locations": [{"physicalLocation": place}],
+        "locations": [_location(path) for path in finding.records],
+        "properties": {"verdict": finding.verdict},
     }
+    if finding.waived is not None:
+        result["suppressions"] = [{"kind": "external", "justification": finding.waived}]
+    return result
+
+
+def _location(path: Path) -> dict[str, Any]:
+    uri = path.as_uri() if path.is_absolute() else path.as_posix()
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}

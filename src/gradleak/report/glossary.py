@@ -1,6 +1,7 @@
 """Words of a report that a reader may not know, each in a sentence or two."""
 
 from gradleak.records.flags import FLAGS
+from gradleak.records.judgement import RULES
 from gradleak.report.model import Report
 
 WORDS = {
@@ -12,8 +13,7 @@ WORDS = {
     "setting": "One kind of client: its model, data, protocol and defenses. All attacks on it count together.",
     "word for word": "The guess has the very words of the private text, in their order.",
     "proven": "The guess gives back the whole update, up to rounding, and nothing near it does: the attacker knows it is right.",
-    "leaks": "More was rebuilt than by a blind guess, beyond chance.",
-    "not shown": "No attack of this run rebuilt more than a blind guess. That is no proof of safety.",
+    **{word: f"{rule[0].upper()}{rule[1:]}." for word, rule in RULES.items()},
     "flag": "A reason to doubt a number, raised by a rule and not by opinion.",
     "client batch": "The examples of one client that went into one update. Intervals treat each batch as one draw.",
 }
@@ -36,7 +36,7 @@ METRICS = {
 
 def entries(report: Report) -> dict[str, str]:
     """The words that this report uses, in the order of the alphabet."""
-    measured = {one.metric for one in report.verdict.scores} | {report.metric}
+    measured = {one.metric for one in report.verdict.scores} | {row.metric for row in report.settings} | {report.metric}
     raised = {flag.name for flag in report.verdict.flags}
     flags = {name: f"{flag.meaning} {flag.what_to_do}" for name, flag in FLAGS.items() if name in raised}
     found = WORDS | {name: told for name, told in METRICS.items() if name in measured} | flags

@@ -4,17 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gradleak.records.flags import FAILED_SHARE, few_examples
+from gradleak.records.judgement import LEAKS, NOT_JUDGED, NOT_SHOWN, Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
 from gradleak.report.numbers import mean_and_interval, number
 
 WHOLE = "whole"  # the column of layers seen whole
 NONE = "–"  # a cell that is not there
-LOW = 0.5  # of the way from nothing to everything
-DOUBT = (
-    "? search failed: not shown to be safe "
-    f"(below half, and in {FAILED_SHARE:.0%} of the batches or more the truth fits better than the guess)."
-)
+DOUBT = "? may be more: the search failed, could not be checked, or something else stands against it; its record says what."
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,11 @@ class HeatCell:
     search_failed: float | None  # share of the batches; none where the attack has no objective
     seconds: float
     record: str  # id
+    judgement: Judgement | None = None  # of its record; none in a map of before there were any, whose records are not at hand
+
+    @property
+    def verdict(self) -> str:
+        return NOT_JUDGED if self.judgement is None else self.judgement.verdict
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,8 @@ class HeatMap:
         return min(max(height if score.direction == "higher" else 1 - height, 0.0), 1.0)
 
     def in_doubt(self, cell: HeatCell) -> bool:
-        """Whether little came out, and the search rather than the view may be why."""
-        leak = self.leak(cell.scores.get(self.metric))
-        return leak is not None and leak < LOW and (cell.search_failed or 0.0) >= FAILED_SHARE
+        """Whether the attack rather than the view may be why no more came out."""
+        return cell.judgement is None or cell.judgement.may_be_more
 
     def _range(self) -> tuple[float, float]:
         means = [cell.scores[self.metric].mean for cell in self.cells]
@@ -150,25 +151,28 @@ def _leader(heat_map: HeatMap) -> Iterator[str]:
     layers, share = len(heat_map.of(lead.first)), parameters_of(heat_map, lead.first)[1]
     over = f"mean of {layers} layer{'s' if layers > 1 else ''}, each with {share} of the parameters"
     blind = f"blind {number(score.blind, score.unit)}"
-    yield f"{lead.first} leaks most: {heat_map.metric} {mean_and_interval(score)}, {blind}, {over}."
-    if not _beats_blind(score):
-        yield "Not more than a blind guess, as far as these examples can tell."
+    leaks = any(cell.verdict == LEAKS for cell in heat_map.of(lead.first))
+    most = "leaks most" if leaks else "scores highest, and no layer of it is shown to leak"
+    yield f"{lead.first} {most}: {heat_map.metric} {mean_and_interval(score)}, {blind}, {over}."
+    yield _verdicts(heat_map)
     if lead.difference is not None:
         ends = f"[{number(lead.difference.low, score.unit)}, {number(lead.difference.high, score.unit)}]"
         by = f"That is {number(lead.difference.mean, score.unit)} {ends} more than {lead.second}, the next"
         yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
 
 
-def _beats_blind(score: Score) -> bool:
-    if score.low is None or score.high is None or score.blind is None:
-        return False
-    return score.low > score.blind if score.direction == "higher" else score.high < score.blind
+def _verdicts(heat_map: HeatMap) -> str:
+    """`5 of 12 views leak; 4 not shown either way; 3 could not be judged.`"""
+    words = [cell.verdict for cell in heat_map.cells]
+    others = {"not shown either way": words.count(NOT_SHOWN), "could not be judged": words.count(NOT_JUDGED)}
+    told = [f"{words.count(LEAKS)} of {len(words)} views leak", *(f"{count} {word}" for word, count in others.items() if count)]
+    return "; ".join(told) + "."
 
 
 def _failures(heat_map: HeatMap) -> Iterator[str]:
     told = [cell for cell in heat_map.cells if cell.search_failed is not None]
     if not told:
-        yield "This attack has no objective, so that a failed search cannot be told from a view that hides: low is not safe."
+        yield "This attack has no objective, so that a failed search cannot be told from a view that hides."
         return
     failed = [cell for cell in told if (cell.search_failed or 0.0) >= FAILED_SHARE]
     if failed:

@@ -78,7 +78,7 @@ def _told(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> 
         f"layer {layer}, {module}: {heat_map.metric} {mean_and_interval(score)}, {blind}, n = {score.n}",
         f"word for word {number(exact.mean, exact.unit)} %" if exact and exact.mean is not None else "",
         f"search failed in {cell.search_failed:.0%} of the batches" if cell.search_failed is not None else "",
-        "not shown to be safe" if heat_map.in_doubt(cell) else "",
+        cell.verdict + (", may be more" if heat_map.in_doubt(cell) else ""),
         f"{cell.parameters:,} parameters, {100 * cell.share:.2f} %",
     ]
     return "; ".join(filter(None, parts))

@@ -6,6 +6,7 @@ from importlib.resources import files
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from gradleak.records.judgement import RULES
 from gradleak.records.schema import Score
 from gradleak.report import attack_heat, glossary, heat_map, heat_picture, trace_picture, tradeoff, tradeoff_picture
 from gradleak.report.drawing import inline
@@ -32,7 +33,7 @@ def html(report: Report) -> str:
             sections=_sections(report),
             css=Markup(_file("report.css")),
             js=Markup(_file("report.js")),
-            heat_svg=Markup(attack_heat.svg(report.heat, report.metric)),
+            heat_svg=Markup(attack_heat.svg(report.heat)),
             tradeoff_svg=report.tradeoff
             and Markup(inline(tradeoff_picture.svg(report.tradeoff, alone=False), "tradeoff-picture")),
             tradeoff_says=list(tradeoff.conclusions(report.tradeoff)) if report.tradeoff else [],
@@ -41,10 +42,14 @@ def html(report: Report) -> str:
             trace_svg=lambda points, title, percent: Markup(trace_picture.svg(points, title, percent=percent)),
             guess=_guess,
             secret=_secret,
-            leak_order=-1 if lead is not None and lead.direction == "lower" else 1,
+            lower={row.metric for row in report.settings if row.score.direction == "lower"},
             number=number,
             interval=mean_and_interval,
             gain=gain,
+            metrics=" or ".join(dict.fromkeys(row.metric for row in report.settings)),
+            measured=list(dict.fromkeys(row.metric for row in report.settings)),
+            mixed=len({row.metric for row in report.settings}) > 1,
+            rules=RULES,
             duration=duration,
             percent=_percent,
             gain_text=tradeoff.gain_text,

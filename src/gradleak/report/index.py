@@ -8,12 +8,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gradleak.records.errors import RecordError
+from gradleak.records.judgement import Coverage, judge_setting
 from gradleak.records.schema import Record, now
 from gradleak.records.settings import settings_of
 from gradleak.records.summary import RECORD, Summary, read_summary
 from gradleak.report.labels import Labels
 from gradleak.report.numbers import counted
-from gradleak.report.run_report import leading
 from gradleak.report.run_verdict import order, verdict
 from gradleak.report.story import tell
 from gradleak.report.terminal import chain, line
@@ -101,17 +101,17 @@ def _runs_of(folder: Path, root: Path) -> Iterator[Run]:
 
 def _run(name: str, summaries: Sequence[Summary], folder: Path, root: Path, notes: Sequence[str]) -> Run:
     records = [summary.record for summary in summaries]
-    labels, metric = Labels(records), leading(records)
-    settings = order([one for one in settings_of(summaries) if metric in one.metrics()], metric)
+    labels, judged = Labels(records), {setting: judge_setting(setting) for setting in settings_of(summaries)}
+    settings = order(judged)
     page = folder / "report.html"
-    judged = verdict(settings, labels, metric)
+    found = verdict(settings, judged, Coverage(None, len(records)), labels)
     return Run(
         name=name,
         folder=_below(folder, root),
         created=max(record.created for record in records),
         records=len(records),
-        sentence=tell(settings, labels, metric).happened,
-        state="leaks" if judged.leaks else "doubt" if judged.in_doubt else "quiet",
+        sentence=tell(settings, judged, labels).happened,
+        state="leaks" if found.leaks else "doubt" if found.in_doubt else "quiet",
         notes=tuple(notes),
         report=str(page.relative_to(root)) if page.is_file() else None,
     )

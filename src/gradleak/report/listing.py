@@ -8,12 +8,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradleak.records.flags import LEADING
+from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
 from gradleak.report.layout import fitting, plain_table
 from gradleak.report.numbers import MISSING, mean_and_interval, number
 from gradleak.report.terminal import chain, line
-from gradleak.report.verdict import raised
 
 CELL_METRICS = (
     *("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy"),
@@ -41,12 +40,12 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
         console.print(Text(name, style="bold"), soft_wrap=True)
         console.print(Padding(f"{', '.join(_described(record))}, n = {record.data.examples}", (0, 0, 0, 2)))
         console.print(Padding(f"worst {metric} {_score(record, metric, between=', ')}", (0, 0, 0, 2)))
-        console.print(Padding(f"flags: {', '.join(raised(record)) or 'none'}", (0, 0, 0, 2)))
+        console.print(Padding(f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}", (0, 0, 0, 2)))
         console.print()
 
 
 def _leading(record: Record) -> str:
-    return next((name for name in LEADING if name in record.worst_case), LEADING[0])
+    return leading_metric(record.worst_case)
 
 
 def _described(record: Record) -> tuple[str, str, str, str]:
@@ -71,7 +70,7 @@ def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):
-        flags = "\n".join(raised(record)) or "none"
+        flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
         table.add_row(name, *_described(record), str(record.data.examples), _score(record, metric), flags, end_section=True)
     return table
 

@@ -26,6 +26,10 @@ def _verdict(report: Report) -> Iterator[str]:
     yield from (f"# What leaks: {report.title}", "", f"**{report.story.happened}**", "", verdict.headline, "")
     yield from (f"- {sentence}" for sentence in verdict.sentences)
     yield ""
+    if report.coverage.gaps:
+        yield from ("## Not in these numbers", "", report.coverage.sentence(), "")
+        yield from (f"- {gap.kind}: {gap.cell}. {gap.why}" for gap in report.coverage.gaps)
+        yield ""
     story = report.story
     for title, told in (
         ("What it means", story.means),
@@ -48,16 +52,18 @@ def _where(flag: FlagLine, report: Report) -> str:
 
 def _tables(report: Report) -> Iterator[str]:
     yield from ("## Settings, most leaking first", "", "Fractions in %; intervals over client batches.", "")
+    measured = list(dict.fromkeys(row.metric for row in report.settings))
+    metrics, mixed = " or ".join(measured), len(measured) > 1
     yield from table(
-        ["setting", f"{report.metric} [95 %]", "blind", "gain", "word for word", "leaks", "flags"],
+        ["setting", f"{metrics} [95 %]", "blind", "gain", "word for word", "verdict", "flags"],
         [
             [
                 row.label,
-                mean_and_interval(row.score),
+                (f"{row.metric} " if mixed else "") + mean_and_interval(row.score),
                 number(row.score.blind, row.score.unit),
                 gain(row.score),
                 mean_and_interval(row.exact) if row.exact else "–",
-                "yes" if row.leaks else "not shown",
+                row.verdict,
                 ", ".join(row.flags),
             ]
             for row in report.settings
@@ -83,9 +89,8 @@ def _guesses(report: Report) -> Iterator[str]:
         " Texts are withheld." if report.redacted else " These are private texts."
     )
     yield ""
-    unit = next((one.score.unit for one in report.verdict.scores if one.metric == report.metric), "")
     rows = [
-        [item.attack, item.defense, item.secret or f"hash {item.secret_hash}", _words(item), number(item.score, unit)]
+        [item.attack, item.defense, item.secret or f"hash {item.secret_hash}", _words(item), number(item.score, item.unit)]
         for item in report.gallery
     ]
     yield from table(["attack", "defense", "secret", "guess", report.metric], rows)

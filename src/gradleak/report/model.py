@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gradleak.records.judgement import Coverage
 from gradleak.records.schema import Score
 from gradleak.report.heat_map import HeatMap
 from gradleak.report.tradeoff import Tradeoff
@@ -34,8 +35,9 @@ class FlagLine:
 class Verdict:
     """What comes first: what leaks, how much more than blind, who could do it, and what stands against trusting it."""
 
+    verdict: str  # of the whole run: it leaks where any setting does, and could not be judged where any could not
     leaks: bool
-    in_doubt: bool  # little leaked, and the attacks rather than the defense may be why
+    in_doubt: bool  # nothing is shown to leak, and the attacks rather than the defense may be why
     headline: str
     sentences: tuple[str, ...]
     setting: str  # where most leaks
@@ -62,8 +64,10 @@ class SettingLine:
     label: str
     records: tuple[str, ...]
     attacks: tuple[str, ...]
-    score: Score  # the leading metric, worst case
+    metric: str  # the leading one: another of texts than of pictures
+    score: Score  # of it, worst case
     exact: Score | None
+    verdict: str  # leaks, not shown, or could not be judged
     leaks: bool
     flags: tuple[str, ...]
     doubts: tuple[FlagLine, ...]  # the same with their numbers and what they mean
@@ -75,8 +79,10 @@ class HeatLine:
 
     attack: str
     defense: str
+    metric: str
     score: Score
-    in_doubt: bool
+    verdict: str
+    in_doubt: bool  # the number may be too low
     settings: int
     record: str
 
@@ -135,7 +141,9 @@ class GalleryItem:
     secret: str | None  # a text, or a picture as a data URI
     words: tuple[Word, ...]
     picture: str | None  # the guess as a data URI, where it is a picture
-    score: float | None  # by the leading metric
+    metric: str  # the leading one
+    unit: str
+    score: float | None  # by it
     exact: bool
     certified: bool
 
@@ -166,7 +174,7 @@ class Report:
 
     created: str
     title: str
-    metric: str  # the leading one
+    metric: str  # the leading one of the setting that leaks most
     redacted: bool
     records: int
     settings_run: int
@@ -182,5 +190,5 @@ class Report:
     costs: tuple[CostLine, ...]
     threat_model: tuple[Entry, ...]
     provenance: tuple[Entry, ...]
-    failures: tuple[str, ...]  # cells without a record
+    coverage: Coverage  # cells that were meant and are missing, failed or unreadable
     reproduce: str  # a study of the setting that leaks most

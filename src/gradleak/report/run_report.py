@@ -2,25 +2,28 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gradleak.records.errors import RecordError
+from gradleak.records.judgement import Judgement, judge_setting, judge_summary, raised_beside
 from gradleak.records.plain import from_plain
-from gradleak.records.schema import Record, now
+from gradleak.records.run_folder import Run, read_run
+from gradleak.records.schema import now
 from gradleak.records.settings import Setting, settings_of
-from gradleak.records.summary import Summary, read_summaries
+from gradleak.records.summary import Summary
 from gradleak.report.attack_heat import attack_heat
 from gradleak.report.gallery import SecretsOf, gallery
 from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.heat_map import HeatMap
 from gradleak.report.labels import Labels, natural
 from gradleak.report.model import CostLine, Entry, Report, SettingLine
-from gradleak.report.run_verdict import PAIRED, flag_lines, leaks, order, verdict
+from gradleak.report.run_verdict import flag_lines, order, verdict
 from gradleak.report.story import in_words, tell
 from gradleak.report.terminal import chain, line
 from gradleak.report.traces import traces
 from gradleak.report.tradeoff import Tradeoff
-from gradleak.report.verdict import raised
 
 ROWS = 100  # settings listed; each may need an interval of its own
 NAMES = 20  # records named
@@ -28,54 +31,64 @@ NAMES = 20  # records named
 
 def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False) -> Report:
     """The report of a record or of a folder of records; private texts are in it only with `show_secrets`."""
-    summaries = read_summaries(run)
+    found = readable(run)
+    summaries = found.summaries
     records = [summary.record for summary in summaries]
     labels = Labels(records)
-    metric = leading(records)
-    settings = order([one for one in settings_of(summaries) if metric in one.metrics()], metric)
+    judged = {setting: judge_setting(setting) for setting in settings_of(summaries)}
+    settings = order(judged)
     in_order = sorted(settings, key=lambda setting: natural(labels.setting(setting.record)))
     folder = run if run.is_dir() else run.parent
+    by_id = {summary.id: summary for summary in summaries if summary.path.parent == folder}
     return Report(
         created=now(),
         title=run.resolve().name.removesuffix(".json"),
-        metric=metric,
+        metric=judged[settings[0]].metric,
         redacted=not show_secrets,
         records=len(records),
         settings_run=len(settings),
-        settings_leaking=sum(leaks(setting, metric) for setting in settings),
-        story=tell(settings, labels, metric),
-        verdict=verdict(settings, labels, metric),
-        settings=tuple(_setting_line(setting, labels, metric) for setting in settings[:ROWS]),
-        heat=attack_heat(in_order, labels, metric),
-        tradeoff=_beside(run, folder, "tradeoff.json", Tradeoff),
-        leak_map=_beside(run, folder, "map.json", HeatMap),
+        settings_leaking=sum(judged[setting].leaks for setting in settings),
+        story=tell(settings, judged, labels),
+        verdict=verdict(settings, judged, found.coverage, labels),
+        settings=tuple(_setting_line(setting, judged[setting], labels) for setting in settings[:ROWS]),
+        heat=attack_heat(in_order, labels),
+        tradeoff=_tradeoff(run, folder, by_id),
+        leak_map=_leak_map(run, folder, by_id),
         traces=tuple(traces(settings, labels, secrets_of)),
-        gallery=tuple(gallery(in_order, labels, metric, secrets_of, show_secrets)),
+        gallery=tuple(gallery(in_order, labels, secrets_of, show_secrets)),
         costs=tuple(_costs(settings, labels)),
         threat_model=tuple(threat_model(settings)),
         provenance=tuple(provenance(summaries)),
-        failures=tuple(path.name for path in sorted(folder.glob("*.failed.txt"))) if run.is_dir() else (),
+        coverage=found.coverage,
         reproduce=reproduce(settings[0]),
     )
 
 
-def leading(records: Sequence[Record]) -> str:
-    """ROUGE-1 (of pictures, the squared error) where it was measured, else the first metric that was."""
-    measured = dict.fromkeys(name for record in records for name, score in record.worst_case.items() if score.mean is not None)
-    return next((name for name in (*PAIRED, *measured) if name in measured), PAIRED[0])
+def readable(run: Path) -> Run:
+    """What is there to be reported; where nothing is, the reason."""
+    found = read_run(run)
+    if found.summaries:
+        return found
+    if found.coverage.gaps:
+        raise RecordError(f"{run} holds no record that can be read. {found.coverage.gaps[0].why}")
+    raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
 
 
-def _setting_line(setting: Setting, labels: Labels, metric: str) -> SettingLine:
+def _setting_line(setting: Setting, judgement: Judgement, labels: Labels) -> SettingLine:
     record = setting.record
     return SettingLine(
         label=labels.setting(record),
         records=tuple(summary.id for summary in setting.summaries),
         attacks=tuple(labels.attack(ran.attack.spec) for ran in setting.attacks),
-        score=setting.worst(metric),
+        metric=judgement.metric,
+        score=setting.worst(judgement.metric),
         exact=setting.worst("exact_match") if "exact_match" in setting.metrics() else None,
-        leaks=leaks(setting, metric),
-        flags=tuple(dict.fromkeys(name for summary in setting.summaries for name in raised(summary.record))),
-        doubts=tuple(flag_lines([setting], labels)),
+        verdict=judgement.verdict,
+        leaks=judgement.leaks,
+        flags=tuple(
+            dict.fromkeys(name for one in setting.summaries for name in raised_beside(judgement, one.record, one.columns))
+        ),
+        doubts=tuple(flag_lines([setting], {setting: judgement}, labels)),
     )
 
 
@@ -85,6 +98,23 @@ def _beside(run: Path, folder: Path, name: str, wanted: Any) -> Any:
     if not run.is_dir() or not path.is_file():
         return None
     return from_plain(wanted, json.loads(path.read_text(encoding="utf-8")), name)
+
+
+def _tradeoff(run: Path, folder: Path, summaries: Mapping[str, Summary]) -> Tradeoff | None:
+    """The trade-off as its file has it, each setting judged by its record as it is now."""
+    found: Tradeoff | None = _beside(run, folder, "tradeoff.json", Tradeoff)
+    if found is None:
+        return None
+    judged = {one.audit: judge_summary(summaries[one.audit]) for one in found.points if one.audit in summaries}
+    return replace(found, points=tuple(replace(one, judgement=judged.get(one.audit, one.judgement)) for one in found.points))
+
+
+def _leak_map(run: Path, folder: Path, summaries: Mapping[str, Summary]) -> HeatMap | None:
+    found: HeatMap | None = _beside(run, folder, "map.json", HeatMap)
+    if found is None:
+        return None
+    judged = {one.record: judge_summary(summaries[one.record]) for one in found.cells if one.record in summaries}
+    return replace(found, cells=tuple(replace(one, judgement=judged.get(one.record, one.judgement)) for one in found.cells))
 
 
 def _costs(settings: Sequence[Setting], labels: Labels) -> list[CostLine]:

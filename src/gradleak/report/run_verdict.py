@@ -1,101 +1,109 @@
-"""The verdict over a whole run: where most leaks, and every reason to doubt that."""
+"""The verdict over a whole run: where most leaks, what the other settings are, and every reason to doubt that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gradleak.records.flags import FLAGS
+from gradleak.records.judgement import (
+    DOUBTS,
+    LEADING,
+    LEAKS,
+    NOT_JUDGED,
+    NOT_SHOWN,
+    Coverage,
+    Judgement,
+    raised_beside,
+)
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
-from gradleak.report.attack_heat import LOW, score_leak
-from gradleak.report.findings import named_words
 from gradleak.report.labels import Labels
 from gradleak.report.model import FlagLine, ScoreLine, Verdict
 from gradleak.report.numbers import gain, mean_and_interval, number
-from gradleak.report.verdict import beats_blind, closing_sentence, raised, worst_case_sentence
+from gradleak.report.verdict import closing_sentence, shares, worst_case_sentence
 
-PAIRED = ("rouge1", "mse")  # of texts, of pictures: what near_chance is decided by, example by example
-# A low score under one of these is not evidence: the attacks, not the defense, may be why it is low.
-DOUBTS = ("search_failed", "not_adaptive", "dead_gradient", "no_objective", "unmodelled_dropout", "few_examples")
-EVERY_ATTACK = ("not_adaptive", "no_objective")  # one attack without the fault is enough
+Judgements = Mapping[Setting, Judgement]
+NO_PROOF = "That is not a proof of safety."
 
 
-def leaks(setting: Setting, metric: str) -> bool:
-    """Whether more was rebuilt than by a blind guess, beyond chance; quick, from what each audit found."""
-    if metric in PAIRED:
-        return any(all(flag.name != "near_chance" for flag in ran.attack.flags) for ran in setting.attacks)
-    return any(metric in beats_blind(summary.record) for summary in setting.summaries)
+def order(judged: Judgements) -> list[Setting]:
+    """The settings that leak first, of these the ones that leak most; texts before pictures, whose scores have no scale."""
 
-
-def doubts(setting: Setting) -> list[str]:
-    """Flags that make a low score of this setting unreliable."""
-    names = [{flag.name for flag in ran.attack.flags} for ran in setting.attacks if ran.attack.spec.get("name") != "blind"]
-    if not names:
-        return ["only_blind"]
-    return [name for name in DOUBTS if (all if name in EVERY_ATTACK else any)(name in one for one in names)]
-
-
-def order(settings: Sequence[Setting], metric: str) -> list[Setting]:
-    """The settings that leak most first."""
-
-    def leak(setting: Setting) -> float:
+    def rank(setting: Setting) -> tuple[bool, int, float]:
+        metric = judged[setting].metric
         mean = setting.mean(metric)
-        higher = setting.record.worst_case[metric].direction == "higher"
-        return float("-inf") if mean is None else mean if higher else -mean
+        leak = float("-inf") if mean is None else mean if setting.known(metric).direction == "higher" else -mean
+        medium = LEADING.index(metric) if metric in LEADING else len(LEADING)
+        return not judged[setting].leaks, medium, -leak
 
-    return sorted(settings, key=leak, reverse=True)
+    return sorted(judged, key=rank)
 
 
-def verdict(settings: Sequence[Setting], labels: Labels, metric: str) -> Verdict:
+def verdict(settings: Sequence[Setting], judged: Judgements, coverage: Coverage, labels: Labels) -> Verdict:
     """Of settings in the order of what they leak."""
     worst = settings[0]
     record = worst.merged()
-    leaking = sum(leaks(setting, metric) for setting in settings)
     exact = record.worst_case.get("exact_match")
-    score = record.worst_case[metric]
-    doubtful = not leaking or score_leak(score) < LOW
+    words = [judged[setting].verdict for setting in settings]
+    word = next(one for one in (LEAKS, NOT_JUDGED, NOT_SHOWN) if one in words)
     return Verdict(
-        leaks=leaking > 0 or named_words(record) > 0,
-        in_doubt=doubtful and bool(doubts(worst)),
-        headline=_headline(record, metric, leaking, len(settings)),
-        sentences=tuple(_sentences(record, labels, worst, len(settings))),
+        verdict=word,
+        leaks=word == LEAKS,
+        in_doubt=word == NOT_JUDGED,
+        headline=" ".join(filter(None, [_headline(settings, judged), _uncovered(coverage)])),
+        sentences=tuple(_sentences(record, judged[worst], labels, worst, len(settings))),
         setting=labels.setting(record),
         exact="" if exact is None or exact.mean is None else f"{round(exact.mean * exact.n)} of {exact.n}",
         scores=tuple(ScoreLine(name, one) for name, one in record.worst_case.items() if one.mean is not None),
         knowledge=tuple(sorted({fact for ran in worst.attacks for fact in ran.attack.knowledge})),
-        flags=tuple(flag_lines(settings, labels)),
+        flags=tuple(flag_lines(settings, judged, labels)),
     )
 
 
-def _headline(record: Record, metric: str, leaking: int, settings: int) -> str:
-    score = record.worst_case[metric]
-    named = named_words(record)
-    if not leaking and named:
-        batches = f"{named} of {record.data.batches} batches"
-        return f"The updates themselves name every word in {batches}; no attack rebuilt more than a blind guess."
+def _headline(settings: Sequence[Setting], judged: Judgements) -> str:
+    share = shares([judged[setting].verdict for setting in settings])
+    leaking = [setting for setting in settings if judged[setting].leaks]
     if not leaking:
-        return "Not shown to leak: no attack rebuilt more than a blind guess. That is not a proof of safety."
-    share = "This setting leaks" if settings == 1 else f"{leaking} of {settings} settings leak"
+        chance = "no attack is shown to have rebuilt more than a blind guess"
+        return f"{share}{': ' if len(settings) == 1 else '; '}{chance}. {NO_PROOF}"
+    first = judged[leaking[0]]
+    if first.named and not first.above_blind and not first.whole:
+        batches = leaking[0].record.data.batches
+        named = f"The updates themselves name every word in {first.named} of {batches} batches"
+        return f"{named}; no attack rebuilt more than a blind guess." + (f" {share}." if len(settings) > 1 else "")
+    by_metric = {judged[setting].metric: setting for setting in reversed(leaking)}
+    worst = [_quote(setting, judged[setting].metric) for setting in sorted(by_metric.values(), key=leaking.index)]
+    return f"{share}. In the worst, {'; '.join(worst)}."
+
+
+def _quote(setting: Setting, metric: str) -> str:
+    score = setting.worst(metric)
     much = f"{metric} {mean_and_interval(score)}, blind {number(score.blind, score.unit)}, gain {gain(score)}"
-    return f"{share}. In the worst, {much}{' (in %)' if score.unit == 'fraction' else ''}."
+    return f"{much}{' (in %)' if score.unit == 'fraction' else ''}"
 
 
-def _sentences(record: Record, labels: Labels, worst: Setting, settings: int) -> list[str]:
-    where = [f"Most was rebuilt under: {labels.setting(record)}."] if settings > 1 else []
+def _uncovered(coverage: Coverage) -> str:
+    """Nothing where all is there."""
+    return coverage.sentence() if coverage.gaps else ""
+
+
+def _sentences(record: Record, judgement: Judgement, labels: Labels, worst: Setting, settings: int) -> list[str]:
+    most = "Most was rebuilt under" if judgement.leaks else "The highest score is under"
+    where = [f"{most}: {labels.setting(record)}."] if settings > 1 else []
     told = sorted({fact for ran in worst.attacks for fact in ran.attack.knowledge})
     return [
         *where,
         worst_case_sentence(record),
-        closing_sentence(record),
+        closing_sentence(judgement, record),
         f"The attacker was told: {', '.join(told) or 'nothing beyond the update'}; attacks: {', '.join(record.attacks)}.",
     ]
 
 
-def flag_lines(settings: Sequence[Setting], labels: Labels) -> list[FlagLine]:
-    """Every flag raised in the run, once."""
+def flag_lines(settings: Sequence[Setting], judged: Judgements, labels: Labels) -> list[FlagLine]:
+    """Every flag that stands against a setting of the run, once."""
     found: dict[str, tuple[dict[str, None], int, str]] = {}
     for setting in settings:
         here: dict[str, tuple[dict[str, None], str]] = {}
         for summary in setting.summaries:
-            for name, details in raised(summary.record).items():
+            for name, details in raised_beside(judged[setting], summary.record, summary.columns).items():
                 attacks, detail = here.setdefault(name, ({}, next(iter(details.values()))))
                 attacks.update({labels.attack(summary.record.attacks[key].spec): None for key in details if key})
         for name, (attacks, detail) in here.items():

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 
 from gradleak.records.flags import FEWEST_EXAMPLES, FLAGS
+from gradleak.records.judgement import OF_PICTURES, Judgement
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Ran, Setting
-from gradleak.report.findings import named_words
 from gradleak.report.labels import Labels
 from gradleak.report.model import Story
 from gradleak.report.numbers import counted, number
-from gradleak.report.run_verdict import doubts, leaks
+from gradleak.report.run_verdict import Judgements
 from gradleak.report.terminal import line
 
-OF_PICTURES = ("mse", "psnr", "ssim", "lpips", "lpips_legacy")
 TOLD = {
     "labels": "the class of every example",
     "lengths": "the length of every text",
@@ -22,15 +21,14 @@ TOLD = {
 NAMED = 3  # settings that are named
 
 
-def tell(settings: Sequence[Setting], labels: Labels, metric: str) -> Story:
-    """Of settings in the order of what they leak."""
-    leaking = [setting for setting in settings if leaks(setting, metric)]
-    told = leaking[0] if leaking else settings[0]
+def tell(settings: Sequence[Setting], judged: Judgements, labels: Labels) -> Story:
+    """Of settings in the order of what they leak: the first is told of."""
+    told = settings[0]
     return Story(
-        happened=_happened(told, bool(leaking), labels.setting(told.record) if len(settings) > 1 else "", metric),
-        means=tuple(_means(told, bool(leaking), metric)),
+        happened=_happened(told, judged[told], labels.setting(told.record) if len(settings) > 1 else ""),
+        means=tuple(_means(told, judged[told])),
         not_tried=tuple(_not_tried(settings)),
-        would_change=tuple(_would_change(settings, leaking, told, labels)),
+        would_change=tuple(_would_change(settings, judged, labels)),
     )
 
 
@@ -44,14 +42,21 @@ def _things(metric: str, count: int = 2) -> str:
     return one if count == 1 else f"{one}s"
 
 
-def _happened(setting: Setting, leaking: bool, where: str, metric: str) -> str:
+def _is_rebuilt(judgement: Judgement) -> bool:
+    """Whether an attack did it; updates that name their words leak without."""
+    return bool(judgement.above_blind or judgement.whole)
+
+
+def _happened(setting: Setting, judgement: Judgement, where: str) -> str:
+    leaking, metric = _is_rebuilt(judgement), judgement.metric
     score, exact = setting.worst(metric), _exact(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
     things, place = _things(metric, score.n), f"In the setting that leaks most ({where}), " if where and leaking else ""
     if not leaking:
-        named = named_words(setting.record)
+        named = judgement.named
         outright = f", yet the updates themselves name every word in {named} of {setting.record.data.batches} batches"
-        sentence = f"no attack rebuilt more of the {score.n} {things} than a blind guess would{outright if named else ''}"
+        sentence = f"no attack is shown to have rebuilt more of the {score.n} {things} than a blind guess would"
+        sentence += outright if named else ""
     elif exact is not None and whole:
         sentence = f"{whole} of {exact.n} {_things(metric, exact.n)} {'was' if whole == 1 else 'were'} rebuilt word for word"
     elif score.unit == "fraction" and not is_of_pictures(metric):
@@ -83,27 +88,27 @@ def in_words(facts: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _means(setting: Setting, leaking: bool, metric: str) -> list[str]:
-    exact = _exact(setting)
+def _means(setting: Setting, judgement: Judgement) -> list[str]:
+    exact, leaking, metric = _exact(setting), _is_rebuilt(judgement), judgement.metric
     things = _things(metric)
     if leaking and exact is not None and exact.mean:
         found = [f"Whoever receives such updates can read {things} out of them: protect an update as you protect the data."]
-        proven = _proven(setting)
-        if proven:
-            found.append(f"{proven} of these guesses are proven: the update itself shows that they are right, without the data.")
+        if judgement.proven:
+            found.append(
+                f"{judgement.proven} of these guesses are proven: the update itself shows that they are right, without the data."
+            )
         return found
     if leaking:
         return [
             f"Updates give away more of the {things} than could be guessed without them: treat them as personal data.",
             "What came out is a lower bound: a stronger attack gets as much or more.",
         ]
-    if named_words(setting.record):
+    if judgement.named:
         return [f"The words of {things} can be read off the updates, though not their order: treat them as personal data."]
-    unsure = doubts(setting)
-    if unsure:
+    if judgement.doubts:
         return [
             "Nothing can be concluded about safety: the attacks, and not a defense, may be why little was rebuilt "
-            f"({', '.join(unsure)})."
+            f"({', '.join(judgement.doubts)})."
         ]
     return ["These attacks got no further than chance. That bounds these attacks; it does not show that updates are safe."]
 
@@ -125,10 +130,10 @@ def _not_tried(settings: Sequence[Setting]) -> list[str]:
     return found
 
 
-def _would_change(settings: Sequence[Setting], leaking: Sequence[Setting], told: Setting, labels: Labels) -> list[str]:
+def _would_change(settings: Sequence[Setting], judged: Judgements, labels: Labels) -> list[str]:
     found = []
-    known = {id(setting) for setting in leaking}
-    quiet = [(setting, bool(doubts(setting))) for setting in settings if id(setting) not in known]
+    leaking = [setting for setting in settings if judged[setting].leaks]
+    quiet = [(setting, bool(judged[setting].doubts)) for setting in settings if not judged[setting].leaks]
     if leaking and quiet:
         believed = "No leak was shown, by attacks that can be believed, under: {}. What that costs: gradleak tradeoff."
         doubted = "Little came out, for reasons that may be the attacks' own, under: {}."
@@ -139,8 +144,7 @@ def _would_change(settings: Sequence[Setting], leaking: Sequence[Setting], told:
     elif leaking:
         tried = "None of the settings tried" if len(settings) > 1 else "Nothing tried here"
         found.append(f"{tried} kept it from leaking. Try defenses: gradleak tradeoff shows what each costs.")
-    raised = {flag.name for ran in told.attacks for flag in ran.attack.flags}
-    advice = [flag.what_to_do for name, flag in FLAGS.items() if name in raised and name in doubts(told)]
+    advice = [flag.what_to_do for name, flag in FLAGS.items() if name in judged[settings[0]].doubts]
     return found + ([] if leaking else advice) or ["More examples, other data and stronger attacks; each can only add to this."]
 
 
@@ -150,16 +154,3 @@ def _one_of(records: Sequence[Record], field: str) -> str:
 
 def _exact(setting: Setting) -> Score | None:
     return setting.worst("exact_match") if "exact_match" in setting.metrics() else None
-
-
-def _proven(setting: Setting) -> int:
-    """Examples for which some attack has a certificate."""
-    return len(
-        {
-            (example.batch, example.position)
-            for summary in setting.summaries
-            for attack in (summary.whole() if not summary.is_published else summary.record).attacks.values()
-            for example in attack.examples
-            if example.certified
-        }
-    )

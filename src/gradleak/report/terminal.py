@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from gradleak.records.judgement import judge_record, raised_beside
 from gradleak.records.schema import FateRecord, Record, StageRecord
 from gradleak.report.findings import outright
 from gradleak.report.guarantees import guarantee_lines, noise_size
 from gradleak.report.numbers import counted, duration
 from gradleak.report.reconstructions import SHOWN, Secrets, reconstructions, trace
 from gradleak.report.scores import hidden, score_tables
-from gradleak.report.verdict import closing_sentence, explain, raised, worst_case_sentence
+from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
 
 
 def print_record(
@@ -60,9 +61,10 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
         if attack.label_accuracy is not None:
             console.print(f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none of them told.")
     console.print(worst_case_sentence(record), style="bold")
-    for name, details in raised(record).items():
+    judgement = judge_record(record)
+    for name, details in raised_beside(judgement, record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
-    console.print(closing_sentence(record), style="bold")
+    console.print(closing_sentence(judgement, record), style="bold")
 
 
 def stage_sentence(stage: StageRecord) -> str:

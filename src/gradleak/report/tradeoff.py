@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradleak.records.flags import few_examples
+from gradleak.records.judgement import LEAKS, NOT_JUDGED, Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
 from gradleak.report.guarantees import epsilon, epsilons, is_finite
 from gradleak.report.numbers import number
 
 NONE = "–"
+WHY = {"search_failed": "the search failed there", "not_adaptive": "no attack was adapted to it"}
 UNDEFENDED = "none"  # the setting without a defense
-LOW = 0.5  # of everything: below it a failed search puts a leak in doubt
 
 
 @dataclass(frozen=True)
@@ -23,20 +24,25 @@ class Point:
     gain: Interval  # of the worst case over blind, paired example by example; more leaks more, whatever the metric's direction
     utility: dict[str, Interval]  # mcc, f1, accuracy
     guarantees: tuple[GuaranteeRecord, ...]  # of the whole training run
-    search_failed: bool
-    not_adaptive: bool
     one_draw: bool
     audit: str  # id of its record
     training: str  # id of its training
+    judgement: Judgement | None = None  # of its audit; none in a result of before there were any, whose record is not at hand
+
+    @property
+    def verdict(self) -> str:
+        return NOT_JUDGED if self.judgement is None else self.judgement.verdict
 
     @property
     def in_doubt(self) -> bool:
-        """Whether little leaked, and the attack rather than the defense may be why."""
-        return (self.search_failed or self.not_adaptive) and self.gain.mean < LOW
+        """Whether the attacks rather than the defense may be why no more leaked."""
+        return self.judgement is None or self.judgement.may_be_more
 
     @property
     def why_in_doubt(self) -> str:
-        return "the search failed there" if self.search_failed else "no attack was adapted to it"
+        if self.judgement is None:
+            return "its audit is not at hand"
+        return WHY.get(self.judgement.doubts[0], f"{self.judgement.doubts[0]} stands against its audit")
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,8 @@ def _recommendation(tradeoff: Tradeoff) -> str:
         near = f"{_called(nearest)}, gain {gain_text(nearest)}{more}"
         return f"None of these settings meets the target, {target}. The nearest setting: {near}."
     found = f"{_called(chosen)}, gain {gain_text(chosen)}, {_cost(tradeoff, chosen)}"
-    return f"Weakest setting that meets the target, {target}: {found}."
+    leaks = " It leaks all the same: more than a blind guess, within the target." if chosen.verdict == LEAKS else ""
+    return f"Weakest setting that meets the target, {target}: {found}.{leaks}"
 
 
 def _cost(tradeoff: Tradeoff, chosen: Point) -> str:
@@ -179,8 +186,8 @@ def _doubts(tradeoff: Tradeoff) -> Iterator[str]:
         instead = (
             f"The weakest without this doubt is {_called(best)}." if best else "No setting meets the target without this doubt."
         )
-        yield f"But {chosen.why_in_doubt}: it is not shown to be safe. {instead} Try a stronger --attack, such as portfolio."
+        yield f"But {chosen.why_in_doubt}: more may leak. {instead} Try a stronger --attack, such as portfolio."
     elif chosen is not None:
         yield "That bounds these attacks on these examples, not what a stronger one could do."
     if any(point.in_doubt for point in tradeoff.points):
-        yield "? a lower bound: little leaked, but the search failed or no attack was adapted to the defense (see its record)."
+        yield "? may be more: the search failed, no attack was adapted to the defense, or else; its record says what."

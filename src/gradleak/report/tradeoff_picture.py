@@ -120,14 +120,14 @@ def _legend(tradeoff: Tradeoff) -> list[str]:
     limit = f"{number(tradeoff.max_leak, tradeoff.points[0].leak.unit)}{percent}"
     rows = [_told(tradeoff, place, point) for place, point in enumerate(tradeoff.points, start=1)]
     shapes = f"Round: the interval of the gain ends at {limit} (dashed) or below; square and red: it does not."
-    return [*rows, f"{shapes} Green: no doubt is known; grey: not shown to be safe."]
+    return [*rows, f"{shapes} Green: no doubt is known; grey: more may leak."]
 
 
 def _told(tradeoff: Tradeoff, place: int, point: Point) -> str:
     """A setting in words."""
     proven = "" if not point.guarantees else f", {epsilon_text(point)} over the run"
     utility = f"{tradeoff.utility} {utility_text(point.utility[tradeoff.utility])}"
-    return f"{place}  {point.defense}: gain {gain_text(point)}, {utility}{proven}"
+    return f"{place}  {point.defense}: gain {gain_text(point)}, {point.verdict}, {utility}{proven}"
 
 
 def _ends(tradeoff: Tradeoff, point: Point) -> tuple[float, float]:

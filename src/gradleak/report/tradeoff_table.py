@@ -33,6 +33,7 @@ def _columns(tradeoff: Tradeoff) -> list[Column]:
     with_epsilon = any(epsilon_text(point) != NONE for point in tradeoff.points)
     return [
         ("gain", gain_text),
+        ("verdict", lambda point: point.verdict),
         *((name, _utility(name)) for name in names[:1]),
         (tradeoff.metric, lambda point: mean_and_interval(point.leak)),
         ("blind", lambda point: number(point.leak.blind, point.leak.unit)),

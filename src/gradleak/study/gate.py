@@ -1,22 +1,35 @@
-"""A gate for CI: passes only if what leaks is shown to be small, and nothing stands against believing it."""
+"""A gate for CI, shut by default: it opens only if all that was meant is there, little leaks, and that can be believed."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
-from gradleak.records.flags import FLAGS
-from gradleak.records.settings import Setting, settings_of
+from gradleak.records.errors import RecordError
+from gradleak.records.judgement import (
+    DOUBTS,
+    FAILED,
+    GAPS,
+    MISSING,
+    NO_FLAGS,
+    OF_PICTURES,
+    judge_setting,
+    raised,
+)
+from gradleak.records.run_folder import Run, read_run
+from gradleak.records.settings import Ran, Setting, settings_of
 from gradleak.records.statistics import interval
-from gradleak.records.summary import read_summaries
 from gradleak.report.labels import Labels, natural
-from gradleak.report.run_verdict import DOUBTS, doubts
+from gradleak.report.verdict import explain_doubt
+from gradleak.study.contract import Contract, stale_records
 
 CONFIDENCE = 0.95  # that the truth lies on the good side of the end that is held against the bound: one-sided
-ONLY_BLIND = "Only the blind attack was run, which does not look at the update. Run others, such as portfolio."
-ACCEPTABLE = (*DOUBTS, "only_blind")
+NAMES_WORDS, NO_BOUND = "names_words", "no_bound"
+NAMED = "The updates name every word in {} of {} batches, whatever an attack rebuilds: hide the word embeddings' gradient."
+ACCEPTABLE = (*DOUBTS, *NO_FLAGS, NAMES_WORDS, NO_BOUND, *GAPS)
+SHOWN = 10  # cells named in one message
 
 
 class GateFailed(GradleakError):
@@ -39,23 +52,37 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class Accepted:
+    """A reason that does not shut the gate, and why not."""
+
+    rule: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Finding:
-    """One setting held against one bound, or against one flag."""
+    """One setting held against one bound or one reason to doubt it; or what is missing from the run."""
 
     setting: str
-    record: Path
-    rule: str  # the metric or the flag
+    records: tuple[Path, ...]  # the files that it is about, the worst first
+    rule: str  # the metric, the flag, or the kind of gap
     title: str
     passed: bool
     message: str
+    verdict: str = ""  # of the setting, in one of three words
+    waived: str | None = None  # it failed, and was accepted for this reason
+
+    @property
+    def shuts(self) -> bool:
+        return not self.passed and self.waived is None
 
 
 def read_bound(written: str, *, upper: bool) -> Bound:
-    """`exact_match=0.05`."""
+    """`exact_match=0.05`, or `exact_match=5%`."""
     flag = "--max" if upper else "--min"
     metric, equals, value = written.partition("=")
     try:
-        limit = float(value)
+        limit = float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1)
     except ValueError:
         limit = math.nan
     if not equals or not metric.strip() or not math.isfinite(limit):
@@ -63,53 +90,123 @@ def read_bound(written: str, *, upper: bool) -> Bound:
     return Bound(metric.strip(), limit, upper)
 
 
+def read_accepted(written: str) -> Accepted:
+    """`few_examples`, or `few_examples=only 12 notes exist`."""
+    rule, _, why = written.partition("=")
+    if rule.strip() not in ACCEPTABLE:
+        near = did_you_mean(rule.strip(), list(ACCEPTABLE))
+        raise GradleakError(f"Cannot accept {rule.strip()!r}{near} What a gate minds: {', '.join(ACCEPTABLE)}.")
+    return Accepted(rule.strip(), why.strip())
+
+
 def examples_needed(limit: float) -> int:
     """How many examples, none of them leaking, show that fewer than this share leak (one-sided, exact): 59 for 0.05."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-limit))
 
 
-def judge(run: Path, bounds: Sequence[Bound], accepted: Sequence[str] = ()) -> list[Finding]:
-    """Every setting of a run against every bound and every flag that makes a low score unreliable."""
+def judge(
+    run: Path,
+    bounds: Sequence[Bound],
+    accepted: Sequence[Accepted] = (),
+    contract: Contract | None = None,
+) -> list[Finding]:
+    """A run's gaps, then every setting against every bound and every reason that makes a low score unreliable."""
     if not bounds:
         raise GradleakError("A gate needs a bound: add --max exact_match=0.05.")
-    for name in accepted:
-        if name not in ACCEPTABLE:
-            near = did_you_mean(name, list(ACCEPTABLE))
-            raise GradleakError(f"Cannot accept {name!r}{near} Flags that a gate minds: {', '.join(ACCEPTABLE)}.")
-    summaries = read_summaries(run)
-    labels = Labels([summary.record for summary in summaries])
-    settings = sorted(settings_of(summaries), key=lambda setting: natural(labels.setting(setting.record)))
-    return [finding for setting in settings for finding in _of_setting(setting, labels, bounds, accepted)]
+    found = read_run(run, None if contract is None else contract.cells)
+    gaps = (*found.coverage.gaps, *stale_records(found, contract))
+    if not found.summaries and not gaps:
+        raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
+    found = replace(found, coverage=replace(found.coverage, gaps=gaps))
+    labels = Labels([summary.record for summary in found.summaries])
+    settings = sorted(settings_of(found.summaries), key=lambda setting: natural(labels.setting(setting.record)))
+    _refuse_unfit(settings, bounds)
+    findings = [*_of_gaps(found), *(one for setting in settings for one in check_setting(setting, labels, bounds))]
+    why = {one.rule: one.why or "accepted" for one in accepted}
+    return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 
 
-def _of_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound], accepted: Sequence[str]) -> list[Finding]:
-    name, path = labels.setting(setting.record), setting.summaries[0].path
-    found = [_held_against(setting, name, path, bound) for bound in bounds]
-    for flag in doubts(setting):
-        if flag not in accepted:
-            meaning = f"{FLAGS[flag].meaning} {FLAGS[flag].what_to_do}" if flag in FLAGS else ONLY_BLIND
-            found.append(Finding(name, path, flag, f"no {flag}", False, f"{flag}: {meaning}"))
-    return found
+def _of_gaps(run: Run) -> Iterator[Finding]:
+    """One finding a kind of gap, with the names of what is missing; and one that says that all is there."""
+    cells = run.coverage.meant
+    for kind, meaning in GAPS.items():
+        gaps = run.coverage.of(kind)
+        if gaps:
+            named = "; ".join(f"{gap.cell} ({gap.why.rstrip('.')})" for gap in gaps[:SHOWN])
+            more = f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else ""
+            of = f" of {cells}" if cells is not None and kind in (MISSING, FAILED) else ""
+            paths = tuple(dict.fromkeys(Path(gap.path) for gap in gaps))
+            title, message = f"no {kind} cell", f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}."
+            yield Finding("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
+    if cells is not None and not run.coverage.gaps:
+        yield Finding("the run", (), MISSING, "every cell has a record", True, run.coverage.sentence())
 
 
-def _held_against(setting: Setting, name: str, path: Path, bound: Bound) -> Finding:
-    _refuse_unfit(setting, bound)
+def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Finding]:
+    """One setting against every bound, and against everything that makes a low score of it unreliable."""
+    judgement, name = judge_setting(setting), labels.setting(setting.record)
+    pictures = judgement.metric in OF_PICTURES
+    own = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
+    found = [_held_against(setting, bound) for bound in own]
+    if not own:
+        kind, example = ("pictures", "--min mse=0.02") if pictures else ("texts", "--max exact_match=0.05")
+        message = f"These are {kind}, and no bound is about {kind}: add one, such as {example}."
+        found.append(Finding("", _paths(setting), NO_BOUND, "has a bound", False, message))
+    for doubt in judgement.doubts:
+        where, said = _with_flag(setting, doubt)
+        found.append(Finding("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}"))
+    if judgement.named:
+        message = NAMED.format(judgement.named, setting.record.data.batches)
+        found.append(Finding("", _paths(setting), NAMES_WORDS, "no words named", False, message))
+    return (replace(one, setting=name, verdict=judgement.verdict) for one in found)
+
+
+def _paths(setting: Setting) -> tuple[Path, ...]:
+    return tuple(summary.path for summary in setting.summaries)
+
+
+def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
+    """The records that raised a flag, and what the first of them says; all records for what is no flag."""
+    raisers = {one.path: details[name] for one in setting.summaries if name in (details := raised(one.record, one.columns))}
+    if not raisers:
+        return _paths(setting), ""
+    attack, detail = next(iter(next(iter(raisers.values())).items()))
+    return tuple(raisers), f"{attack}: {detail} " if attack else f"{detail} "
+
+
+def _held_against(setting: Setting, bound: Bound) -> Finding:
+    if bound.metric not in setting.metrics():
+        lacking = tuple(dict.fromkeys(ran.source.path for ran in setting.attacks if bound.metric not in ran.columns.values))
+        message = f"{bound.metric} was not measured. gradleak score adds it without attacking again."
+        return Finding("", lacking, bound.metric, bound.text, False, message)
     values, _, clusters = setting.values(bound.metric)
     kept = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
     if not kept:
         message = f"{bound.metric} applies to none of the {len(values)} examples, so that nothing is shown."
-        return Finding(name, path, bound.metric, bound.text, False, message)
+        return Finding("", _paths(setting), bound.metric, bound.text, False, message)
     found = interval([value for value, _ in kept], [cluster for _, cluster in kept], 2 * CONFIDENCE - 1)
     end = found.high if bound.upper else found.low
     passed = end <= bound.limit if bound.upper else end >= bound.limit
     told = f"{bound.metric} is {found.mean:.3g} over {found.n} examples and may be as {'high' if bound.upper else 'low'} as "
     told += f"{end:.3g} (one-sided {CONFIDENCE:.0%})"
-    return Finding(name, path, bound.metric, bound.text, passed, f"{told}. {_needs(setting, bound, found.mean)}".strip())
+    message = f"{told}. {_needs(setting, bound, found.mean)}".strip()
+    return Finding("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
+
+
+def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:
+    """The record whose attack got most out of the client is the one to look at."""
+
+    def leak(ran: Ran) -> float:
+        there = [value for value in ran.columns.values[bound.metric] if value is not None]
+        mean = sum(there) / len(there) if there else 0.0
+        return mean if bound.upper else -mean
+
+    return tuple(dict.fromkeys(ran.source.path for ran in sorted(setting.attacks, key=leak, reverse=True)))
 
 
 def _needs(setting: Setting, bound: Bound, mean: float) -> str:
     """How many examples the bound needs, where they can help."""
-    fraction = setting.record.worst_case[bound.metric].unit == "fraction" and bound.upper and 0 < bound.limit < 1
+    fraction = setting.known(bound.metric).unit == "fraction" and bound.upper and 0 < bound.limit < 1
     if not fraction or mean > bound.limit:
         return ""
     needed = examples_needed(bound.limit)
@@ -118,14 +215,32 @@ def _needs(setting: Setting, bound: Bound, mean: float) -> str:
     return f"A bound of {bound.limit:g} needs {needed} examples{each} of which none leaks (0 of {needed})."
 
 
-def _refuse_unfit(setting: Setting, bound: Bound) -> None:
-    known = setting.metrics()
-    if bound.metric not in known:
-        near = did_you_mean(bound.metric, known)
-        raise GradleakError(
-            f"{setting.summaries[0].path} was not scored by {bound.metric!r}{near} It has {', '.join(known)}; "
-            f"gradleak score adds others without attacking again."
-        )
-    if (setting.record.worst_case[bound.metric].direction == "higher") != bound.upper:
+def _refuse_unfit(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
+    """Bounds that no setting was measured by, that point the wrong way, or that hold whatever leaks."""
+    for bound in bounds:
+        fit = [setting for setting in settings if any(bound.metric in one.record.worst_case for one in setting.summaries)]
+        if not fit and settings:
+            known = list(dict.fromkeys(metric for setting in settings for metric in setting.metrics()))
+            raise GradleakError(
+                f"{settings[0].summaries[0].path} was not scored by {bound.metric!r}{did_you_mean(bound.metric, known)} "
+                f"It has {', '.join(known)}; gradleak score adds others without attacking again."
+            )
+        for setting in fit:
+            _refuse_out_of_range(bound, setting.known(bound.metric).unit, setting.known(bound.metric).direction)
+
+
+def _refuse_out_of_range(bound: Bound, unit: str, direction: str) -> None:
+    if (direction == "higher") != bound.upper:
         flag, more = ("--min", "lower") if bound.upper else ("--max", "higher")
         raise GradleakError(f"{bound.metric} leaks more the {more} it is: use {flag} {bound.metric}={bound.limit:g}.")
+    flag = "--max" if bound.upper else "--min"
+    if unit == "fraction" and not 0 <= bound.limit <= 1:
+        percent = f", or {flag} {bound.metric}={bound.limit:g}%" if 0 <= bound.limit <= 100 else ""
+        meant = f"{bound.limit / 100:g}" if 0 <= bound.limit <= 100 else "0.05"
+        raise GradleakError(
+            f"{flag} {bound.metric}={bound.limit:g} is out of range: {bound.metric} is a share from 0 to 1, "
+            f"which tables show in %. Write {flag} {bound.metric}={meant}{percent}."
+        )
+    always = bound.limit >= 1 if bound.upper and unit == "fraction" else not bound.upper and bound.limit <= 0
+    if always:
+        raise GradleakError(f"{flag} {bound.metric}={bound.limit:g} holds whatever leaks: give a bound that can be passed.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.records import flags
+from gradleak.records.judgement import judge_record
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record, Score, now
 from gradleak.records.scores import beside_blind
 from gradleak.records.statistics import Interval, paired_difference
@@ -53,6 +54,7 @@ def cell(layer: int, module: str, record: Record) -> HeatCell:
         search_failed=failed_share(attack),
         seconds=attack.cost.seconds,
         record=record.id,
+        judgement=judge_record(record),
     )
 
 

@@ -2,34 +2,17 @@
 
 import fnmatch
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
-from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
+from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA
 from gradleak.study.cells import Cell, Study
 from gradleak.study.pace import kinds_of
 
-SCHEMA = "gradleak.study/1"
-FILE = "study.json"
-FAILED = ".failed.txt"
-
-
-@dataclass(frozen=True)
-class PlannedCell:
-    """A cell by its id, where it lies on the axes, and what its time depends on."""
-
-    id: str
-    axes: Mapping[str, str]
-    kinds: Mapping[str, str] = field(default_factory=dict)  # by the key of each attack (pace.kinds_of); none in older plans
-    batches: int = 0
-
-    @property
-    def title(self) -> str:
-        return ", ".join(f"{axis}={value}" for axis, value in self.axes.items()) or "the only cell"
+FAILED = FAILED_SUFFIX
 
 
 def write_plan(folder: Path, study: Study) -> None:
@@ -44,18 +27,6 @@ def write_plan(folder: Path, study: Study) -> None:
         for cell in study.cells
     ]
     write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "name": study.name, "cells": cells}, ensure_ascii=False) + "\n")
-
-
-def read_plan(folder: Path) -> list[PlannedCell] | None:
-    """The planned cells; none where the folder was not written by a study."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        return [PlannedCell(cell["id"], cell["axes"], cell.get("kinds", {}), cell.get("batches", 0)) for cell in plain["cells"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is not a whole study file. Delete it and run the study again: records are kept.") from error
 
 
 def only(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:

@@ -13,10 +13,10 @@ from gradleak.datasets.row_numbers import read_numbers
 from gradleak.records import flags
 from gradleak.records.plain import to_plain
 from gradleak.records.published import Batch, Cell, Mark, MetricKind, Published, Source
+from gradleak.records.run_folder import FILE, read_plan
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record
 from gradleak.records.store import read_record
 from gradleak.records.summary import record_paths
-from gradleak.study.plan import FILE, read_plan
 from gradleak.study.secrets import SecretFinder
 
 DIGITS = 5  # of seconds and noise: tables show fewer

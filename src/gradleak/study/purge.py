@@ -9,12 +9,13 @@ from pathlib import Path
 
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
+from gradleak.records.run_folder import FAILED_SUFFIX as FAILED
+from gradleak.records.run_folder import FILE, SCHEMA
 from gradleak.records.schema import Record
 from gradleak.records.store import read_record, write_record
 from gradleak.records.summary import RECORD
 from gradleak.records.withheld import texts_of, without_texts
 from gradleak.study.claims import claim
-from gradleak.study.plan import FAILED, FILE, SCHEMA
 
 KEY = "keys/secrets.key"
 # Folders of a run whose contents are private: guesses, the key that texts could be tested by, weights learnt from the data.

@@ -11,6 +11,7 @@ from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, keyed_hash
+from gradleak.records.summary import walk
 
 OVER_NETWORK = ("hub",)
 
@@ -20,8 +21,8 @@ class SecretFinder:
 
     def __init__(self, run: Path, *, network: bool) -> None:
         folder = run if run.is_dir() else run.parent
-        paths = [*folder.glob("keys/secrets.key"), *folder.glob("*/keys/secrets.key")]
-        self.keys = [SecretKey(path.read_bytes()) for path in paths]
+        paths = [one / "keys" / "secrets.key" for one in walk(folder)]
+        self.keys = [SecretKey(path.read_bytes()) for path in paths if path.is_file()]
         self.network, self._read = network, dict[str, list[Example]]()
 
     def texts(self, record: Record) -> Mapping[tuple[int, int], str]:

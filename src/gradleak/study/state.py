@@ -8,10 +8,11 @@ import gradleak.attacks  # noqa: F401  (registers them)
 from gradleak.audit.outcomes import KEPT, begun_calls
 from gradleak.core.attack import Attack
 from gradleak.core.registry import registered
+from gradleak.records.run_folder import PlannedCell, last_line, read_plan
 from gradleak.records.schema import Record
 from gradleak.records.summary import RECORD, read_summary
 from gradleak.study.pace import Pace, attack_of
-from gradleak.study.plan import FAILED, PlannedCell, read_plan
+from gradleak.study.plan import FAILED
 
 SAMPLE = 50  # records of one kind that are read for their time, and stand for the others
 
@@ -63,7 +64,7 @@ def read_state(run: Path) -> State:
     read = _read(answered if newer else _sample(answered), there)
     older = {name: attack for name, record in read.items() if (attack := _older(record, newer))}
     rest = [cell for cell in plan if cell.id not in there or cell.id in older]
-    failed = tuple((cell, _last_line(broken[cell.id])) for cell in rest if cell.id in broken)
+    failed = tuple((cell, last_line(broken[cell.id])) for cell in rest if cell.id in broken)
     waiting = [cell for cell in rest if cell.id not in broken]
     finished = tuple(cell for cell in answered if cell.id not in older)
     timed = [cell for cell in finished if cell.id in read]
@@ -126,8 +127,3 @@ def _older(record: Record, newer: Mapping[str, int]) -> str:
 
 def _seconds(record: Record) -> float:
     return sum(attack.cost.seconds for attack in record.attacks.values())
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no traceback"

@@ -10,6 +10,7 @@ from gradleak.audit.scoring import worst_values
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.specs import to_string
 from gradleak.records.files import write_whole
+from gradleak.records.judgement import judge_record
 from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record, now
 from gradleak.records.statistics import Interval, paired_difference
@@ -86,11 +87,10 @@ def point_of(name: str, metric: str, record: Record, utility: Utility) -> Point:
         gain=gain_over_blind(record, metric),
         utility=utility.scores(),
         guarantees=utility.guarantees,
-        search_failed=any("search_failed" in names for names in raised),
-        not_adaptive=all("not_adaptive" in names for names in raised),
         one_draw=any("one_draw" in names for names in raised),
         audit=record.id,
         training=utility.id,
+        judgement=judge_record(record),
     )
 
 

@@ -1,0 +1,204 @@
+"""Through all combinations of outcomes and flags: no two screens, pages or files say different things of one result."""
+
+import itertools
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradleak.records.flags import RaisedFlag
+from gradleak.records.judgement import (
+    DOUBTS,
+    LEAKS,
+    NO_FLAGS,
+    NOT_JUDGED,
+    NOT_SHOWN,
+    Coverage,
+    Judgement,
+    judge_record,
+    judge_setting,
+)
+from gradleak.records.schema import (
+    AttackRecord,
+    BatchRecord,
+    DataRecord,
+    ExampleRecord,
+    FindingRecord,
+    Record,
+    Score,
+    SecretRecord,
+    TargetRecord,
+)
+from gradleak.records.settings import Setting
+from gradleak.records.statistics import Interval
+from gradleak.records.store import write_record
+from gradleak.records.summary import Summary, columns_of
+from gradleak.report.attack_heat import attack_heat
+from gradleak.report.gate_files import junit, sarif
+from gradleak.report.heat_map import HeatCell, HeatMap, Lead, conclusions, text_of
+from gradleak.report.html import html
+from gradleak.report.labels import Labels
+from gradleak.report.markdown import markdown
+from gradleak.report.run_report import build_report
+from gradleak.report.run_verdict import verdict
+from gradleak.report.story import tell
+from gradleak.report.tradeoff import Point
+from gradleak.report.verdict import closing_sentence
+from gradleak.study.gate import check_setting, read_bound
+from gradleak.study.map_summary import cell
+
+N = 6
+BOUNDS = [read_bound("exact_match=0.9", upper=True)]
+WORDS = {LEAKS: "This setting leaks", NOT_SHOWN: "Not shown either way", NOT_JUDGED: "Could not be judged"}
+# How many are: proven, rebuilt word for word, too long for that to be luck; and what the others score (blind: 0.2)
+OUTCOMES = {
+    "nothing": (0, 0, 0, 0.1),
+    "as much as blind": (0, 0, 0, 0.2),
+    "more than blind": (0, 0, 0, 0.5),
+    "one is proven": (1, 1, 1, 0.1),
+    "all are proven": (N, N, N, 1.0),
+    "one is rebuilt, too long for luck": (0, 1, 1, 0.1),
+    "one is rebuilt, which may be luck": (0, 1, 0, 0.1),
+    "all are rebuilt": (0, N, 0, 1.0),
+}
+FLAGS = (*DOUBTS, "near_chance", "generous_knowledge")
+KINDS = ("search_failed", "not_adaptive", "no_objective", "few_examples", "near_chance")  # one of each kind of rule
+
+
+def record_of(outcome: str, flags: tuple[str, ...], named: int = 0, attack: str = "tag", seed: int = 0) -> Record:
+    proven, exact, whole, rouge1 = OUTCOMES[outcome]
+    values = [{"rouge1": 1.0 if place < exact else rouge1, "exact_match": float(place < exact)} for place in range(N)]
+    blind = {"rouge1": 0.2, "exact_match": 0.0}
+    examples = tuple(
+        ExampleRecord(place, 0, "a guess", None, place < proven, dict(one), dict(blind), place < whole)
+        for place, one in enumerate(values)
+    )
+    scores = {}
+    for metric, chance in blind.items():
+        mean = sum(one[metric] for one in values) / N
+        scores[metric] = Score(mean, mean - 0.05, mean + 0.05, chance, chance - 0.04, chance + 0.04, "fraction", "higher", N)
+    spec: dict[str, Any] = {"attacks": [{"name": attack}], "seed": seed, "data": {"name": "canaries"}, "defenses": []}
+    raised = tuple(RaisedFlag(name, f"Why {name}.") for name in flags)
+    said = tuple(FindingRecord(place, "bag_of_words", True, "rows", 3, (), 1.0, 1.0) for place in range(named))
+    batches = tuple(BatchRecord(place, objective_at_guess=0.1, objective_at_truth=0.2) for place in range(N))
+    return Record(
+        created="2026-01-02T03:04:05+00:00",
+        spec=spec,
+        versions={},
+        machine={},
+        data=DataRecord("ab", N, N),
+        target=TargetRecord("tiny", "ff", 100, 50),
+        secrets=tuple(SecretRecord(place, 0, "cd" * 32, 5) for place in range(N)),
+        attacks={attack: AttackRecord(spec["attacks"][0], scores, examples, batches, (), raised)},
+        worst_case=scores,
+        findings=said,
+    )
+
+
+def every(flags: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...], int, str]]:
+    subsets = [chosen for size in range(len(flags) + 1) for chosen in itertools.combinations(flags, size)]
+    subsets += [(flag,) for flag in FLAGS if flag not in flags]
+    yield from itertools.product(OUTCOMES, subsets, (0,), ("tag",))
+    some = [(), ("near_chance",), ("near_chance", "search_failed"), ("search_failed", "few_examples")]
+    yield from itertools.product(OUTCOMES, some, (0, 3), ("tag", "blind"))
+
+
+def setting_of(record: Record) -> Setting:
+    return Setting((Summary(Path(f"{record.id}.json"), record, {key: columns_of(one) for key, one in record.attacks.items()}),))
+
+
+@pytest.mark.parametrize("chosen", [KINDS, pytest.param(FLAGS, marks=pytest.mark.long)], ids=["kinds", "all"])
+def test_no_two_outlets_disagree(chosen: Sequence[str]) -> None:
+    seen = set()
+    for outcome, flags, named, attack in every(chosen):
+        record = record_of(outcome, flags, named, attack)
+        setting, labels = setting_of(record), Labels([record])
+        judged = judge_setting(setting)
+        seen.add(judged.verdict)
+        where = f"{outcome}, {flags}, {named}, {attack}: {judged}"
+        assert judged == judge_record(record), where
+        mapped = cell(1, "query", record)
+        run = verdict([setting], {setting: judged}, Coverage(None, 1), labels)
+        words = {"run": run.verdict, "map": mapped.verdict, "point": point_of(judged).verdict}
+        findings = list(check_setting(setting, labels, BOUNDS))
+        words |= {f"gate {one.rule}": one.verdict for one in findings}
+        assert set(words.values()) == {judged.verdict}, where
+        (heat,) = attack_heat([setting], labels).cells
+        assert heat.verdict == judged.verdict or named, where
+        marks = {heat.in_doubt, point_of(judged).in_doubt, text_of(heat_map_of([mapped]), mapped).endswith("?")}
+        assert marks == {judged.may_be_more}, where
+        assert (run.leaks, run.in_doubt) == (judged.verdict == LEAKS, judged.verdict == NOT_JUDGED), where
+        closing = closing_sentence(judged, record)
+        assert closing.startswith(WORDS[judged.verdict]) and closing in run.sentences, where
+        assert run.headline.startswith(WORDS[judged.verdict]) or named, where
+        assert not (judged.leaks and "no more was rebuilt" in closing), where
+        happened = tell([setting], {setting: judged}, labels).happened
+        assert ("no attack is shown" in happened.lower()) == (not judged.above_blind and not judged.whole), where
+        shut = {one.rule for one in findings if not one.passed} - {"exact_match", "names_words"}
+        assert shut == set(judged.doubts), where
+        assert judged.verdict != NOT_JUDGED or shut, where
+    assert seen == set(WORDS)
+
+
+def heat_map_of(cells: Sequence[HeatCell]) -> HeatMap:
+    layers = tuple(one.layer for one in cells)
+    return HeatMap(
+        *("", "tiny", "canaries", "tag", "rouge1", N, N, 0, (), 100, layers, ("query",), tuple(cells)),
+        overall={"query": cells[0].scores},
+        leads={"rouge1": Lead("query")},
+    )
+
+
+def point_of(judged: Judgement) -> Point:
+    leak = Score(0.1, 0.0, 0.2, 0.1, 0.0, 0.2, "fraction", "higher", N)
+    return Point("none", leak, Interval(0.0, 0.0, 0.0, N), {}, (), False, "ab", "cd", judged)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_files_of_a_gate_hold_the_word_of_the_page(word: str) -> None:
+    chosen = {LEAKS: ("one is proven", ()), NOT_SHOWN: ("nothing", ("near_chance",)), NOT_JUDGED: ("nothing", ("search_failed",))}
+    record = record_of(*chosen[word])
+    findings = [replace(one, passed=False) for one in check_setting(setting_of(record), Labels([record]), BOUNDS)]
+    results = json.loads(sarif(findings, "0"))["runs"][0]["results"]
+    assert {result["properties"]["verdict"] for result in results} == {word}
+    root = ET.fromstring(junit(findings))
+    assert {one.get("value") for one in root.iter("property") if one.get("name") == "verdict"} == {word}
+
+
+def test_a_page_of_many_says_one_thing_of_each_and_calls_nothing_safe(tmp_path: Path) -> None:
+    """The two contradictions that were seen: leaks above and blind's equal below; a headline of a setting that is not shown."""
+    chosen = [
+        ("as much as blind", ("near_chance",)),
+        ("nothing", ("near_chance", "search_failed")),
+        ("one is proven", ("near_chance", "no_objective")),
+        ("more than blind", ("search_failed",)),
+        ("more than blind", ("near_chance", "few_examples")),
+    ]
+    for seed, (outcome, flags) in enumerate(chosen):
+        write_record(tmp_path, record_of(outcome, flags, seed=seed))
+    report = build_report(tmp_path, lambda record: {})
+    assert report.verdict.headline.startswith(
+        "2 of 5 settings leak; 1 not shown either way; 2 could not be judged. In the worst, "
+    )
+    assert [row.verdict for row in report.settings][:2] == [LEAKS, LEAKS]
+    first = report.settings[0]
+    assert first.score.mean is not None and f"{100 * first.score.mean:.1f}" in report.verdict.headline
+    for page in (html(report), markdown(report)):
+        text = page.replace("not a proof of safety", "").replace("none is called safe", "").replace("unsafe-inline", "")
+        assert "safe" not in text.lower()
+        assert all(page.count(word) >= 1 for word in WORDS)
+
+
+def test_a_map_names_no_module_as_leaking_of_which_no_layer_is_shown_to() -> None:
+    cells = [cell(layer, "query", record_of("as much as blind", ("near_chance",))) for layer in (1, 2)]
+    said = " ".join(conclusions(heat_map_of(cells)))
+    assert "query scores highest, and no layer of it is shown to leak" in said and "leaks most" not in said
+    assert "0 of 2 views leak; 2 not shown either way." in said
+
+
+def test_what_is_no_flag_is_explained_too() -> None:
+    assert all(text.endswith(".") for text in NO_FLAGS.values())
