@@ -109,6 +109,21 @@ def test_a_foreign_file_with_a_private_text_is_named_and_left(tmp_path: Path, da
     assert (out / "mine.txt").exists()
 
 
+def test_a_file_with_the_name_of_a_report_is_left_and_a_record_with_another_name_is_not(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "runs"
+    assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out / "one")]) == 0
+    (record,) = (out / "one").glob("*.json")
+    renamed = record.rename(out / "one" / "before the fix.json")
+    (out / "paper").mkdir()
+    mine = [out / "paper" / "report.pdf", out / "one" / "index.html"]
+    for path in mine:
+        path.write_text("mine")
+    assert main(["purge", str(out), "--yes"]) == 0
+    assert [path.read_text() for path in mine] == ["mine"] * 2
+    assert renamed.is_file() and holding(out, CANARY) == []
+    assert [path.name for path in (out / "one").glob("*.json")] == [renamed.name]
+
+
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path, data: Path, capsys: Captured) -> None:
     home = tmp_path / "home"
     (home / "keys").mkdir(parents=True)

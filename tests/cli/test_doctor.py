@@ -17,6 +17,7 @@ import torch
 
 import gradleak
 from gradleak.cli import main
+from gradleak.cli.doctor import check_claims
 from gradleak.core import memory
 from gradleak.study.claims import claim
 from gradleak.targets import minilm
@@ -251,6 +252,17 @@ def test_a_cell_that_another_run_works_on_is_not_stale(runs: Path) -> None:
     with claim(runs, CELL):
         (found,) = doctor.check_claims(runs)
     assert found.word == "ok" and "being worked on" in found.said
+
+
+def test_claims_that_may_not_be_opened_end_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (runs / "claims").mkdir(exist_ok=True)
+    (runs / "claims" / "0123456789abcdef").touch()
+
+    def refused(*_: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gradleak.study.claims.claim", refused)
+    assert list(check_claims(runs)) == []
 
 
 def test_the_command_prints_what_is_wrong_and_returns_3(runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

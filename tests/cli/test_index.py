@@ -91,13 +91,16 @@ def test_early_and_late_errors_are_the_same_sentence(kind: str, line: str) -> No
         ("target", "bert-base-uncased"),
         ("target", "./my-classifier"),
         ("target", "org/model:classes=3"),
+        ("target", "mymodel:classes=2"),
         ("dataset", "notes.csv:text=note,label=class"),
         ("defense", "none"),
         ("defense", "clipping:clip=1 + gaussian_noise:std=0.01"),
         ("attack", "portfolio"),
     ],
 )
-def test_what_may_be_right_is_let_through(kind: str, line: str) -> None:
+def test_what_may_be_right_is_let_through(kind: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mymodel").mkdir()
+    monkeypatch.chdir(tmp_path)
     check_line(kind, line)
 
 

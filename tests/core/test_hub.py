@@ -51,8 +51,11 @@ def test_a_server_that_answers_is_reached_also_through_a_proxy(no_network: Path,
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert hub.is_reachable(address)
-        monkeypatch.setenv("http_proxy", address)
-        assert hub.is_reachable("http://hub.invalid")
+        for number, proxy in enumerate((address, address.removeprefix("http://"))):  # with and without a scheme
+            monkeypatch.setenv("http_proxy", proxy)
+            assert hub.is_reachable(f"http://hub{number}.invalid")
+        monkeypatch.setenv("no_proxy", "elsewhere.invalid")
+        assert not hub.is_reachable("http://elsewhere.invalid")
 
 
 def test_what_is_no_hub_id_is_left_to_whoever_loads_it(no_network: Path) -> None:

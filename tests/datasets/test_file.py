@@ -190,6 +190,8 @@ def test_labels_are_numbers_names_or_those_of_a_list(tmp_path: Path) -> None:
     with pytest.raises(GradleakError, match=r"line 4: the label is none of labels=\[bad,good\]"):
         File(named, labels=("bad", "good")).load()
     assert [example.label for example in File(named, labels=("bad", "good"), skip_bad=True).load()] == [1, 0]
+    with pytest.raises(GradleakError, match="line 4: the label is none of"):
+        File(named, labels=("bad", "good", "None")).load()  # a name, not what is said of a label that is no number
 
 
 def test_examples_know_their_line(tmp_path: Path) -> None:

@@ -343,6 +343,14 @@ def test_what_cannot_be_meant_is_refused_with_what_can(made: Made, capsys: Captu
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("rule", ["missing", "unreadable"])
+def test_where_nothing_is_left_to_judge_no_waiver_opens_the_gate(made: Made, capsys: Captured, rule: str) -> None:
+    for path in made.paths:
+        path.unlink() if rule == "missing" else path.write_text("")
+    assert gate(made, "--accept", "missing", "--accept", rule) == 4
+    assert "No record is here" in capsys.readouterr().out
+
+
 def test_a_folder_of_nothing_opens_no_gate(tmp_path: Path) -> None:
     assert main(["gate", str(tmp_path), *BOUND]) == 2
 

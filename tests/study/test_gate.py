@@ -12,7 +12,7 @@ from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, DataRecord, ExampleRecord, Record, Score, TargetRecord
 from gradleak.records.store import write_record
 from gradleak.report.gate_files import junit, sarif
-from gradleak.study.gate import Accepted, examples_needed, judge, read_bound
+from gradleak.study.gate import Accepted, Finding, examples_needed, judge, read_bound
 
 EXACT = [read_bound("exact_match=0.05", upper=True)]
 Captured = pytest.CaptureFixture[str]
@@ -105,3 +105,9 @@ def test_files_of_an_open_gate_hold_no_failure(tmp_path: Path) -> None:
     findings = judge(write(tmp_path, 0, 100), EXACT)
     assert "<failure" not in junit(findings)
     assert json.loads(sarif(findings, "0"))["runs"][0]["results"] == []
+
+
+def test_junit_of_a_message_with_colours_can_be_read() -> None:
+    finding = Finding("the run", (), "failed", "no failed cell", False, "It failed: \x1b[31mboom\x00 & <more>.")
+    (failure,) = ET.fromstring(junit([finding])).iter("failure")
+    assert failure.get("message") == "It failed: ?[31mboom? & <more>."

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradleak.core.batch import Example
+from gradleak.core.batch import ClassNumber, Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 from gradleak.targets.class_names import ClassNames
@@ -42,6 +42,11 @@ def test_where_names_are_numbers_a_number_is_a_name() -> None:
     assert [stars.class_of(label) for label in (1, "3")] == [0, 2]
     with pytest.raises(GradleakError, match="label '0' is not known"):
         stars.class_of(0)
+
+
+def test_a_class_that_the_data_has_numbered_is_no_name() -> None:
+    stars = names("1", "2", "3")
+    assert [stars.class_of(ClassNumber(place)) for place in range(3)] == [0, 1, 2]
 
 
 def test_a_classifier_reads_labels_through_label2id(tiny: Target) -> None:

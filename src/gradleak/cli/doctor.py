@@ -323,8 +323,11 @@ def check_claims(out: Path) -> Iterator[Finding]:
         folder, cell = path.parents[1], path.name
         if any((folder / f"{cell}{suffix}").exists() for suffix in (".json", ".failed.txt")):
             continue
-        with claim(folder, cell) as is_ours:
-            (stale if is_ours else held).append(path)
+        try:
+            with claim(folder, cell) as is_ours:
+                (stale if is_ours else held).append(path)
+        except OSError:  # another user's, or on a disk that is read only: `check_writing` has said so
+            continue
     if held:
         yield Finding("claims", f"{len(held)} cells are being worked on by another run")
     if stale:

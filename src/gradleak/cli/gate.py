@@ -28,9 +28,10 @@ def gate(
     """Exits with 4 unless all that was meant is there, and every setting is shown to leak no more than the bounds.
 
     What counts is the worst case over all attacks on a setting, and of its interval the end that is worse (one-sided, 95 %).
-    Shut too, each by its name: cells that are missing, failed, unreadable, foreign, outdated or of other_data; flags that
-    make a low score unreliable (search_failed, not_adaptive, dead_gradient, no_objective, unmodelled_dropout,
-    member_out_of_time, few_examples); only_blind; names_words; no_bound. A bound of 0.05 needs 59 examples of which none leaks.
+    Shut too, each by its name: cells that are missing, failed, unreadable, foreign, outdated (with --spec) or of
+    other_data; flags that make a low score unreliable (search_failed, not_adaptive, dead_gradient, no_objective,
+    unmodelled_dropout, member_out_of_time, few_examples); only_blind; no_score; names_words; no_bound. A bound of 0.05
+    needs 59 examples of which none leaks.
     """
     from gradleak import __version__
     from gradleak.core.errors import GradleakError

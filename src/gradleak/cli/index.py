@@ -72,9 +72,13 @@ def _may_be_right(kind: str, name: str, line: str) -> bool:
     """Whether a line may be what the index does not know: a path, a chain, a component that the user's program registered."""
     from gradleak.core.registry import registered
 
-    is_path = kind in PATHS and (any(sign in name for sign in "/\\.-~") or Path(line).exists())
+    is_path = kind in PATHS and (any(sign in name for sign in "/\\.-~") or _is_here(line) or _is_here(name))
     is_chain = kind == "defense" and (name == "none" or "+" in line)
     return is_path or is_chain or name in registered(kind)
+
+
+def _is_here(path: str) -> bool:
+    return Path(path).expanduser().exists()
 
 
 class ComponentLine(click.ParamType):  # type: ignore[type-arg]
@@ -111,9 +115,8 @@ class Command(PlainHelp):
 
 def find_target(line: str) -> None:
     """Refuses a hub id that neither network nor cache holds, before a library is loaded for it."""
-    from gradleak.core.hub import find_model
+    from gradleak.core.hub import find_model, is_beside_folders
 
     path = line.partition(":")[0].strip()
-    beside_others = "/" in path and Path(path.split("/")[0]).is_dir()  # `models/clf` where there is a folder `models`
-    if path not in read_index()["target"] and not beside_others and not Path(line).exists() and not Path(path).exists():
+    if path not in read_index()["target"] and not is_beside_folders(path) and not _is_here(line) and not _is_here(path):
         find_model(path)

@@ -21,9 +21,10 @@ def purge(
 ) -> None:
     """Removes what holds private text: guesses, kept texts, parts, fits, keys, failure files, pictures, reports.
 
-    Records stay, without guesses and texts: scores, intervals, flags and cost can still be shown, compared and gated. Their
-    keyed hashes can no longer be tested against any text, and the same study would run again. Files that gradleak did
-    not write are not touched. Copies elsewhere are not reached: reports written with --out, backups, the data itself.
+    Records stay, without guesses and texts: scores, intervals, flags and cost can still be shown, compared and gated (with
+    --spec only by --accept other_data: their keyed hashes can no longer be tested against any text). The same study would
+    run again. Files that gradleak did not write are not touched.
+    Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
     from gradleak.core.errors import GradleakError, RunFailed
     from gradleak.report.layout import open_console

@@ -61,7 +61,6 @@ def run(
     """
     began = time.monotonic()
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.core.errors import GradleakError
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay
     from gradleak.study.allowance import Allowance, read_time
@@ -70,21 +69,16 @@ def run(
     from gradleak.study.priority import in_order, read_priority
     from gradleak.study.ray_engine import Cluster, run_on_ray
 
-    if engine not in ENGINES:
-        raise GradleakError(f"Unknown engine {engine!r}. Use --engine {' or '.join(ENGINES)}.")
-    if address is not None and engine != "ray":
-        raise GradleakError("--address is of a Ray cluster: add --engine ray, or leave it out.")
     seconds = None if time_given is None else read_time(time_given)
-    if seconds is not None and engine == "ray":
-        raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
+    _refuse_engine(engine, address, is_timed=seconds is not None)
     files, ordering = _studies_and_list(spec, priority, is_timed=seconds is not None)
     entries = read_priority(ordering) if ordering else []
     display = TerminalDisplay(open_console(to_stderr=True))
     jobs, left_out = _jobs(files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None)
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
     most = resolve_memory(memory)
+    devices = [] if engine == "ray" else [resolve_device(word.strip()) for word in device.split(",")]
     if seconds is not None:
-        devices = [resolve_device(word.strip()) for word in device.split(",")]
         shares, unused = in_order(jobs, entries)
         for sentence in unused:
             display.say(f"{ordering}: {sentence}")
@@ -99,11 +93,22 @@ def run(
             cluster = Cluster(address, device, workers, most)
             found = run_on_ray(job.cells, job.folder, cluster, display, retry=retry_failed)
         else:
-            devices = [resolve_device(word.strip()) for word in device.split(",")]
             found = run_on(devices, workers or len(devices), job.cells, job.folder, display, retry=retry_failed, memory=most)
         print_results(found, job.folder, before, full=full)
         results += found
     refuse_failures(results)
+
+
+def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
+    """Refuses an engine that is none, and what does not go with the one that was chosen."""
+    from gradleak.core.errors import GradleakError
+
+    if engine not in ENGINES:
+        raise GradleakError(f"Unknown engine {engine!r}. Use --engine {' or '.join(ENGINES)}.")
+    if address is not None and engine != "ray":
+        raise GradleakError("--address is of a Ray cluster: add --engine ray, or leave it out.")
+    if is_timed and engine == "ray":
+        raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
 
 
 def _studies_and_list(named: Sequence[Path], priority: Path | None, *, is_timed: bool) -> tuple[list[Path], Path | None]:

@@ -25,7 +25,7 @@ def score(
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.core.metric import Metric
-    from gradleak.records.store import read_record, write_record
+    from gradleak.records.store import read_record, rewrite_record
     from gradleak.records.summary import record_paths
     from gradleak.report.layout import open_console
     from gradleak.report.numbers import mean_and_interval, number
@@ -45,7 +45,7 @@ def score(
                 "Put the data back, or run the audit again with --metric."
             )
         scored = rescore(record, [found[place] for place in places], metrics, where, partial(console.print, soft_wrap=True))
-        write_record(path.parent, scored)
+        rewrite_record(path, scored)
         for one in metrics:
             worst = scored.worst_case[one.name]
             told = f"{one.name} {mean_and_interval(worst)}, blind {number(worst.blind, worst.unit)}, n = {worst.n}"

@@ -10,7 +10,7 @@ from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import KINDS, Component, registered
 from gradleak.core.specs import from_dict, to_string
-from gradleak.records.files import write_whole
+from gradleak.records.files import write_to_publish
 
 
 def index_text() -> str:
@@ -55,4 +55,4 @@ def written(value: object) -> str:
 
 
 if __name__ == "__main__":
-    write_whole(FILE, index_text())
+    write_to_publish(FILE, index_text().encode())

@@ -9,6 +9,10 @@ from torch import Tensor
 from gradleak.core.picture import Picture
 
 
+class ClassNumber(int):
+    """A class by its number for certain, also where the target's names of classes are numbers themselves."""
+
+
 @dataclass(frozen=True)
 class Example:
     """One private text with its label and the spans of it (character offsets) that would hurt most; or one private picture."""

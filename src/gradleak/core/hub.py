@@ -11,14 +11,19 @@ import threading
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 from gradleak.core.errors import GradleakError
 
-PATIENCE = 2.0  # seconds for a connection
+PATIENCE = 2.0  # seconds for a connection to one address
 HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _unreachable: set[str] = set()  # addresses that were tried
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def is_beside_folders(path: str) -> bool:
+    """Whether what looks like a hub id is a path: `models/clf` where there is a folder `models`."""
+    return "/" in path and Path(path.split("/")[0]).is_dir()
 
 
 def find_model(path: str) -> None:
@@ -64,9 +69,12 @@ def cache_folder() -> Path:
 
 @cache
 def is_reachable(address: str) -> bool:
-    """Whether the server of an address, or the proxy that stands before it, takes a connection within two seconds."""
+    """Whether the server of an address, or the proxy that stands before it, takes a connection within four seconds."""
     asked = urlsplit(address)
-    server = urlsplit(getproxies().get(asked.scheme) or address)
+    proxy = None if proxy_bypass(asked.hostname or "") else getproxies().get(asked.scheme)
+    if proxy and "://" not in proxy:  # as HTTPS_PROXY often is, and libraries read it
+        proxy = f"http://{proxy}"
+    server = urlsplit(proxy or address)
     place = (server.hostname or "", server.port or (80 if server.scheme == "http" else 443))
     answered: list[bool] = []
 
@@ -80,7 +88,7 @@ def is_reachable(address: str) -> bool:
     # In a thread, since looking up a name has no limit of its own
     asking = threading.Thread(target=connect, daemon=True)
     asking.start()
-    asking.join(PATIENCE)
+    asking.join(2 * PATIENCE)  # a server may have two addresses, the first of which leads nowhere
     return bool(answered)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradleak.core.batch import Example
+from gradleak.core.batch import ClassNumber, Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
 from gradleak.datasets.rows import Row
@@ -93,11 +93,11 @@ class Columns:
         number = int(written.split(".")[0]) if WHOLE.fullmatch(written) else None
         if not self.labels:
             return written if number is None else number
-        name = written if written in self.labels else str(number)
+        name = written if written in self.labels or number is None else str(number)
         if name not in self.labels:
             # not which it is: a wrong column may hold whole private texts, and this goes into records
             raise _Unfit(f"the label is none of labels=[{','.join(self.labels)}]; case counts")
-        return self.labels.index(name)
+        return ClassNumber(self.labels.index(name))
 
 
 class _Unfit(Exception):

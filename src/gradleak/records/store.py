@@ -56,11 +56,16 @@ def check_writable(folder: Path) -> None:
 
 def write_record(folder: Path, record: Record) -> Path:
     """Writes `folder/<id>.json`; a reader sees the old file or the new one, never half of one."""
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     path = folder / f"{record.id}.json"
-    with _explained(f"write records into {folder}"):
-        write_whole(path, text)
+    rewrite_record(path, record)
     return path
+
+
+def rewrite_record(path: Path, record: Record) -> None:
+    """Writes a record where it lies, whatever its file is called."""
+    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    with _explained(f"write records into {path.parent}"):
+        write_whole(path, text)
 
 
 def read_record(path: Path) -> Record:

@@ -81,9 +81,15 @@ def record_files(run: Path) -> Iterator[Path]:
     """Records in a folder and in all below it, by their name or, of files that were renamed, by what they begin with."""
     for folder in walk(run):
         for path in sorted(folder.glob("*.json")):
-            sure = is_record_name(path) and folder.name != TRAININGS
-            if not path.name.startswith(".") and path.is_file() and (sure or _begins_as_record(path)):
+            if is_record(path):
                 yield path
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file is a record, by its name or, where it was renamed, by what it begins with."""
+    if path.suffix != ".json" or path.name.startswith(".") or not path.is_file():
+        return False
+    return (is_record_name(path) and path.parent.name != TRAININGS) or _begins_as_record(path)
 
 
 def is_record_name(path: Path) -> bool:

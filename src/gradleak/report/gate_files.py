@@ -1,10 +1,14 @@
 """What a gate found as JUnit XML and as SARIF, for machines that collect such files."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
+
+NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")  # a traceback may hold colours
 
 
 class Judged(Protocol):
@@ -48,7 +52,8 @@ def junit(findings: Sequence[Judged]) -> str:
     root = ET.Element("testsuites")
     root.append(suite)
     ET.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+    written = NOT_IN_XML.sub("?", ET.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'
 
 
 def sarif(findings: Sequence[Judged], version: str) -> str:
@@ -80,5 +85,5 @@ def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
 
 
 def _location(path: Path) -> dict[str, Any]:
-    uri = path.as_uri() if path.is_absolute() else path.as_posix()
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}

@@ -97,7 +97,11 @@ def _beside(run: Path, folder: Path, name: str, wanted: Any) -> Any:
     path = folder / name
     if not run.is_dir() or not path.is_file():
         return None
-    return from_plain(wanted, json.loads(path.read_text(encoding="utf-8")), name)
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecordError(f"{path} is not a whole JSON file. Make it again, or delete it to have a report without it.") from error
+    return from_plain(wanted, plain, name)
 
 
 def _tradeoff(run: Path, folder: Path, summaries: Mapping[str, Summary]) -> Tradeoff | None:

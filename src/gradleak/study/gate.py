@@ -122,6 +122,9 @@ def judge(
     settings = sorted(settings_of(found.summaries), key=lambda setting: natural(labels.setting(setting.record)))
     _refuse_unfit(settings, bounds)
     findings = [*_of_gaps(found), *(one for setting in settings for one in check_setting(setting, labels, bounds))]
+    if not settings:  # gaps may be waived, a bound never is
+        nothing = "No record is here to hold against this bound."
+        findings += [Finding("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds]
     why = {one.rule: one.why or "accepted" for one in accepted}
     return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 

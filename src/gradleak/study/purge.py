@@ -12,8 +12,8 @@ from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX as FAILED
 from gradleak.records.run_folder import FILE, SCHEMA
 from gradleak.records.schema import Record
-from gradleak.records.store import read_record, write_record
-from gradleak.records.summary import RECORD
+from gradleak.records.store import read_record, rewrite_record
+from gradleak.records.summary import is_record
 from gradleak.records.withheld import texts_of, without_texts
 from gradleak.study.claims import claim
 
@@ -21,12 +21,11 @@ KEY = "keys/secrets.key"
 # Folders of a run whose contents are private: guesses, the key that texts could be tested by, weights learnt from the data.
 FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
 TRAINING = "training"  # of a trade-off: <id>.json holds counts, <id>/ a checkpoint
-REPORTS = ("report.html", "report.md", "report.json", "report.pdf", "index.html")
 # What reports say of themselves near their beginning; those of earlier versions have the title only
 MARKS = (b'<meta name="generator" content="gradleak">', b"<title>gradleak: ", b"# What leaks: ", b'"schema": "gradleak.report/')
 PDF_TITLES = (b"gradleak: ", "gradleak: ".encode("utf-16-be"))
 PICTURE = re.compile(r"[0-9a-f]{16}-\d+-\w+\.png")
-HALF_WRITTEN = re.compile(r"\..+\.tmp|.+\.part")
+HALF_WRITTEN = re.compile(r"\..+\.tmp")
 # Files of a run that hold no text. They stay, and are read through for texts all the same.
 WITHOUT_TEXT = (
     *(FILE, "pace.json", "map.json", "heat_map.svg", "tradeoff.json", "tradeoff.svg", "tuning.json", "published.xz"),
@@ -67,7 +66,7 @@ def plan_purge(root: Path, *, everything: bool = False) -> Purge:
 
 def is_run(folder: Path) -> bool:
     """Whether an audit or a study wrote into this very folder."""
-    return any(folder.glob(RECORD)) or (folder / KEY).is_file() or _is_study(folder / FILE)
+    return any(map(is_record, folder.glob("*.json"))) or (folder / KEY).is_file() or _is_study(folder / FILE)
 
 
 def purge(plan: Purge) -> list[Path]:
@@ -76,7 +75,7 @@ def purge(plan: Purge) -> list[Path]:
     for path in plan.records:
         record = read_record(path)
         texts |= {text.casefold() for text in texts_of(record) if len(text.strip()) >= SHORTEST_TEXT}
-        write_record(path.parent, without_texts(record))
+        rewrite_record(path, without_texts(record))
     # The keys go last: whoever is interrupted finds a folder that can be purged again.
     for kind in sorted(plan.remove, key=lambda kind: kind == FOLDERS["keys"]):
         for path in plan.remove[kind]:
@@ -122,7 +121,7 @@ def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
         removed_as = _kind(path)
         if removed_as is not None:
             found.mark(removed_as, path)
-        elif path.match(RECORD):
+        elif is_record(path):
             _sort_record(path, found, everything)
         elif path.name in WITHOUT_TEXT:
             found.mark("tables and plans", path) if everything else found.keep.append(path)
@@ -154,11 +153,9 @@ def _kind(path: Path) -> str | None:
 
 
 def _is_report(path: Path) -> bool:
-    """By its name, or under any other name by what it says of itself."""
-    if not _is_file(path) or path.suffix not in (".html", ".md", ".json", ".pdf"):
+    """By what it says of itself, whatever it is called: a file that only has the name of one may be anybody's."""
+    if not path.is_file() or path.suffix not in (".html", ".md", ".json", ".pdf") or is_record(path):
         return False
-    if path.name in REPORTS or path.match(RECORD):
-        return not path.match(RECORD)
     with path.open("rb") as file:
         start = file.read(4096)
     return any(mark in start for mark in MARKS) or (

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradleak.core.batch import ClassNumber
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
 
@@ -36,7 +37,8 @@ class ClassNames:
 
     def class_of(self, label: int | str) -> int:
         """The class of a label. Where the model's names are numbers themselves (1 to 5 stars), a number is a name."""
-        if isinstance(label, str) or any(_is_number(name) for name in self.named):
+        may_be_name = not isinstance(label, ClassNumber) and any(_is_number(name) for name in self.named)
+        if isinstance(label, str) or may_be_name:
             return self._by_name(str(label))
         if not 0 <= label < self.classes:
             raise GradleakError(

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import torch
 from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub import find_model
+from gradleak.core.hub import HUB_ID, find_model, is_beside_folders
 from gradleak.core.paths import near_paths
-
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name, or an owner and a name
 
 
 def quiet_transformers() -> Any:
@@ -43,8 +40,7 @@ def refuse_missing_folder(path: str) -> None:
         return
     if folder.is_file():
         raise GradleakError(f"{path} is a file: name the folder that holds config.json, the weights and the tokenizer.")
-    beside_others = "/" in path and Path(path.split("/")[0]).is_dir()  # `models/clf` where there is a folder `models`
-    if beside_others or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
+    if is_beside_folders(path) or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
         raise GradleakError(f"There is no folder {path}; {near_paths(path, 'check the path.', folders=True)}")
 
 
