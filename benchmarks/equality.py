@@ -72,7 +72,8 @@ AUDITS = (
     f"{PICTURES} --attack ig:steps=60 --defense sign",
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --attack lti_pictures_paper:steps=60,width=64",
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --defense sign",
-    f"{PICTURES} --attack lti_pictures:steps=60,width=64,directions=null,mirrored=true,shifted=1 --defense pruning:fraction_kept=0.1",
+    f"{PICTURES} --attack lti_pictures:steps=60,width=64,directions=null,mirrored=true,shifted=1"
+    " --defense pruning:fraction_kept=0.1",
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --defense gaussian_noise:std=0.1",
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --batch-size 2 --limit 2",
     # A real model
