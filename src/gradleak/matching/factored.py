@@ -18,7 +18,7 @@ from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.plan import Group, Member, Plan
 from gradleak.matching.readings import WHOLE, Reading, Surviving
 from gradleak.matching.survivors import Sparse, sparse_survivors
-from gradleak.matching.terms import Sums, lookup_angles, outer_sums, vector_sums
+from gradleak.matching.terms import Sums, lookup_angles, lookup_entries, outer_sums, vector_sums
 
 Observed = Thin | Sparse | Tensor
 Calls = Mapping[str, Sequence[tuple[Use, Tensor]]]  # by module: each use with its output gradient
@@ -112,8 +112,10 @@ class FactoredSums:
             deltas = deltas * (ids != module.padding_idx)[..., None]
         if not self.residuals and not self.reading.entrywise:
             return lookup_angles(ids, deltas, observed)
+        if ids.shape[-1] < module.num_embeddings:
+            return lookup_entries(ids, deltas, observed, self.residuals, self.reading)
         m, o, c = deltas.shape[:3]
-        # A product with one-hot rows, not scatter_add: that sums in any order on a GPU, and no run would repeat another.
+        # A product with one-hot rows, not scatter_add: that sums in any order on a GPU.
         rows = torch.arange(module.num_embeddings, device=ids.device)
         table = (ids[..., None] == rows).to(deltas.dtype).mT @ deltas
         return vector_sums(table.view(m, o, c, -1), observed.flatten(2), self.residuals, self.reading)

@@ -44,6 +44,39 @@ def lookup_angles(
     return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
 
 
+def lookup_entries(
+    ids: Int[Tensor, "m o c uses"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Float[Tensor, "m o rows d_out"],
+    residuals: bool,
+    reading: Reading = WHOLE,
+) -> Sums:
+    """The sums for an embedding table whose entries count one by one, without building the table.
+
+    Most rows are not looked up and have no gradient: what is seen there speaks against every candidate alike.
+    """
+    m, o, c, uses, d_out = deltas.shape
+    index = ids.reshape(m, o, c * uses, 1).expand(-1, -1, -1, d_out)
+    seen = observed.gather(2, index).view(deltas.shape)
+    same = ids[..., :, None] == ids[..., None, :]
+    # A row that is looked up twice has one gradient, the sum, and is counted at its first use. A product and no
+    # scatter_add: that sums in any order on a GPU, and no run would repeat another.
+    once = ~same.tril(-1).any(-1, keepdim=True)
+    gradients = (same.to(deltas.dtype) @ deltas) * once
+    seen = seen * once
+    differing = reading.residual(gradients, seen).flatten(3)
+    idle = ~(ids[..., None] == torch.arange(observed.shape[2], device=ids.device)).any(3)
+    left = reading.residual(torch.zeros_like(observed), observed)
+    left_squares = (idle.to(left.dtype) @ left.square().sum(-1)[..., None])[..., 0]
+    residual_squares = differing.square().sum(-1) + left_squares
+    if residuals:
+        left_sizes = (idle.to(left.dtype) @ left.abs().sum(-1)[..., None])[..., 0]
+        return residual_squares, differing.abs().sum(-1) + left_sizes
+    inner = (gradients * seen).flatten(3).sum(-1)
+    squares = gradients.square().flatten(3).sum(-1)
+    return reading.angles(residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None])
+
+
 def vector_sums(
     gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool, reading: Reading = WHOLE
 ) -> Sums:
