@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
 from gradleak.attacks.gradient_matching.loop import Search
@@ -145,6 +146,25 @@ def test_a_batch_of_two_gives_two_sentences(tiny: Target, observe: Observe) -> N
 def test_a_deadline_stops_the_search_with_the_best_guess_so_far(tiny: Target, observe: Observe) -> None:
     guess = Tag(steps=500).reconstruct(observations_of(tiny, observe)[:1], bench_for(tiny, deadline=0.0))[0]
     assert guess.cost.steps == 1
+    assert guess.sentences
+
+
+def test_a_step_that_would_end_after_the_deadline_is_not_begun(
+    tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    step = Search.losses_and_gradients
+
+    def slow(search: Search) -> tuple[Tensor, Tensor]:
+        nonlocal now
+        now += 7.0
+        return step(search)
+
+    monkeypatch.setattr(Search, "losses_and_gradients", slow)
+    monkeypatch.setattr("gradleak.core.attack.time.monotonic", lambda: now)
+    seen = observations_of(tiny, observe)[:1]
+    (guess,) = Tag(steps=500).reconstruct(seen, bench_for(tiny, deadline=100.0))
+    assert 70 < now <= 100  # as many steps as there is time for, and none that is over it
     assert guess.sentences
 
 

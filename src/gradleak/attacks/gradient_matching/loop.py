@@ -35,6 +35,8 @@ from gradleak.matching.rough import rough_products
 LOSS_EVERY = 50  # steps between entries of the loss trace
 GUESS_EVERY = 500  # steps between kept guesses
 SHOW_EVERY_SECONDS = 0.5
+# Time is kept for one more step, a last look at where it led (as long as a step) and the judging of guesses (shorter)
+ENDING_STEPS = 3
 
 
 @runtime_checkable
@@ -181,16 +183,18 @@ class Search:
         discrete = self.loop.discrete
         state = self.loop.optimiser.begin(self.embeddings)
         for step in range(self.loop.steps):
+            began = time.monotonic()
             losses, gradients = self.losses_and_gradients()
             self._keep(step, losses)
             state.step(self.embeddings, gradients)
+            seconds_a_step = time.monotonic() - began
             self.embeddings = self._framed(self.embeddings)
             self.taken = step + 1
             if discrete is not None and discrete.due(self.taken, self.loop.steps):
                 discrete.round(self, state, self.taken)
                 self.embeddings = self._framed(self.embeddings)
                 self.guesses_to_judge.append(nearest_tokens(self.rows, self.embeddings))
-            if self.bench.out_of_time:
+            if self.bench.ends_within(ENDING_STEPS * seconds_a_step):
                 break
         if discrete is not None:
             for number in range(discrete.rounds_at_end):
