@@ -317,6 +317,14 @@ def test_a_prior_says_a_sentence_of_the_length_asked(tiny: Target, prior: PriorS
     inside = [token for token, special in zip(sentence, fixed, strict=True) if not special]
     assert all(bool(tiny.vocabulary.allowed[token]) for token in inside)
     assert opened.likely_length() > sum(fixed)
+    streams = [Streams.root("contracts", seed) for seed in range(3)]
+    drawn = opened.draw([length, length + 1, length], streams)
+    assert [len(one) for one in drawn] == [length, length + 1, length]
+    assert drawn == [opened.draw([len(one)], [streams[seed]])[0] for seed, one in enumerate(drawn)]
+    for one in (drawn[0], drawn[2]):
+        assert all(one[place] == frame[place] for place in range(length) if fixed[place])
+        assert all(bool(tiny.vocabulary.allowed[token]) for token, special in zip(one, fixed, strict=True) if not special)
+    assert drawn[0] != drawn[2] or sum(fixed) == length or length == 3
 
 
 # Metrics

@@ -20,14 +20,14 @@ def benchmark() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(6))
 def test_answers_that_need_no_torch_take_a_moment(benchmark: ModuleType, place: int) -> None:
     _, processor = benchmark.measure(benchmark.WAITS[place])
     assert processor < 1.5  # 0.1 to 0.2 s on an idle machine; with torch at least 2
 
 
 def test_the_limits_are_those_that_were_promised(benchmark: ModuleType) -> None:
-    assert [wait.limit for wait in benchmark.WAITS] == [0.2, 1.0, 1.0, 5.0, 6.0]
+    assert [wait.limit for wait in benchmark.WAITS] == [0.2, 1.0, 1.0, 1.0, 1.0, 5.0, 6.0]
 
 
 @pytest.mark.long  # imports torch and transformers in a process of its own

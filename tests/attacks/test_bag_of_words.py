@@ -76,6 +76,9 @@ class Alphabet(Prior):
     def likely(self, length: int, streams: Streams) -> list[int]:
         raise NotImplementedError
 
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        raise NotImplementedError
+
     def likely_length(self) -> int:
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """LAMP: starts, rounds and the choice of the answer, each on a tiny model."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -100,6 +100,9 @@ class Rising(Prior):
 
     def likely(self, length: int, streams: Streams) -> list[int]:
         return list(range(length))
+
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        return [self.likely(*one) for one in zip(lengths, streams, strict=True)]
 
     def likely_length(self) -> int:
         return 5

@@ -1,7 +1,7 @@
 """An inverter learns on clients that the attacker plays, and then reads updates it has never seen, through any defense."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,9 @@ class Likes(Prior):
 
     def likely(self, length: int, streams: Streams) -> list[int]:
         return [self.word] * length
+
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        return [self.likely(*one) for one in zip(lengths, streams, strict=True)]
 
     def likely_length(self) -> int:
         return 1

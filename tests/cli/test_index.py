@@ -11,11 +11,13 @@ import gradleak
 from gradleak.audit import AuditSpec
 from gradleak.cli import main
 from gradleak.cli.index import FILE, KINDS, check_line, read_index
+from gradleak.cli.study_names import check_names
 from gradleak.cli.write_index import index_text
 from gradleak.core import registry
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import registered
 from gradleak.core.specs import resolve
+from gradleak.study import axes
 
 HEAVY = ("torch", "transformers", "scipy", "numpy")
 
@@ -134,3 +136,63 @@ def test_a_shell_completes_commands_options_and_names(typed: str, offered: str) 
 def test_every_entry_says_what_it_is() -> None:
     entries = [entry for kind in read_index().values() for entry in kind.values()]
     assert all(entry.summary.strip("-") for entry in entries)
+
+
+MISSPELT = """\
+target: tniy
+attacks:
+  - tag:steps=5
+  - {name: dlg, stesp: 3}
+defenses: [[gaussian_noise:std=1], [sing]]
+limt: 4
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_misspelt_names_in_a_study_are_told_with_their_lines_before_torch_is_loaded(command: str, tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(MISSPELT)
+    result = run_light(command, str(study), "--set", "metrics=ruoge1")
+    assert result.returncode == 2
+    lines = result.stderr.splitlines()
+    assert lines[0] == f"Error: {study} has 5 problems; nothing was run."
+    for told, wanted in zip(lines[1:], ["ruoge1", "line 1", "line 4", "line 5", "line 6"], strict=False):
+        assert wanted in told and "did you mean" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_several_studies_are_all_looked_at_and_a_list_of_cells_is_none(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("target: tniy\n")
+    (tmp_path / "first.yaml").write_text("- a\n- b\n")
+    result = run_light("run", *(str(tmp_path / f"{name}.yaml") for name in ("a", "b", "first")))
+    assert result.returncode == 2
+    assert result.stderr.count("did you mean 'tiny'?") == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "target: ./own",
+        "target: {name: my_own}",
+        "attacks: {steps: 3}",
+        "data: notes.csv:text=note",
+        "defenses: []",
+        "public: null",
+        "attacks: [tag:steps=-5]",
+    ],
+)
+def test_what_is_no_typo_is_left_to_who_reads_it_in_full(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "study.yaml").write_text(line + "\n")
+    monkeypatch.setattr("gradleak.cli.study_names.registered", lambda kind: {"my_own": object})
+    check_names([tmp_path / "study.yaml"], ())
+
+
+def test_every_study_of_the_repository_has_names_that_the_index_knows() -> None:
+    studies = sorted((Path(__file__).parents[2] / "studies").glob("*.yaml"))
+    assert len(studies) > 10
+    check_names(studies, ())
+
+
+def test_the_fields_of_a_study_are_those_of_an_audit() -> None:
+    assert tuple(AuditSpec.__dataclass_fields__) == axes.FIELDS

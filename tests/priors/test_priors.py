@@ -81,6 +81,42 @@ def test_a_likely_sentence_has_the_asked_length_and_only_allowed_words(
     assert made == prior.likely(9, Streams.root("blind", 0))
 
 
+@pytest.mark.parametrize("extra", [0, 5])
+def test_sentences_are_drawn_each_by_its_own_stream(extra: int, tiny: Target, small_lm: Callable[..., Path]) -> None:
+    prior = CausalLM(str(small_lm(extra))).open(tiny)
+    streams = [Streams.root("draw", seed) for seed in range(3)]
+    drawn = prior.draw([9, 5, 9], streams)
+    assert [len(one) for one in drawn] == [9, 5, 9]
+    assert drawn[0] != drawn[2]
+    assert drawn == [prior.draw([len(one)], [streams[seed]])[0] for seed, one in enumerate(drawn)]
+    for one in drawn:
+        assert (one[0], one[-1]) == (*tiny.vocabulary.prefix, *tiny.vocabulary.suffix)
+        assert bool(tiny.vocabulary.allowed[torch.tensor(one[1:-1])].all())
+
+
+def test_words_are_drawn_as_the_model_believes(tiny: Target, small_lm: Callable[..., Path]) -> None:
+    """Against one word after another, read from the beginning each time."""
+    prior = CausalLM(str(small_lm())).open(tiny)
+    assert isinstance(prior, SameVocabulary)
+    stream = Streams.root("draw", 0)
+    shares = torch.rand(8, generator=stream.generator()).tolist()
+    ids = [*tiny.vocabulary.prefix]
+    for place in range(1, 7):
+        logits = prior.model(input_ids=torch.tensor([ids])).logits[0, -1].double()
+        chances = logits.masked_fill(~tiny.vocabulary.allowed, -torch.inf).softmax(-1)
+        ids.append(int((chances.cumsum(0) <= shares[place]).sum()))
+    assert prior.draw([8], [stream]) == [[*ids, *tiny.vocabulary.suffix]]
+
+
+def test_a_word_of_the_list_is_drawn_the_more_often_the_more_frequent_it_is(tiny: Target) -> None:
+    prior = FrequentWords().open(tiny)
+    drawn = prior.draw([102] * 20, [Streams.root("draw", seed) for seed in range(20)])
+    words = torch.tensor([one[1:-1] for one in drawn]).flatten()
+    order = prior.likely(2 + 30, Streams.root("draw", 0))[1:-1]
+    counts = [int((words == word).sum()) for word in order]
+    assert sum(counts[:3]) > 1.5 * sum(counts[10:13]) > 0
+
+
 def test_frequent_words_prefer_frequent_words(tiny: Target) -> None:
     ids, lengths = rows(tiny, ["the of and to", "asthma salary cat dog"])
     frequent, rare = FrequentWords().open(tiny).nll(ids, lengths).tolist()

@@ -33,7 +33,7 @@ from gradleak.records.schema import (
     SecretRecord,
     TargetRecord,
 )
-from gradleak.records.settings import Setting
+from gradleak.records.settings import Setting, worst_score
 from gradleak.records.statistics import Interval
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
@@ -191,6 +191,27 @@ def test_a_page_of_many_says_one_thing_of_each_and_calls_nothing_safe(tmp_path: 
         text = page.replace("not a proof of safety", "").replace("none is called safe", "").replace("unsafe-inline", "")
         assert "safe" not in text.lower()
         assert all(page.count(word) >= 1 for word in WORDS)
+
+
+def test_a_leak_is_quoted_by_the_attack_that_made_it_where_as_many_blind_guesses_do_as_well() -> None:
+    """Nobody is told that half was rebuilt where blind guesses get all, and that this is a leak."""
+    record = record_of("more than blind", ())
+    other = record_of("as much as blind", ("near_chance",), attack="dlg").attacks["dlg"]
+    lucky = {"rouge1": 1.0, "exact_match": 0.0}
+    examples = tuple(replace(one, draw_values=lucky) for one in other.examples)
+    attacks = {**record.attacks, "dlg": replace(other, examples=examples)}
+    tried = [(attack, columns_of(attack)) for attack in attacks.values()]
+    worst = {metric: worst_score(tried, metric, list(range(N)), "fraction", "higher") for metric in lucky}
+    assert (worst["rouge1"].mean, worst["rouge1"].blind) == (0.5, 1.0)
+    record = replace(record, attacks=attacks, worst_case=worst)
+    setting, labels = setting_of(record), Labels([record])
+    judged = judge_setting(setting)
+    assert judged.leaks and judged.above_blind == ("rouge1",)
+    happened = tell([setting], {setting: judged}, labels).happened
+    assert "about 50.0 % of the words" in happened and "a blind guess gets 20.0 %" in happened
+    run = verdict([setting], {setting: judged}, Coverage(None, 1), labels)
+    assert "gain +30.0" in run.headline
+    assert any("blind 100.0 (best of 2), gain -50.0" in one for one in run.sentences)
 
 
 def test_a_map_names_no_module_as_leaking_of_which_no_layer_is_shown_to() -> None:

@@ -8,7 +8,10 @@ from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
 from gradleak.core.pixels import picture_of
+from gradleak.core.prior import PicturePrior
 from gradleak.core.registry import Medium, register
+from gradleak.core.specs import to_string
+from gradleak.core.streams import Streams
 
 
 @register("attack", "blind")
@@ -29,13 +32,53 @@ class Blind(Attack):
         return [self._guess(observation, bench) for observation in observations]
 
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
-        size = observation.knows.batch_size or 1
         if bench.pictures is not None:
-            return Reconstruction(sentences=(), pictures=(picture_of(bench.pictures.likely()),) * size)
-        lengths = observation.knows.lengths or (bench.prior.likely_length(),) * size
+            likely = picture_of(bench.pictures.likely())
+            return Reconstruction(sentences=(), pictures=(likely,) * _size(observation))
+        lengths = _lengths(observation, bench)
         streams = bench.streams_of(observation)
         return Reconstruction(
             sentences=tuple(
                 tuple(bench.prior.likely(length, streams.child("blind", place))) for place, length in enumerate(lengths)
             )
         )
+
+
+def draw_beside(
+    attack: Attack,
+    observations: Sequence[Observation],
+    bench: Bench,
+) -> list[Reconstruction]:
+    """One more blind guess of each observation, drawn by a stream that has the attack's name.
+
+    The worst case over attacks is picked with the truth in hand. So that it is not above chance for
+    the number of its attacks, it is held against as many blind guesses as there are attacks: the
+    first attack brings the blind guess itself, every other one such a draw.
+    """
+    streams = [bench.streams_of(one).child("blind draw", to_string(attack)) for one in observations]
+    if bench.pictures is not None:
+        sizes = map(_size, observations)
+        return [_draw_pictures(bench.pictures, *one) for one in zip(streams, sizes, strict=True)]
+    lengths = [_lengths(one, bench) for one in observations]
+    places = [(row, place) for row, group in enumerate(lengths) for place in range(len(group))]
+    drawn = bench.prior.draw(
+        [lengths[row][place] for row, place in places],
+        [streams[row].child(place) for row, place in places],
+    )
+    sentences: list[list[tuple[int, ...]]] = [[] for _ in lengths]
+    for (row, _), ids in zip(places, drawn, strict=True):
+        sentences[row].append(tuple(ids))
+    return [Reconstruction(sentences=tuple(group)) for group in sentences]
+
+
+def _draw_pictures(prior: PicturePrior, stream: Streams, count: int) -> Reconstruction:
+    drawn = (prior.draw(stream.child(place)) for place in range(count))
+    return Reconstruction(sentences=(), pictures=tuple(map(picture_of, drawn)))
+
+
+def _size(observation: Observation) -> int:
+    return observation.knows.batch_size or 1
+
+
+def _lengths(observation: Observation, bench: Bench) -> Sequence[int]:
+    return observation.knows.lengths or (bench.prior.likely_length(),) * _size(observation)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from gradleak.attacks.blind import Blind
+from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.pictures import from_record
@@ -55,16 +55,22 @@ def _attack(
 ) -> AttackRecord:
     """Blind guesses are not stored; they are drawn again from the same streams, which takes no search."""
     guessed = _blind(spec, target, private, attack, say)
-    blind = pair_up(target, private, [Reconstruction(()) for _ in private] if guessed is None else guessed)
+    nothing = [Reconstruction(()) for _ in private]
+    blind, drawn = (pair_up(target, private, one) for one in guessed or (nothing, nothing))
     pairs = [Pair(pair.secret, _guess(target, example), pair.marked) for pair, example in zip(blind, found.examples, strict=True)]
     values, clusters = values_of(metrics, pairs), clusters_of(private)
-    chance = values_of(metrics, blind) if guessed is not None else _stored(metrics, found)
+    if guessed is not None:
+        chance, draws = values_of(metrics, blind), values_of(metrics, drawn)
+    else:
+        chance = _stored(metrics, [example.blind_values for example in found.examples])
+        draws = _stored(metrics, [example.draw_values for example in found.examples])
     scores = {one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics}
     examples = tuple(
         replace(
             example,
             values={**example.values, **_at(values, place)},
             blind_values={**example.blind_values, **_at(chance, place)},
+            draw_values={**example.draw_values, **_at(draws, place)},
         )
         for place, example in enumerate(found.examples)
     )
@@ -73,8 +79,11 @@ def _attack(
 
 def _blind(
     spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack, say: Callable[[str], None]
-) -> list[Reconstruction] | None:
-    """None where a generator of pictures is gone since: what it would have guessed is left open."""
+) -> tuple[list[Reconstruction], list[Reconstruction]] | None:
+    """The blind guess, and the one drawn for this attack.
+
+    None where a generator of pictures is gone since: what it would have guessed is left open.
+    """
     try:
         beliefs = open_beliefs(spec, target)
     except GradleakError as error:
@@ -87,12 +96,13 @@ def _blind(
     bench = SharedBench(root, beliefs.words, pictures=beliefs.pictures, by_index=streams)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
-    return Blind().reconstruct(observations, bench)
+    guess = Blind().reconstruct(observations, bench)
+    return guess, draw_beside(attack, observations, bench)
 
 
-def _stored(metrics: Sequence[Metric], found: AttackRecord) -> Values:
-    """What the record has of the blind guesses' values."""
-    return {one.name: [example.blind_values.get(one.name) for example in found.examples] for one in metrics}
+def _stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float | None]]) -> Values:
+    """What the record has of the blind guesses' values, by metric."""
+    return {one.name: [example.get(one.name) for example in values] for one in metrics}
 
 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:

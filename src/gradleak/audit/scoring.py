@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import Outcome
@@ -20,9 +21,19 @@ from gradleak.records.flags import RaisedFlag
 from gradleak.records.judgement import LEADING
 from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, Score
 from gradleak.records.scores import beside_blind
+from gradleak.records.settings import worst_score
 from gradleak.records.statistics import paired_difference
+from gradleak.records.summary import columns_of
 
 Values = dict[str, list[float | None]]  # by metric, one an example
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What is guessed without the update: the likeliest, and what was drawn for one attack."""
+
+    blind: Sequence[Outcome]
+    draw: Sequence[Outcome]
 
 
 def score_attack(
@@ -31,14 +42,16 @@ def score_attack(
     attack: Attack,
     private: Sequence[PrivateBatch],
     outcomes: Sequence[Outcome],
-    blind: Sequence[Outcome],
+    chance: Chance,
     peak_memory: int | None,
 ) -> AttackRecord:
     """Everything one attack did, scored."""
     pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
     values = values_of(spec.metrics, pairs)
-    blind_pairs = pair_up(target, private, [outcome.reconstruction for outcome in blind])
+    blind_pairs = pair_up(target, private, [one.reconstruction for one in chance.blind])
     blind_values = values_of(spec.metrics, blind_pairs)
+    drawn_pairs = pair_up(target, private, [one.reconstruction for one in chance.draw])
+    draw_values = values_of(spec.metrics, drawn_pairs)
     clusters = clusters_of(private)
     places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
     examples = tuple(
@@ -50,6 +63,7 @@ def score_attack(
             certified=outcomes[index].reconstruction.certified,
             values={name: column[place] for name, column in values.items()},
             blind_values={name: column[place] for name, column in blind_values.items()},
+            draw_values={name: column[place] for name, column in draw_values.items()},
             beyond_luck=_beyond_luck(pair, blind_pairs[place]),
         )
         for place, ((index, position), pair) in enumerate(zip(places, pairs, strict=True))
@@ -113,26 +127,19 @@ def label_accuracy(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome])
 
 
 def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str, Score]:
-    """For every example the attack that got most out of it; that is what a defense has to withstand."""
+    """For every example the attack that got most of it: that is what a defense has to withstand.
+
+    Beside it stands the best of as many blind guesses: they are picked as attacks are.
+    """
     records = list(attacks.values())
     secrets = len({example.batch for example in records[0].examples}) // spec.draws
     clusters = [example.batch % secrets for example in records[0].examples]
     result = {}
+    tried = [(record, columns_of(record)) for record in records]
     for metric in spec.metrics:
-        values, blind = worst_values(records, metric.name, metric.direction)
-        result[metric.name] = score_of(metric, values, blind, clusters)
+        how = metric.unit, metric.direction
+        result[metric.name] = worst_score(tried, metric.name, clusters, *how)
     return result
-
-
-def worst_values(records: Sequence[AttackRecord], metric: str, direction: str) -> tuple[list[float | None], list[float | None]]:
-    """For every example the most that any of the attacks got out of it, and the most that any of their blind guesses did."""
-    best = max if direction == "higher" else min
-
-    def most(columns: Iterable[list[float | None]]) -> list[float | None]:
-        return [best((value for value in row if value is not None), default=None) for row in zip(*columns, strict=True)]
-
-    ours = most([example.values[metric] for example in record.examples] for record in records)
-    return ours, most([example.blind_values[metric] for example in record.examples] for record in records)
 
 
 def clusters_of(private: Sequence[PrivateBatch]) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gradleak.audit.outcomes import Outcome
-from gradleak.audit.scoring import clusters_of, pair_up, score_attack, score_of, values_of
+from gradleak.audit.scoring import Chance, clusters_of, pair_up, score_attack, score_of, values_of
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
 from gradleak.core.batch import PrivateBatch
@@ -20,12 +20,12 @@ def score_with_stages(
     attack: Attack,
     private: Sequence[PrivateBatch],
     outcomes: Sequence[Outcome],
-    blind: Sequence[Outcome],
+    chance: Chance,
     peak_memory: int | None,
 ) -> AttackRecord:
     """Everything one attack did, scored, and the attacks it is made of beside it."""
-    whole = score_attack(spec, target, attack, private, outcomes, blind, peak_memory)
-    stages = stage_records(spec.metrics, target, private, outcomes, blind)
+    whole = score_attack(spec, target, attack, private, outcomes, chance, peak_memory)
+    stages = stage_records(spec.metrics, target, private, outcomes, chance.blind)
     raised = flags.member_failed(_fates_of(stages)), flags.member_out_of_time(_fates_of(stages), len(outcomes))
     return replace(whole, stages=stages, flags=(*whole.flags, *(flag for flag in raised if flag is not None)))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gradleak.attacks.blind import Blind
+from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.calls import batches_in_a_call
 from gradleak.audit.client import batch_name, compute, look, protect, update_norm
@@ -31,6 +31,7 @@ from gradleak.records.schema import FindingRecord
 # Bytes of visible updates held at once on a CPU; attacks take some times as much. Four times this was no faster (tag, MiniLM, 32
 # updates: 98 s of CPU time against 93), and what is held at once is lost at once where a run is killed.
 UPDATES_IN_MEMORY = 2**30
+BLIND = ("blind", "draw")  # guesses beside an attack's: the likeliest, and one drawn for it
 COPIES = 5  # times its updates that an attack holds: as sent, as seen, stacked, as factors and on their way (4 were measured)
 
 
@@ -40,7 +41,7 @@ class Member:
 
     spec: AuditSpec
     private: Sequence[PrivateBatch]
-    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)  # by attack, and by `blind of ATTACK`
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)  # by _names
     findings: list[FindingRecord] = field(default_factory=list)
     noise: list[Ratios] = field(default_factory=list)  # of every batch
     refusal: GradleakError | None = None  # why it cannot be attacked
@@ -68,6 +69,11 @@ def attackers_streams(audits: Sequence[tuple[AuditSpec, int]], root: Streams) ->
         for spec, count in audits
         for index in range(stride)
     )
+
+
+def _names(key: str) -> list[str]:
+    """What the outcomes of one attack, and those beside them, are called."""
+    return [key, *(f"{kind} of {key}" for kind in BLIND)]
 
 
 class Together:
@@ -99,7 +105,7 @@ class Together:
         """
         attacks = self.shared.attack_keys()
         for member in self.members:
-            member.outcomes = {name: [] for key in attacks for name in (key, f"blind of {key}")}
+            member.outcomes = {name: [] for key in attacks for name in _names(key)}
         size = self._batches_at_once()
         groups = [range(start, min(start + size, self.stride)) for start in range(0, self.stride, size)]
         observations: list[Observation] = []
@@ -185,29 +191,30 @@ class Together:
         """Adds the attack's outcomes on these observations to their settings: computed, or as an earlier run left them."""
         if not observations:
             return
-        outcomes = self.parts.load(part, 2 * len(observations))
+        outcomes = self.parts.load(part, (1 + len(BLIND)) * len(observations))
         if outcomes is None:
             ready = self.fits.ready(key, attack)
             limited = [self._limited(attack, one) for one in observations]
             outcomes = self._attack(key, ready, limited, self.parts.checkpoint(part))
             self.parts.save(part, outcomes)
-        found, blind = outcomes[: len(observations)], outcomes[len(observations) :]
-        for observation, ours, theirs in zip(observations, found, blind, strict=True):
-            member = self._member(observation)
-            member.outcomes[key].append(ours)
-            member.outcomes[f"blind of {key}"].append(theirs)
+        for place, name in enumerate(_names(key)):
+            for number, observation in enumerate(observations, start=place * len(observations)):
+                self._member(observation).outcomes[name].append(outcomes[number])
 
     def _attack(self, key: str, attack: Attack, observations: Sequence[Observation], checkpoint: Path | None) -> list[Outcome]:
-        """The attack's outcomes, then the blind attack's with the same knowledge."""
+        """The attack's outcomes, then those of BLIND with the same knowledge."""
         bench = replace(self._bench(), checkpoint=checkpoint)
         watched = self.display.watch(f"{key} on {len(observations)} batches", bench.progress)
         with watched, measured_peak(self.target.device) as peak:
             found = attack.reconstruct(observations, bench)
         if peak.bytes is not None:
             self.peak_memory = max(self.peak_memory or 0, peak.bytes)
-        blind = Blind().reconstruct(observations, replace(bench, progress=Progress(), deadline=None, checkpoint=None))
+        unwatched = replace(bench, progress=Progress(), deadline=None, checkpoint=None)
+        blind = Blind().reconstruct(observations, unwatched)
+        drawn = draw_beside(attack, observations, unwatched)
         norms = [update_norm(observation) for observation in observations]
-        return [Outcome(guess, norm) for guess, norm in zip([*found, *blind], [*norms, *norms], strict=True)]
+        guesses = (*found, *blind, *drawn)
+        return [Outcome(one, norm) for one, norm in zip(guesses, norms * 3, strict=True)]
 
     def _compare(self, key: str, attack: Attack, observations: Sequence[Observation]) -> None:
         """Adds to the attack's outcomes its objective at guess and truth. It is cheap, so that parts on disk do without."""

@@ -11,9 +11,9 @@ import torch
 from gradleak.audit.guarantees import guarantee_records
 from gradleak.audit.noise import noise_record
 from gradleak.audit.pictures import shown
-from gradleak.audit.scoring import worst_case
+from gradleak.audit.scoring import Chance, worst_case
 from gradleak.audit.stages import score_with_stages
-from gradleak.audit.together import Member
+from gradleak.audit.together import BLIND, Member
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -29,7 +29,13 @@ def record_of(member: Member, target: Target, key: SecretKey, device: str, peak_
     spec, private = member.spec, member.private
     attacks = {
         name: score_with_stages(
-            spec, target, attack, private, member.outcomes[name], member.outcomes[f"blind of {name}"], peak_memory
+            spec,
+            target,
+            attack,
+            private,
+            member.outcomes[name],
+            Chance(*(member.outcomes[f"{kind} of {name}"] for kind in BLIND)),
+            peak_memory,
         )
         for name, attack in spec.attack_keys().items()
     }

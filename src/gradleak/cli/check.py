@@ -23,6 +23,9 @@ def check(
     """
     from collections import Counter
 
+    from gradleak.cli.study_names import check_names
+
+    check_names([spec], change or ())  # a typo is told before the libraries below are loaded
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.report.layout import open_console

@@ -60,6 +60,10 @@ def run(
     over. The same command goes on from there. That cells did not fit is no failure: the exit code is 0.
     """
     began = time.monotonic()
+    if time_given is None:  # with a time, studies that cannot be read are left out
+        from gradleak.cli.study_names import check_names
+
+        check_names(spec, change or ())  # a typo is told before the libraries below are loaded
     from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.layout import open_console
     from gradleak.report.live import TerminalDisplay

@@ -1,6 +1,7 @@
 """What an attacker believes of text or pictures before seeing any gradient."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from jaxtyping import Float, Int
@@ -21,6 +22,10 @@ class Prior(ABC):
     @abstractmethod
     def likely(self, length: int, streams: Streams) -> list[int]:
         """A likely sentence of that many tokens, special ones included."""
+
+    @abstractmethod
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        """Sentences of these lengths, each drawn by its own stream as the prior believes them."""
 
     @abstractmethod
     def likely_length(self) -> int:
@@ -46,6 +51,9 @@ class NoWords(Prior):
     def likely(self, length: int, streams: Streams) -> list[int]:
         raise TypeError("this audit is of pictures")
 
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        raise TypeError("this audit is of pictures")
+
     def likely_length(self) -> int:
         raise TypeError("this audit is of pictures")
 
@@ -56,6 +64,10 @@ class PicturePrior(ABC):
     @abstractmethod
     def likely(self) -> Float[Tensor, "channels height width"]:
         """The picture that is least wrong in the mean of squares, if nothing else is known."""
+
+    @abstractmethod
+    def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
+        """A picture, drawn as the prior believes them; of a prior that knows one, that one."""
 
 
 class Generator(PicturePrior):

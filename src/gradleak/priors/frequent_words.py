@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.priors.drawing import pick
 
 # Common English words, most frequent first.
 ENGLISH = (
@@ -70,6 +72,18 @@ class _Frequent(Prior):
         free = [place for place, special in enumerate(fixed) if not special]
         for rank, place in enumerate(free):
             frame[place] = self.ids[rank % len(self.ids)]
+        return frame
+
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        """Words of the list, the frequent ones more often; the others only share what is left."""
+        return [self._drawn(*one) for one in zip(lengths, streams, strict=True)]
+
+    def _drawn(self, length: int, streams: Streams) -> list[int]:
+        frame, fixed = self.vocabulary.frame(length)
+        shares = torch.rand(length, generator=streams.generator())
+        weights = (-self.costs[self.ids]).exp().expand(length, -1)
+        for place, rank in enumerate(pick(weights, shares).tolist()):
+            frame[place] = frame[place] if fixed[place] else self.ids[rank]
         return frame
 
     def likely_length(self) -> int:

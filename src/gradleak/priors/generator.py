@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import Generator, PicturePrior, PicturePriorSpec
 from gradleak.core.registry import register
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.mean_picture import shape_of
 
@@ -56,6 +57,13 @@ class OpenedGenerator(Generator):
 
     def likely(self) -> Float[Tensor, "channels height width"]:
         return self.mean
+
+    def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
+        """What the network makes of numbers drawn as it was trained on: standard normal ones."""
+        latents = torch.randn(1, self.latents, generator=streams.generator())
+        weights = next(self.network.parameters())
+        made: Tensor = self.network(latents.to(weights))
+        return made[0].float().cpu()
 
     def pictures(
         self, latents: Float[Tensor, "rows examples latents"], weights: Float[Tensor, "rows weights"] | None = None

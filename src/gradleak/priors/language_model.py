@@ -1,5 +1,6 @@
 """A causal language model as a prior, over the target's own vocabulary or through a tokenizer of its own."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.priors.drawing import pick
 
 TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}  # of sentences scored in one pass: the logits are the large part
 BEAMS = 20  # kept in the search of a blind guess
@@ -64,6 +66,28 @@ class SameVocabulary(Prior):
             beams = torch.cat([beams[beam], words[:, None]], dim=1)
         return [int(number) for number in beams[scores.argmax(), outside:]]
 
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        """Word by word as the model believes (temperature 1), to the length that was asked."""
+        return draw_by_length(lengths, streams, self.vocabulary.embeddings.device, self._sample)
+
+    def _sample(self, length: int, shares: Float[Tensor, "sentences tokens"]) -> list[list[int]]:
+        frame, fixed = self.vocabulary.frame(length)
+        device = self.vocabulary.embeddings.device
+        outside = 0 if fixed[0] else 1  # as in the search above
+        first = [self.vocabulary.pad] if outside else frame[:1]
+        ids = torch.tensor([first] * len(shares), device=device)
+        state = None
+        for place in range(1 - outside, length):
+            if fixed[place]:
+                words = torch.full((len(shares),), frame[place], device=device)
+            else:
+                logits, state = next_words(self.model, ids, state)
+                allowed = logits.masked_fill(~self.vocabulary.allowed, -torch.inf)
+                words = pick(allowed.softmax(-1), shares[:, place]).to(device)
+            ids = torch.cat([ids, words[:, None]], dim=1)
+        drawn: list[list[int]] = ids[:, outside:].tolist()
+        return drawn
+
     def likely_length(self) -> int:
         return TYPICAL_WORDS + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
 
@@ -105,7 +129,24 @@ class OwnVocabulary(Prior):
             logits[:, self.tokenizer.all_special_ids] = -torch.inf
             ids = torch.cat([ids, torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).to(ids.device)], dim=1)
         best = self._nll([row.tolist() for row in ids])
-        text = self.tokenizer.decode(ids[int(best.argmin()), 1:])
+        return self._fit(self.tokenizer.decode(ids[int(best.argmin()), 1:]), length)
+
+    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
+        """One sampled text each (temperature 1), cut or padded as the likely one is."""
+        return draw_by_length(lengths, streams, self.target.device, self._sample)
+
+    def _sample(self, length: int, shares: Float[Tensor, "sentences tokens"]) -> list[list[int]]:
+        ids = torch.full((len(shares), 1), int(self.start), device=self.target.device)
+        state = None
+        for place in range(length):
+            logits, state = next_words(self.model, ids, state)
+            logits[:, self.tokenizer.all_special_ids] = -torch.inf
+            words = pick(logits.softmax(-1), shares[:, place]).to(ids.device)
+            ids = torch.cat([ids, words[:, None]], dim=1)
+        return [self._fit(self.tokenizer.decode(row[1:]), length) for row in ids]
+
+    def _fit(self, text: str, length: int) -> list[int]:
+        """A text as so many of the target's tokens: cut, or padded with its own beginning."""
         frame, fixed = self.target.vocabulary.frame(length)
         inside = [number for number in self.target.encode([text])[0] if bool(self.target.vocabulary.allowed[number])]
         free = [place for place, special in enumerate(fixed) if not special]
@@ -115,6 +156,42 @@ class OwnVocabulary(Prior):
 
     def likely_length(self) -> int:
         return TYPICAL_WORDS + len(self.target.vocabulary.prefix) + len(self.target.vocabulary.suffix)
+
+
+@torch.no_grad()
+def draw_by_length(
+    lengths: Sequence[int],
+    streams: Sequence[Streams],
+    device: torch.device,
+    sample: Callable[[int, Float[Tensor, "sentences tokens"]], list[list[int]]],
+) -> list[list[int]]:
+    """Samples sentences of one length together, as many as a pass takes, each by its own stream."""
+    drawn: list[list[int]] = [[] for _ in lengths]
+    for length in dict.fromkeys(lengths):
+        places = [place for place, one in enumerate(lengths) if one == length]
+        most = max(1, TOKENS_AT_ONCE.get(device.type, 8_000) // length)
+        for group in (places[first : first + most] for first in range(0, len(places), most)):
+            generators = [streams[place].generator() for place in group]
+            shares = torch.stack([torch.rand(length, generator=one) for one in generators])
+            for place, sentence in zip(group, sample(length, shares), strict=True):
+                drawn[place] = sentence
+    return drawn
+
+
+def next_words(
+    model: Any,
+    ids: Int[Tensor, "sentences tokens"],
+    state: Any,
+) -> tuple[Float[Tensor, "sentences words"], Any]:
+    """Logits of the word that comes next, and what the model keeps of the text so far.
+
+    With that state only the last token is read. Models that keep none read the whole text again.
+    """
+    if state is None:
+        output = model(input_ids=ids, use_cache=True)
+    else:
+        output = model(input_ids=ids[:, -1:], past_key_values=state, use_cache=True)
+    return output.logits[:, -1].float(), output.get("past_key_values")
 
 
 def token_nll(model: Any, ids: Int[Tensor, "sentences tokens"]) -> Float[Tensor, "sentences predicted"]:

@@ -1,5 +1,6 @@
 """What pictures are like in the mean: the blind guess of an attack on pictures."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.pixels import pixels_of
 from gradleak.core.prior import PicturePrior, PicturePriorSpec
 from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.core.specs import resolve
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 
 
@@ -25,6 +28,24 @@ class OnePicture(PicturePrior):
 
     def likely(self) -> Float[Tensor, "channels height width"]:
         return self.picture
+
+    def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
+        return self.picture
+
+
+class PublicPictures(PicturePrior):
+    """Pictures like the private ones: their mean, and each of them as likely as the next."""
+
+    def __init__(self, pictures: Sequence[Picture]) -> None:
+        self.pictures = pictures
+        self.mean = torch.stack([pixels_of(picture) for picture in pictures]).mean(0)
+
+    def likely(self) -> Float[Tensor, "channels height width"]:
+        return self.mean
+
+    def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
+        share = float(torch.rand(1, generator=streams.generator()))
+        return pixels_of(self.pictures[int(share * len(self.pictures))])
 
 
 @register("prior", "grey")
@@ -45,10 +66,13 @@ class MeanPicture(PicturePriorSpec):
     limit: Count = 10_000  # pictures
 
     def open(self, target: Target) -> PicturePrior:
-        mean = _mean(self.data, self.limit)
-        if tuple(mean.shape) != shape_of(target):
-            raise GradleakError(f"The pictures of {self.data} have shape {tuple(mean.shape)}, the target's {shape_of(target)}.")
-        return OnePicture(mean)
+        public = _public(self.data, self.limit)
+        shape = tuple(public.mean.shape)
+        if shape != shape_of(target):
+            wanted = shape_of(target)
+            found = f"The pictures of {self.data} have shape {shape}"
+            raise GradleakError(f"{found}, the target's {wanted}.")
+        return public
 
 
 def shape_of(target: Target) -> tuple[int, int, int]:
@@ -60,10 +84,10 @@ def shape_of(target: Target) -> tuple[int, int, int]:
 
 
 @cache
-def _mean(line: str, limit: int) -> Tensor:
+def _public(line: str, limit: int) -> PublicPictures:
     data = resolve("dataset", line)
     assert isinstance(data, Dataset)
     pictures = [example.picture for example in data.load()[:limit] if example.picture is not None]
     if not pictures:
         raise GradleakError(f"{line} holds no pictures.")
-    return torch.stack([pixels_of(picture) for picture in pictures]).mean(0)
+    return PublicPictures(pictures)

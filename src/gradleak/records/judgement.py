@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.settings import Setting
+from gradleak.records.scores import gain_of
+from gradleak.records.settings import Setting, looks
 from gradleak.records.statistics import paired_difference
 from gradleak.records.summary import Columns, Summary, columns_of
 
@@ -74,7 +75,7 @@ def leading_metric(scores: Mapping[str, Score]) -> str:
 
 def judge(attacks: Sequence[Tried], batches: int, named: int = 0) -> Judgement:
     """Of attacks on one client of so many batches; `named`: those whose update names every word."""
-    looked = [one for one in attacks if one[0].spec.get("name") != "blind"]
+    looked = [one for one in attacks if looks(one[0])]
     metric = leading_metric((looked or attacks)[0][0].scores) if attacks else LEADING[0]
     above = dict.fromkeys(name for attack, columns in looked for name in _above_blind(attack, columns, metric, batches))
     proven, whole, rebuilt = (_examples_where(looked, test) for test in (_is_proven, _is_beyond_luck, _is_rebuilt))
@@ -116,7 +117,7 @@ def standing_flags(attack: AttackRecord, columns: Columns) -> list[RaisedFlag]:
     answered: tuple[str, ...] = ("near_chance",) if any(columns.certified) else ()
     if columns.certified and all(columns.certified):
         answered += ("no_objective",)
-    if attack.spec.get("name") == "blind":  # by its making, and nobody's doubt
+    if not looks(attack):  # by its making, and nobody's doubt
         answered = ("near_chance", "no_objective", "not_adaptive")
     return [flag for flag in attack.flags if flag.name not in answered]
 
@@ -169,7 +170,7 @@ def _above_blind(attack: AttackRecord, columns: Columns, leading: str, batches: 
 
 def _leading_is_above(attack: AttackRecord, columns: Columns, batches: int, name: str, score: Score) -> bool:
     """By the paired rule of near_chance, which sees more than two intervals do; its flag holds the answer where it was asked."""
-    if score.mean is None or score.blind is None or _gain(score) <= 0:
+    if score.mean is None or score.blind is None or gain_of(score) <= 0:
         return False
     if name in LEADING:
         return all(flag.name != "near_chance" for flag in standing_flags(attack, columns))
@@ -191,11 +192,6 @@ def _is_clear_of_blind(score: Score) -> bool:
         return False
     low, high, blind_low, blind_high = (end or 0.0 for end in ends)
     return low > blind_high if score.direction == "higher" else high < blind_low
-
-
-def _gain(score: Score) -> float:
-    more = (score.mean or 0.0) - (score.blind or 0.0)
-    return more if score.direction == "higher" else -more
 
 
 def _is_proven(columns: Columns, place: int) -> bool:

@@ -26,6 +26,7 @@ class Score:
     unit: str
     direction: str  # "higher" or "lower" leaks more
     n: int  # examples the metric applies to
+    blind_guesses: int = 1  # of which the best counts: as many as attacks, in a worst case over them
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ class SecretRecord:
 
 @dataclass(frozen=True)
 class ExampleRecord:
-    """The guess aligned to one private example and its values by metric; a guess may be the secret, so it can be left out."""
+    """The guess aligned to one private example and its values by metric; a guess may be the secret, so it can be left out.
+
+    Beside them stand the values of the blind guess, and of one more that was drawn for this attack:
+    the worst case over attacks is held against as many. Older records lack the draw.
+    """
 
     batch: int
     position: int
@@ -52,6 +57,7 @@ class ExampleRecord:
     values: dict[str, float | None] = field(default_factory=dict)
     blind_values: dict[str, float | None] = field(default_factory=dict)
     beyond_luck: bool = False  # rebuilt whole, too long to be hit by chance, and not by the blind guess
+    draw_values: dict[str, float | None] = field(default_factory=dict)  # of a draw for this attack
 
 
 @dataclass(frozen=True)

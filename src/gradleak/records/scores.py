@@ -9,7 +9,13 @@ Column = Sequence[float | None]  # one value an example; none where the metric d
 
 
 def beside_blind(
-    ours: Column, blind: Column, clusters: Sequence[Hashable], unit: str, direction: str, n: int | None = None
+    ours: Column,
+    blind: Column,
+    clusters: Sequence[Hashable],
+    unit: str,
+    direction: str,
+    n: int | None = None,
+    blind_guesses: int = 1,
 ) -> Score:
     """Over the examples that have a value. What a blind guess gets is left open where that of none of them is known."""
     kept = [(value, cluster, theirs) for value, cluster, theirs in zip(ours, clusters, blind, strict=True) if value is not None]
@@ -19,4 +25,21 @@ def beside_blind(
     known = [(theirs, cluster) for _, cluster, theirs in kept if theirs is not None]
     chance = interval([theirs for theirs, _ in known], [cluster for _, cluster in known]) if known else None
     mean, low, high = (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
-    return Score(found.mean, found.low, found.high, mean, low, high, unit, direction, len(kept) if n is None else n)
+    return Score(
+        found.mean,
+        found.low,
+        found.high,
+        mean,
+        low,
+        high,
+        unit,
+        direction,
+        len(kept) if n is None else n,
+        blind_guesses,
+    )
+
+
+def gain_of(score: Score) -> float:
+    """How much more leaks than a blind guess gives away, whichever direction that is."""
+    more = (score.mean or 0.0) - (score.blind or 0.0)
+    return more if score.direction == "higher" else -more

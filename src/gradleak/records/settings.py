@@ -8,11 +8,14 @@ from itertools import chain, count
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.scores import beside_blind
+from gradleak.records.scores import beside_blind, gain_of
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.summary import Column, Columns, Summary
 
 OF_THE_ATTACKER = ("attacks", "prior", "metrics", "time_limit", "know")  # fields of a spec that leave the client alone
+
+
+Scored = tuple[AttackRecord, Columns]
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,10 @@ class Setting:
         return [name for name in self.record.worst_case if all(name in ran.columns.values for ran in self.attacks)]
 
     def values(self, metric: str) -> tuple[Column, Column, list[int]]:
-        """For every example the most that any attack got out of it, the most that a blind guess did, and its secret batch."""
-        direction = self.known(metric).direction
-        scored = [ran.columns for ran in self.attacks if metric in ran.columns.values]
-        clusters = [batch % self.record.data.batches for batch in scored[0].batches]
-        ours = most((columns.values[metric] for columns in scored), direction)
-        return ours, most((columns.blind[metric] for columns in scored), direction), clusters
+        """For every example the most that attacks, and blind guesses, got of it; its secret batch."""
+        scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
+        clusters = [batch % self.record.data.batches for batch in scored[0][1].batches]
+        return *worst_values(scored, metric, self.known(metric).direction), clusters
 
     def known(self, metric: str) -> Score:
         """The metric in the first record that was scored by it: its unit and direction are everybody's."""
@@ -78,8 +79,18 @@ class Setting:
         known = self.known(metric)
         if len(self.summaries) == 1:
             return known
-        score = beside_blind(*self.values(metric), known.unit, known.direction)
+        scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
+        score = worst_score(scored, metric, self.values(metric)[2], known.unit, known.direction)
         return score if score.n else known
+
+    def quoted(self, metric: str) -> Score:
+        """What is told of a setting that leaks: the worst case, if it is above as many blind guesses.
+
+        Where their best comes up to it, the attack that gains most by itself.
+        """
+        worst = self.worst(metric)
+        alone = [ran.attack.scores[metric] for ran in self.attacks if metric in ran.attack.scores]
+        return worst if gain_of(worst) > 0 else max([worst, *alone], key=gain_of)
 
     def gain(self, metric: str) -> Interval | None:
         """How much more leaks than a blind guess gives away, example by example."""
@@ -113,6 +124,49 @@ def settings_of(summaries: Sequence[Summary]) -> list[Setting]:
         key = json.dumps([fixed, summary.record.data.hash], sort_keys=True)
         groups.setdefault(key, []).append(summary)
     return [Setting(tuple(group)) for group in groups.values()]
+
+
+def looks(attack: AttackRecord) -> bool:
+    """Whether an attack looks at the update: all do but the blind one."""
+    return attack.spec.get("name") != "blind"
+
+
+def looked(attacks: Sequence[Scored]) -> Sequence[Scored]:
+    """The attacks that a worst case is over: those that look, where there are any."""
+    return [one for one in attacks if looks(one[0])] or attacks
+
+
+def worst_values(attacks: Sequence[Scored], metric: str, direction: str) -> tuple[Column, Column]:
+    """For every example the most that any of the attacks got of it, and that blind guesses did."""
+    columns = [one.values[metric] for _, one in looked(attacks)]
+    return most(columns, direction), most(blind_columns(attacks, metric), direction)
+
+
+def blind_columns(attacks: Sequence[Scored], metric: str) -> list[Column]:
+    """The blind guesses that a worst case over attacks is held against: one for each attack.
+
+    The pick among attacks is made with the truth in hand, and so is that among blind guesses: the
+    plain one, and one draw more for every attack after the first. Where attacks are told different
+    things, the plain one of each counts. Older records, without draws, have the plain ones only.
+    """
+    columns = [one for _, one in looked(attacks)]
+    plain = [one.blind[metric] for one in columns]
+    draws = [one.draws[metric] for one in columns[1:] if metric in one.draws]
+    different = [one for place, one in enumerate(plain) if one not in plain[:place]]
+    return different + [one for one in draws if any(value is not None for value in one)]
+
+
+def worst_score(
+    attacks: Sequence[Scored],
+    metric: str,
+    clusters: Sequence[int],
+    unit: str,
+    direction: str,
+) -> Score:
+    """The worst case over attacks as a score."""
+    ours, blind = worst_values(attacks, metric, direction)
+    guesses = len(blind_columns(attacks, metric))
+    return beside_blind(ours, blind, clusters, unit, direction, blind_guesses=guesses)
 
 
 def most(columns: Iterable[Column], direction: str) -> Column:

@@ -5,8 +5,8 @@ import fnmatch
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Columns:
     blind: Mapping[str, Column]
     certified: tuple[bool, ...] = ()  # of each example; nothing where it is not known
     beyond_luck: tuple[bool, ...] = ()
+    draws: Mapping[str, Column] = field(default_factory=dict)  # as blind, of the attack's own draw
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def columns_of(attack: AttackRecord) -> Columns:
         {name: [example.blind_values.get(name) for example in attack.examples] for name in metrics},
         tuple(example.certified for example in attack.examples),
         tuple(example.beyond_luck for example in attack.examples),
+        _columns_by_name([example.draw_values for example in attack.examples], metrics),
     )
 
 
@@ -212,7 +214,15 @@ def _columns(plain: Mapping[str, Any]) -> Columns:
         {name: [example["blind_values"].get(name) for example in examples] for name in metrics},
         tuple(example.get("certified", False) for example in examples),
         tuple(example.get("beyond_luck", False) for example in examples),
+        _columns_by_name([example.get("draw_values", {}) for example in examples], metrics),
     )
+
+
+def _columns_by_name(
+    values: Sequence[Mapping[str, float | None]],
+    metrics: Sequence[str],
+) -> dict[str, Column]:
+    return {name: [one.get(name) for one in values] for name in metrics}
 
 
 def _scores(plain: Mapping[str, Any]) -> dict[str, Score]:

@@ -8,7 +8,8 @@ WORDS = {
     "update": "What a client sends instead of its data: how its examples would change the model. This is what is attacked.",
     "blind guess": "A guess with the same knowledge, without the update. What an attack gets beyond it, the update gave away.",
     "gain": "How much more was rebuilt than by a blind guess.",
-    "worst case": "For every example the attack that got most out of it. A defense has to withstand that.",
+    "worst case": "For every example the attack that got most out of it. A defense has to withstand that. "
+    "Over several attacks it stands beside the best of as many blind guesses.",
     "interval": "Where the true mean lies with 95 % confidence, by how client batches differ. Few batches make it wide.",
     "setting": "One kind of client: its model, data, protocol and defenses. All attacks on it count together.",
     "word for word": "The guess has the very words of the private text, in their order.",

@@ -22,6 +22,12 @@ def mean_and_interval(score: Score) -> str:
     return f"{mean} [{number(score.low, score.unit)}, {number(score.high, score.unit)}]"
 
 
+def blind_of(score: Score) -> str:
+    """What the blind guess gets; of several, of which the best counts, with their number."""
+    several = f" (best of {score.blind_guesses})" if score.blind_guesses > 1 else ""
+    return number(score.blind, score.unit) + several
+
+
 def gain(score: Score) -> str:
     """How much more leaks than the blind attack gets, with its sign."""
     if score.mean is None or score.blind is None:

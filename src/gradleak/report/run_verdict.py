@@ -17,7 +17,7 @@ from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
 from gradleak.report.labels import Labels
 from gradleak.report.model import FlagLine, ScoreLine, Verdict
-from gradleak.report.numbers import gain, mean_and_interval, number
+from gradleak.report.numbers import blind_of, gain, mean_and_interval
 from gradleak.report.verdict import closing_sentence, shares, worst_case_sentence
 
 Judgements = Mapping[Setting, Judgement]
@@ -75,8 +75,8 @@ def _headline(settings: Sequence[Setting], judged: Judgements) -> str:
 
 
 def _quote(setting: Setting, metric: str) -> str:
-    score = setting.worst(metric)
-    much = f"{metric} {mean_and_interval(score)}, blind {number(score.blind, score.unit)}, gain {gain(score)}"
+    score = setting.quoted(metric)
+    much = f"{metric} {mean_and_interval(score)}, blind {blind_of(score)}, gain {gain(score)}"
     return f"{much}{' (in %)' if score.unit == 'fraction' else ''}"
 
 

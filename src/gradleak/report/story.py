@@ -49,7 +49,7 @@ def _is_rebuilt(judgement: Judgement) -> bool:
 
 def _happened(setting: Setting, judgement: Judgement, where: str) -> str:
     leaking, metric = _is_rebuilt(judgement), judgement.metric
-    score, exact = setting.worst(metric), _exact(setting)
+    score, exact = setting.quoted(metric), _exact(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
     things, place = _things(metric, score.n), f"In the setting that leaks most ({where}), " if where and leaking else ""
     if not leaking:
@@ -73,7 +73,7 @@ def _happened(setting: Setting, judgement: Judgement, where: str) -> str:
 
 def _told(setting: Setting, metric: str) -> str:
     """What the attack knew that got all of it by itself, of several the one that knew least; else what any of them knew."""
-    worst = setting.worst(metric).mean
+    worst = setting.quoted(metric).mean
     alone = [ran for ran in setting.attacks if (score := ran.attack.scores.get(metric)) is not None and score.mean == worst]
     asked: Sequence[Ran] = [min(alone, key=lambda ran: len(ran.attack.knowledge))] if alone else setting.attacks
     known = sorted({fact for ran in asked for fact in ran.attack.knowledge})

@@ -55,7 +55,9 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
         console.print()
     left_out = "" if full or not hidden(record) else " Legacy metrics: gradleak show RECORD --full."
     legend = "Fractions in %; intervals over client batches; gain: how much more than the blind attack gets."
-    console.print(legend + left_out, style="dim")
+    guesses = max((one.blind_guesses for one in record.worst_case.values()), default=1)
+    fair = f" Beside the worst case: the best of {guesses} blind guesses." if guesses > 1 else ""
+    console.print(legend + fair + left_out, style="dim")
     console.print()
     for name, attack in record.attacks.items():
         if attack.label_accuracy is not None:

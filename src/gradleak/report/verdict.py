@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import LEAKS, NO_FLAGS, NOT_JUDGED, NOT_SHOWN, Judgement, leading_metric
 from gradleak.records.schema import Record
-from gradleak.report.numbers import counted, gain, mean_and_interval, number
+from gradleak.records.settings import looks
+from gradleak.report.numbers import blind_of, counted, gain, mean_and_interval
 
 
 def explain(name: str, details: dict[str, str]) -> str:
@@ -28,11 +29,12 @@ def worst_case_sentence(record: Record) -> str:
     score = record.worst_case.get(metric)
     if score is None or score.mean is None:
         return "Worst case: no score."
-    attacks = counted(len(record.attacks), "attack", "attacks")
+    looking = sum(map(looks, record.attacks.values())) or len(record.attacks)
+    attacks = counted(looking, "attack", "attacks")
     percent = ", in %" if score.unit == "fraction" else ""
     sentence = (
         f"Worst case over {attacks}, n = {score.n}: {metric} {mean_and_interval(score)}, "
-        f"blind {number(score.blind, score.unit)}, gain {gain(score)}{percent}"
+        f"blind {blind_of(score)}, gain {gain(score)}{percent}"
     )
     exact = record.worst_case.get("exact_match")
     if exact is not None and exact.mean is not None:

@@ -2,46 +2,18 @@
 
 import contextlib
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gradleak.audit.spec import FIELDS, AuditSpec
+from gradleak.audit.spec import AuditSpec
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
-from gradleak.study.yaml_lines import Lines
+from gradleak.study.axes import Axes, Problem, in_order, read_grids, refusal
 
-ALIASES = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
-ONE_VALUE = ("metrics", "know", "defenses")  # a flat list is one set or one chain; a list of lists is an axis
-NAME = re.compile(r"[\w.-]*\w[\w.-]*")  # becomes a folder
 # So that a field can be judged on its own: without it the default attack would be refused for what it is not told.
 BESIDE = {"know": {"attacks": ["blind"]}}
-
-Axes = dict[str, list["Value"]]
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value of a field, and the line it stands in; none where the command line set it."""
-
-    plain: Any
-    line: int | None
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a study."""
-
-    line: int | None
-    text: str
-
-    def __str__(self) -> str:
-        return self.text if self.line is None else f"line {self.line}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -68,100 +40,20 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> Study:
     """The study a YAML file describes, with fields replaced (`field=value`); everything wrong with it is said in one error."""
     study, problems = examine(path, changes)
     if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise GradleakError(f"{path} has {count}; nothing was run.\n" + "\n".join(f"  {problem}" for problem in problems))
+        raise refusal(path, problems)
     return study
 
 
 def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Problem]]:
     """What a YAML file describes as far as it can be read, and all that is wrong with it, in the order of its lines."""
-    plain, lines = _mapping(path)
-    given = {field: [field] for field in plain}  # where each field stands; those that are set stand nowhere
-    replaced = dict(_change(change) for change in changes)
-    plain |= replaced
-    given |= {field: [] for field in replaced}
-    problems = [Problem(line, f"{key!r} is given twice; keep one.") for line, key in lines.twice()]
-    name = str(plain.pop("name", path.stem))
-    if not NAME.fullmatch(name):
-        advice = "use letters, digits, dots, dashes and underscores."
-        problems.append(Problem(lines.at("name"), f"name {name!r} becomes a folder: {advice}"))
-    cases = _cases(plain.pop("cases", None), lines, problems)
-    grids = {}
-    for case, fields in cases.items():
-        changed = {field: value for field, value in fields.items() if field not in replaced}
-        places = {**given, **{field: ["cases", case, field] for field in changed}}
-        grids[case] = _axes({**plain, **changed}, places, lines, problems)
-    problems += [problem for axes in grids.values() for problem in _bad_values(axes)]
+    written = read_grids(path, changes)
+    problems = [*written.problems]
+    problems += [problem for axes in written.grids.values() for problem in _bad_values(axes)]
     cells: list[Cell] = []
     if not problems:
-        cells, problems = _resolve(grids)
-    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
-    return Study(name, tuple({cell.spec.id: cell for cell in reversed(cells)}.values())[::-1]), ordered  # of twins the first
-
-
-def read_yaml(path: Path, of: str) -> tuple[Any, str]:
-    """What a YAML file holds, and its text; `of`: whose file it should be."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return yaml.safe_load(text), text
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise GradleakError(f"Cannot read {path}: {reason}. Name the YAML file of {of}.") from error
-    except yaml.YAMLError as error:
-        raise GradleakError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-
-
-def _mapping(path: Path) -> tuple[dict[str, Any], Lines]:
-    plain, text = read_yaml(path, "a study")
-    if not isinstance(plain, dict):
-        raise GradleakError(f"{path} must be a mapping such as 'attacks: [tag, dlg]', not {type(plain).__name__}.")
-    return {str(key): value for key, value in plain.items()}, Lines(text)
-
-
-def _change(written: str) -> tuple[str, Any]:
-    field, equals, value = written.partition("=")
-    if not equals:
-        raise GradleakError(f"Cannot read --set {written!r}: write --set field=value, such as --set limit=10.")
-    try:
-        return field.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise GradleakError(f"Cannot read the value of --set {written!r}: {' '.join(str(error).split())}.") from error
-
-
-def _cases(written: Any, lines: Lines, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """Fields that change together, by the name of the case; one without a name where there are no cases."""
-    if written is None:
-        return {"": {}}
-    if not isinstance(written, dict) or not written or not all(isinstance(fields, dict) for fields in written.values()):
-        advice = "such as 'noise: {defenses: gaussian_noise}'."
-        problems.append(Problem(lines.at("cases"), f"cases must name the fields each one changes, {advice}"))
-        return {"": {}}
-    return {str(case): {str(field): value for field, value in fields.items()} for case, fields in written.items()}
-
-
-def _axes(plain: Mapping[str, Any], places: Mapping[str, list[str]], lines: Lines, problems: list[Problem]) -> Axes:
-    """The values of each field; the first field varies slowest."""
-    known = ["name", "cases", *FIELDS, *ALIASES]
-    axes: Axes = {}
-    for written, value in plain.items():
-        field, place = ALIASES.get(written, written), places[written]
-        line = lines.at(*place) if place else None
-        if field not in FIELDS:
-            advice = f"{did_you_mean(written, known)} Fields: {', '.join(known)}."
-            problems.append(Problem(line, f"a study has no field {written!r}{advice}"))
-        elif field in axes:
-            problems.append(Problem(line, f"{field!r} is given twice (as {written!r} too); keep one."))
-        elif value == [] and field not in ONE_VALUE:
-            problems.append(Problem(line, f"{written} is an empty list; give it at least one value or leave it out."))
-        elif _is_axis(field, value):
-            axes[field] = [Value(item, lines.at(*place, number) if place else None) for number, item in enumerate(value)]
-        else:
-            axes[field] = [Value(value, line)]
-    return axes
-
-
-def _is_axis(field: str, value: Any) -> bool:
-    return isinstance(value, list) and not (field in ONE_VALUE and not any(isinstance(item, list) for item in value))
+        cells, problems = _resolve(written.grids)
+    by_id = {cell.spec.id: cell for cell in reversed(cells)}  # of twins the first
+    return Study(written.name, tuple(by_id.values())[::-1]), in_order(problems)
 
 
 def _bad_values(axes: Axes) -> Iterator[Problem]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
-from gradleak.study.cells import Cell, read_yaml
+from gradleak.study.axes import read_yaml
+from gradleak.study.cells import Cell
 from gradleak.study.plan import any_fits
 
 FIELDS = ("study", "where")

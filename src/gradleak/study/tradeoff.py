@@ -6,15 +6,16 @@ from pathlib import Path
 
 from gradleak.audit.client import private_batches, private_examples
 from gradleak.audit.display import Display
-from gradleak.audit.scoring import worst_values
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.specs import to_string
 from gradleak.records.files import write_whole
 from gradleak.records.judgement import judge_record
 from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record, now
+from gradleak.records.settings import worst_values
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.store import check_writable, open_key
+from gradleak.records.summary import columns_of
 from gradleak.report.tradeoff import Missing, Point, Tradeoff
 from gradleak.report.tradeoff_picture import svg
 from gradleak.study.grid import CellResult, Clock, run_cells
@@ -97,7 +98,8 @@ def point_of(name: str, metric: str, record: Record, utility: Utility) -> Point:
 def gain_over_blind(record: Record, metric: str) -> Interval:
     """How much more leaks than a blind guess gives away, example by example, in the worst case over attacks."""
     direction, attacks = record.worst_case[metric].direction, list(record.attacks.values())
-    ours, blind = worst_values(attacks, metric, direction)
+    tried = [(attack, columns_of(attack)) for attack in attacks]
+    ours, blind = worst_values(tried, metric, direction)
     pairs = [
         (value, without, example.batch % record.data.batches)  # several draws of one batch are no independent ones
         for value, without, example in zip(ours, blind, attacks[0].examples, strict=True)
