@@ -10,16 +10,22 @@ import pytest
 import torch
 
 from gradleak.attacks.blind import Blind
-from gradleak.attacks.learning_to_invert.attack import Lti, LtiP
-from gradleak.attacks.learning_to_invert.decoding import with_prior
 from gradleak.attacks.learning_to_invert.features import HashedFeatures
-from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter
-from gradleak.attacks.learning_to_invert.fitting import Fitting
-from gradleak.attacks.learning_to_invert.inversion import TextInversion
-from gradleak.attacks.learning_to_invert.inverter import Scaling
+from gradleak.attacks.learning_to_invert.inversion import Inverter, InverterFit
 from gradleak.attacks.learning_to_invert.simulation import Simulation
-from gradleak.attacks.learning_to_invert.texts import MarginalTokens, RunningText, corpus_of
-from gradleak.attacks.learning_to_invert.words import ALIGNED, LOGITS_AT_ONCE, linear_cross_entropy
+from gradleak.attacks.learning_to_invert.text_attacks import Lti, LtiP, TextInversion
+from gradleak.attacks.learning_to_invert.text_lessons import (
+    MarginalTokens,
+    RunningText,
+    read_corpus,
+)
+from gradleak.attacks.learning_to_invert.text_network import (
+    ALIGNED,
+    LOGITS_AT_ONCE,
+    Beam,
+    Scaling,
+    linear_cross_entropy,
+)
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
@@ -28,7 +34,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import Setting
+from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
 from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
@@ -52,8 +58,8 @@ def texts(count: int, words: int, seed: int) -> list[Example]:
     return [Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2)) for _ in range(count)]
 
 
-def setting_of(target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1) -> Setting:
-    return Setting(Tiny(), target, FedSGD(), defenses, view or Lamp(), batch_size)
+def setting_of(target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1) -> ClientSetting:
+    return ClientSetting(Tiny(), target, FedSGD(), defenses, view or Lamp(), batch_size)
 
 
 def bench_of(target: Target, **more: Any) -> Bench:
@@ -90,7 +96,7 @@ def test_an_inverter_beats_the_blind_guess_by_far_through_each_defense(
 
 
 @pytest.fixture(scope="module")
-def learnt(tiny: Target) -> FittedTextInverter:
+def learnt(tiny: Target) -> Inverter:
     return replace(QUICK, steps=2).fit(setting_of(tiny, Sign()), texts(40, 5, seed=1), bench_of(tiny))
 
 
@@ -107,7 +113,7 @@ def test_a_saved_fit_makes_the_same_guesses(
 
 
 def test_a_fit_is_refused_elsewhere_by_what_differs(
-    tiny: Target, observe: Callable[..., Observation], learnt: FittedTextInverter, tmp_path: Path
+    tiny: Target, observe: Callable[..., Observation], learnt: Inverter, tmp_path: Path
 ) -> None:
     path = tmp_path / "fit.safetensors"
     learnt.save(path)
@@ -150,18 +156,18 @@ def test_an_interrupted_fit_goes_on_where_it_was(tiny: Target, tmp_path: Path, m
         if state["step"] == 3:
             raise Stopping
 
-    keep = training._keep
-    monkeypatch.setattr(training, "_keep", lambda path, state: (keep(path, state), stop(state)))
+    keep = training.keep
+    monkeypatch.setattr(training, "keep", lambda path, state: (keep(path, state), stop(state)))
     with pytest.raises(Stopping):
         attack.fit(setting, public, bench_of(tiny, checkpoint=tmp_path / "c.checkpoint"))
     resumed = attack.fit(setting, public, bench_of(tiny, checkpoint=tmp_path / "c.checkpoint"))
     assert steps == [1, 2, 3, 4, 5]
-    for name, tensor in whole.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], tensor)
+    for name, tensor in whole.network.state_dict().items():
+        torch.testing.assert_close(resumed.network.state_dict()[name], tensor)
 
 
 def test_words_are_drawn_by_their_frequency_and_frames_stay(tiny: Target) -> None:
-    corpus = corpus_of(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
+    corpus = read_corpus(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
     drawn = MarginalTokens(tiny, corpus).draw(2000, 1, torch.Generator().manual_seed(0))
     assert drawn.ids is not None
     cat, dog = (tiny.encode([word])[0][1] for word in ("cat", "dog"))
@@ -192,8 +198,8 @@ def test_the_learning_rate_is_the_one_that_does_best_on_held_out_texts(tiny: Tar
 def test_nothing_to_learn_from_is_refused(tiny: Target) -> None:
     with pytest.raises(GradleakError, match="needs public texts"):
         Lti().fit(setting_of(tiny), [], bench_of(tiny))
-    with pytest.raises(ValueError, match="fraction must be above 0"):
-        Lti(fraction=0.0)
+    with pytest.raises(GradleakError, match="fraction must be above 0 and at most 1"):
+        Lti(fraction=0.0).fit(setting_of(tiny), texts(40, 5, seed=1), bench_of(tiny))
 
 
 class Likes(Prior):
@@ -214,9 +220,9 @@ class Likes(Prior):
 
 def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None:
     scores = torch.tensor([[0.0, 5.0, 0.0], [0.0, 1.0, 0.9], [9.0, 0.0, 0.0]])
-    assert with_prior(scores, Likes(2), 0.0, beams=4, candidates=3).tolist() == [1, 1, 0]
-    assert with_prior(scores, Likes(2), 1.0, beams=4, candidates=3).tolist() == [1, 2, 0]
-    assert with_prior(scores, Likes(2), 1.0, beams=1, candidates=1).tolist() == [1, 1, 0]
+    assert Beam(0.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 1, 0]
+    assert Beam(1.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 2, 0]
+    assert Beam(1.0, sentences=1, candidates=1).search(scores, Likes(2)).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("aligned", [1, 8])
@@ -239,10 +245,10 @@ def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, kn
 @pytest.mark.parametrize("features", ["hashed", "factors"])
 def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target, features: str) -> None:
     plain, noisy = setting_of(tiny), setting_of(tiny, GaussianNoise(0.5))
-    fitting = Fitting(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
-    batch = fitting.source.draw(1, 1, torch.Generator().manual_seed(0))
+    fitting = InverterFit(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
+    batch = fitting.lessons.source.draw(1, 1, torch.Generator().manual_seed(0))
     clean = Simulation(plain)(batch, Streams.root("here", 0))
-    made = fitting.simulated.features
+    made = fitting.features
     by_code = [protect_in_turn(noisy.defenses, clean, [Streams.root("there", draw)]) for draw in range(150)]
     theirs = torch.cat([made(sent) for sent in by_code]) - made(clean)
     ours = torch.cat([fitting.simulated(batch, Streams.root("here", draw)) for draw in range(150)]) - made(clean)
@@ -294,7 +300,7 @@ def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> 
 
 def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() -> None:
     target = TinyCausal().open(torch.device("cpu"))
-    corpus = corpus_of(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
+    corpus = read_corpus(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
     drawn = RunningText(target, corpus).draw(64, 1, torch.Generator().manual_seed(0))
     stream = corpus.ids.flatten().tolist()
     starts = {tuple(row) for row in drawn.ids[:, 0].tolist()}
@@ -304,4 +310,4 @@ def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() ->
 
 def test_texts_with_special_tokens_are_not_cut_anew(tiny: Target) -> None:
     with pytest.raises(GradleakError, match="leave it out"):
-        RunningText(tiny, corpus_of(setting_of(tiny), texts(4, 5, seed=1), None))
+        RunningText(tiny, read_corpus(setting_of(tiny), texts(4, 5, seed=1), None))
