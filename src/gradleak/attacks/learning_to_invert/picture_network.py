@@ -197,7 +197,7 @@ class PictureNetwork(Network):
             pixels = pixels.gather(2, order[..., None, None, None].expand_as(pixels))
             labels = labels.gather(2, order)
         surprise = F.cross_entropy(scores.flatten(0, 2), labels.flatten(), reduction="none")
-        rows, columns = (guessed.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-2, -1))
+        columns, rows = (guessed.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-1, -2))
         return Errors(
             squared=(guessed - pixels).square().flatten(1).mean(1),
             labels=surprise.view(labels.shape).flatten(1).mean(1),
