@@ -30,7 +30,7 @@ from side_by_side import SideBySide
 from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion
-from gradleak.attacks.learning_to_invert.picture_lessons import read_gallery
+from gradleak.attacks.learning_to_invert.picture_lessons import read_pictures
 from gradleak.attacks.learning_to_invert.training import find_peak_memory
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
@@ -81,7 +81,7 @@ def main() -> None:
     secrets, target = secrets[: asked.secrets], opened.open(device)
     setting = ClientSetting(opened, target, specs[0].protocol, (), specs[0].view, 1)
     bench = Bench(Streams.root("attacker", 0), NoWords(), deadline=time.monotonic() + asked.seconds)
-    group = SideBySide(attack, setting, [spec.defenses for spec in specs], [read_gallery(target, one) for one in sets], bench)
+    group = SideBySide(attack, setting, [spec.defenses for spec in specs], [read_pictures(target, one) for one in sets], bench)
     names = [(line, place, len(one)) for line in lines for place, one in zip(places, sets, strict=True)]
     print(f"{group.count} inverters on {asked.device}: {', '.join(lines)} × {', '.join(places)}", flush=True)
     began = time.monotonic()
@@ -105,8 +105,8 @@ def main() -> None:
 
 def blind_errors(target: Target, sets: list[list[Example]], secrets: list[Example]) -> list[float]:
     """The squared error of each public set's mean picture: what can be guessed without the update."""
-    truth = read_gallery(target, secrets).pixels.float() / 255
-    means = [read_gallery(target, one).pixels.float().mean(0) / 255 for one in sets]
+    truth = read_pictures(target, secrets).pixels.float() / 255
+    means = [read_pictures(target, one).pixels.float().mean(0) / 255 for one in sets]
     return [float((truth - mean).square().mean()) for mean in means]
 
 
@@ -133,7 +133,7 @@ def write_points(
     blind: list[float],
 ) -> list[dict[str, Any]]:
     """Scores every inverter on the secrets; one line a point."""
-    private = read_gallery(target, secrets).batch(1)
+    private = read_pictures(target, secrets).batch(1)
     assert private.pixels is not None
     truth = (private.pixels[:, 0].float() * 255).round()
     guessed, labels = group.read(private, Streams.root("client", 0))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.medium import split
 from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion
-from gradleak.attacks.learning_to_invert.picture_lessons import Gallery
+from gradleak.attacks.learning_to_invert.picture_lessons import PublicPictures
 from gradleak.attacks.learning_to_invert.picture_network import Errors
 from gradleak.attacks.learning_to_invert.simulation import (
     SimulatedFeatures,
@@ -22,7 +22,7 @@ from gradleak.attacks.learning_to_invert.simulation import (
     open_generator,
 )
 from gradleak.attacks.learning_to_invert.training import (
-    Schedule,
+    TrainingSchedule,
     choose_dtype,
     multiply_in,
     train,
@@ -50,7 +50,7 @@ class SideBySide:
         attack: PictureInversion,
         setting: ClientSetting,
         defenses: Sequence[tuple[Defense, ...]],
-        galleries: Sequence[Gallery],
+        galleries: Sequence[PublicPictures],
         bench: Bench,
     ) -> None:
         protocol = setting.protocol
@@ -104,7 +104,7 @@ class SideBySide:
             clients = self._draw(streams, attack.training_batch)
             return self.network.sum_errors(self._compare(clients, streams))
 
-        schedule = Schedule(attack.steps, self.rate, attack.decay, attack.drops)
+        schedule = TrainingSchedule(attack.steps, self.rate, attack.decay, attack.drops)
         with multiply_in(attack.precision, self.target.device):
             done = train(self.network, compute_loss, schedule, self.bench)
             look(done, self._keep_better())

@@ -27,7 +27,7 @@ from gradleak.core.picture import Picture
 from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import FittedAttack, ClientSetting, TrainableAttack
+from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.datasets import Canaries
 from gradleak.priors.frequent_words import FrequentWords

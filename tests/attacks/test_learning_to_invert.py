@@ -12,22 +12,26 @@ import torch
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.learning_to_invert.features import HashedFeatures
 from gradleak.attacks.learning_to_invert.inversion import Inverter, InverterFit
+from gradleak.attacks.learning_to_invert.medium import SeenClients
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.attacks.learning_to_invert.text_attacks import Lti, LtiP, TextInversion
 from gradleak.attacks.learning_to_invert.text_lessons import (
     MarginalTokens,
     RunningText,
-    read_corpus,
+    read_texts,
 )
 from gradleak.attacks.learning_to_invert.text_network import (
     ALIGNED,
     LOGITS_AT_ONCE,
-    Beam,
+    Perceptron,
     Scaling,
+    TextNetwork,
+    WordBeam,
+    WordTable,
     linear_cross_entropy,
 )
 from gradleak.core.attack import Bench
-from gradleak.core.batch import Example
+from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
@@ -167,7 +171,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(tiny: Target, tmp_path: Path, m
 
 
 def test_words_are_drawn_by_their_frequency_and_frames_stay(tiny: Target) -> None:
-    corpus = read_corpus(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
+    corpus = read_texts(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
     drawn = MarginalTokens(tiny, corpus).draw(2000, 1, torch.Generator().manual_seed(0))
     assert drawn.ids is not None
     cat, dog = (tiny.encode([word])[0][1] for word in ("cat", "dog"))
@@ -187,6 +191,16 @@ def test_several_texts_in_a_batch_are_learnt_each_in_a_slot(tiny: Target, observ
     assert found.labels is not None and len(found.labels) == 2
     with pytest.raises(GradleakError, match="batches of 2, not of 1"):
         fitted.reconstruct([observe(tiny, ("the cat is red",))], bench)
+
+
+def test_several_labelled_texts_find_their_slots_in_2_byte_numbers_too() -> None:
+    torch.manual_seed(0)
+    network = TextNetwork(6, Perceptron(6, 6, 5, 4), WordTable(4, 9, None), 2, 3, 0, WordBeam(0.0, 1, 1))
+    ids, labels = torch.randint(9, (4, 2, 3)), torch.randint(3, (4, 2))
+    clients = Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
+    lesson = SeenClients(torch.randn(4, 6), clients)
+    low, whole = (network.loss(lesson, dtype).item() for dtype in (torch.bfloat16, torch.float32))
+    assert low == pytest.approx(whole, rel=0.02)
 
 
 def test_the_learning_rate_is_the_one_that_does_best_on_held_out_texts(tiny: Target) -> None:
@@ -220,9 +234,9 @@ class Likes(Prior):
 
 def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None:
     scores = torch.tensor([[0.0, 5.0, 0.0], [0.0, 1.0, 0.9], [9.0, 0.0, 0.0]])
-    assert Beam(0.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 1, 0]
-    assert Beam(1.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 2, 0]
-    assert Beam(1.0, sentences=1, candidates=1).search(scores, Likes(2)).tolist() == [1, 1, 0]
+    assert WordBeam(0.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 1, 0]
+    assert WordBeam(1.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 2, 0]
+    assert WordBeam(1.0, sentences=1, candidates=1).search(scores, Likes(2)).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("aligned", [1, 8])
@@ -300,7 +314,7 @@ def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> 
 
 def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() -> None:
     target = TinyCausal().open(torch.device("cpu"))
-    corpus = read_corpus(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
+    corpus = read_texts(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
     drawn = RunningText(target, corpus).draw(64, 1, torch.Generator().manual_seed(0))
     stream = corpus.ids.flatten().tolist()
     starts = {tuple(row) for row in drawn.ids[:, 0].tolist()}
@@ -310,4 +324,4 @@ def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() ->
 
 def test_texts_with_special_tokens_are_not_cut_anew(tiny: Target) -> None:
     with pytest.raises(GradleakError, match="leave it out"):
-        RunningText(tiny, read_corpus(setting_of(tiny), texts(4, 5, seed=1), None))
+        RunningText(tiny, read_texts(setting_of(tiny), texts(4, 5, seed=1), None))

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures, LtiPicturesPaper
-from gradleak.attacks.learning_to_invert.picture_lessons import ChangedPictures, read_gallery
+from gradleak.attacks.learning_to_invert.picture_lessons import ChangedPictures, read_pictures
 from gradleak.attacks.learning_to_invert.picture_network import (
     PictureNetwork,
     decorrelate,
     find_scale,
 )
-from gradleak.attacks.learning_to_invert.training import Schedule
+from gradleak.attacks.learning_to_invert.training import TrainingSchedule
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench
@@ -91,7 +91,7 @@ def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Ta
 
 def test_the_papers_rate_drops_to_a_tenth_after_three_quarters() -> None:
     paper = LtiPicturesPaper()
-    schedule = Schedule(200, 1e-4, paper.decay, paper.drops)
+    schedule = TrainingSchedule(200, 1e-4, paper.decay, paper.drops)
     assert [schedule.rate(step) for step in (0, 149, 150, 199)] == pytest.approx([1e-4, 1e-4, 1e-5, 1e-5])
 
 
@@ -248,7 +248,7 @@ def test_nothing_fit_to_learn_from_is_refused(target: Target, given: list[Exampl
 
 
 def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Target) -> None:
-    gallery = read_gallery(target, public(1))
+    gallery = read_pictures(target, public(1))
     generator = torch.Generator().manual_seed(0)
     drawn = ChangedPictures(gallery, 4, relabelled=0.4, mirrored=True).draw(2000, 1, generator)
     assert drawn.pixels is not None
@@ -262,7 +262,7 @@ def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Tar
 
 
 def test_pictures_are_moved_by_a_few_pixels_and_keep_their_edge(target: Target) -> None:
-    gallery = read_gallery(target, public(1))
+    gallery = read_pictures(target, public(1))
     generator = torch.Generator().manual_seed(0)
     drawn = ChangedPictures(gallery, 4, shifted=1).draw(200, 1, generator).pixels
     whole = gallery.batch(1).pixels

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.attacks.learning_to_invert.training import Schedule, find_learning_rate
+from gradleak.attacks.learning_to_invert.training import TrainingSchedule, find_learning_rate
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import NoWords
@@ -32,7 +32,7 @@ class Weight(nn.Module):
 def tried(
     model: Weight, rates: tuple[float, ...], steps: int, longest: int, checkpoint: Path | None = None, seed: int = 0
 ) -> float:
-    schedules = [Schedule(steps, rate, 0.0) for rate in rates]
+    schedules = [TrainingSchedule(steps, rate, 0.0) for rate in rates]
     bench = Bench(Streams.root("attacker", 0), NoWords(), checkpoint=checkpoint)
     return find_learning_rate(model, model.loss, model.judge, schedules, bench, {"seed": seed}, "it", longest)
 

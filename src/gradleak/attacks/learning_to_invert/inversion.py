@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.features import Features
-from gradleak.attacks.learning_to_invert.medium import Lesson, Lessons, Network, Score
+from gradleak.attacks.learning_to_invert.medium import Lessons, Network, ReadingScore, SeenClients
 from gradleak.attacks.learning_to_invert.simulation import (
     SimulatedFeatures,
     Simulation,
@@ -28,7 +28,7 @@ from gradleak.attacks.learning_to_invert.simulation import (
 from gradleak.attacks.learning_to_invert.training import (
     LONGEST_TRIAL,
     Precision,
-    Schedule,
+    TrainingSchedule,
     choose_dtype,
     find_learning_rate,
     find_peak_memory,
@@ -181,11 +181,11 @@ class InverterFit:
             if rate is None:
                 rate = self.find_rate(network, facts)
             facts["rate"] = rate
-            schedule = Schedule(self.steps, rate, attack.decay, attack.drops)
+            schedule = TrainingSchedule(self.steps, rate, attack.decay, attack.drops)
             trained = time.monotonic()
             done = train(network, self.make_loss(network, "training"), schedule, self.bench, facts)
             seconds = time.monotonic() - trained
-            scores = self.judge(network, self.teach_held_out())
+            scores = self.judge(network, self.observe_held_out())
         total = max(1, sum(score.total for score in scores))
         return Inverter(
             attack,
@@ -223,12 +223,12 @@ class InverterFit:
         pieces = range(math.ceil(self.attack.clients_measured / clients))
         found = []
         for streams in (self.streams.child("measured", piece) for piece in pieces):
-            found.append(self.teach(self.draw(clients, streams), streams, noisy).features)
+            found.append(self.observe(self.draw(clients, streams), streams, noisy).features)
         network.measure(torch.cat(found), self.features.groups, self.simulated.noise)
 
     def find_rate(self, network: Network, facts: dict[str, Any]) -> float:
         """Returns the learning rate that leaves the least error on held-out examples."""
-        attack, held_out = self.attack, self.teach_held_out()
+        attack, held_out = self.attack, self.observe_held_out()
         steps = attack.probe_steps
         if attack.probe_epochs is not None:
             steps = max(steps, self.count_steps(attack.probe_epochs))
@@ -239,7 +239,7 @@ class InverterFit:
             network,
             self.make_loss(network, "probe"),
             lambda: sum(score.error for score in self.judge(network, held_out)),
-            [Schedule(steps, rate, attack.decay, attack.drops) for rate in rates],
+            [TrainingSchedule(steps, rate, attack.decay, attack.drops) for rate in rates],
             self.bench,
             facts,
             attack.name,
@@ -251,8 +251,8 @@ class InverterFit:
 
         def compute_loss(step: int) -> Tensor:
             streams = self.streams.child(purpose, step)
-            lesson = self.teach(self.draw(self.attack.training_batch, streams), streams)
-            return network.loss(lesson, self.dtype)
+            seen = self.observe(self.draw(self.attack.training_batch, streams), streams)
+            return network.loss(seen, self.dtype)
 
         return compute_loss
 
@@ -261,22 +261,22 @@ class InverterFit:
         generator = open_generator(streams.child(self.attack.noun), self.device)
         return self.lessons.source.draw(clients, self.setting.batch_size, generator)
 
-    def teach(self, clients: Batch, streams: Streams, noisy: bool = True) -> Lesson:
+    def observe(self, clients: Batch, streams: Streams, noisy: bool = True) -> SeenClients:
         """Returns what is seen of these clients; gradients are computed in full precision."""
         with multiply_in("float32", self.device):
-            return Lesson(self.simulated(clients, streams, noisy), clients)
+            return SeenClients(self.simulated(clients, streams, noisy), clients)
 
-    def teach_held_out(self) -> list[Lesson]:
+    def observe_held_out(self) -> list[SeenClients]:
         """Returns what is seen of held-out clients, the same each time."""
         clients, most = self.lessons.hold_out(self.setting.batch_size), self.attack.clients_at_once
         return [
-            self.teach(clients[start : start + most], self.streams.child("held out", start))
+            self.observe(clients[start : start + most], self.streams.child("held out", start))
             for start in range(0, clients.lead[0], most)
         ]
 
-    def judge(self, network: Network, lessons: Sequence[Lesson]) -> list[Score]:
-        """Returns how well each of these lessons is read."""
-        return [network.judge(lesson, self.dtype) for lesson in lessons]
+    def judge(self, network: Network, held_out: Sequence[SeenClients]) -> list[ReadingScore]:
+        """Returns how well these clients are read, some at a time."""
+        return [network.judge(seen, self.dtype) for seen in held_out]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -45,7 +45,7 @@ class PublicExamples(ABC):
         """Returns all, in order, as clients of so many examples hold them; a rest is left out."""
 
 
-class Source(ABC):
+class ClientSource(ABC):
     """Where the examples of the attacker's own clients come from."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Lessons:
 
     training: PublicExamples
     held_out: PublicExamples  # real examples to judge by, whatever the attack learns from
-    source: Source
+    source: ClientSource
     blind_guess: Tensor  # what is likely before anything is seen
 
     def hold_out(self, examples: int) -> Batch:
@@ -106,7 +106,7 @@ def number_labels(
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class SeenClients:
     """What is seen of some clients, and what they hold."""
 
     features: Float[Tensor, "clients features"]
@@ -114,7 +114,7 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Score:
+class ReadingScore:
     """How well some held-out clients were read."""
 
     error: float  # by which learning rates are compared
@@ -145,11 +145,11 @@ class Network(nn.Module, ABC):
         """Finds how to scale features: each alone, or in groups of neighbours."""
 
     @abstractmethod
-    def loss(self, lesson: Lesson, dtype: torch.dtype) -> Float[Tensor, ""]:
+    def loss(self, seen: SeenClients, dtype: torch.dtype) -> Float[Tensor, ""]:
         """Returns what training minimises; products are made in `dtype`."""
 
     @abstractmethod
-    def judge(self, lesson: Lesson, dtype: torch.dtype) -> Score:
+    def judge(self, seen: SeenClients, dtype: torch.dtype) -> ReadingScore:
         """Returns how well held-out clients are read."""
 
     @abstractmethod

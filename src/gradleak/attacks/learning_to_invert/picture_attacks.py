@@ -19,8 +19,8 @@ from gradleak.attacks.learning_to_invert.inversion import PAPER, Inversion
 from gradleak.attacks.learning_to_invert.medium import Lessons, split
 from gradleak.attacks.learning_to_invert.picture_lessons import (
     ChangedPictures,
-    Gallery,
-    read_gallery,
+    PublicPictures,
+    read_pictures,
 )
 from gradleak.attacks.learning_to_invert.picture_network import PictureNetwork
 from gradleak.attacks.learning_to_invert.training import Precision
@@ -89,14 +89,14 @@ class PictureInversion(Inversion):
     def clients_measured(self) -> int:
         return max(MEASURED, 2 * (self.directions or 0))  # of fewer clients directions are guesses
 
-    def make_source(self, target: Target, gallery: Gallery) -> ChangedPictures:
+    def make_source(self, target: Target, gallery: PublicPictures) -> ChangedPictures:
         """Returns what the attacker's own clients draw their pictures from."""
         return ChangedPictures(
             gallery, target.classes, self.relabelled, self.mirrored, self.shifted
         )
 
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
-        gallery = read_gallery(setting.target, public)
+        gallery = read_pictures(setting.target, public)
         training, held_out = split(gallery, self.noun, fewest=2 * setting.batch_size + 1)
         source = self.make_source(setting.target, training)
         return Lessons(training, held_out, source, training.mean)

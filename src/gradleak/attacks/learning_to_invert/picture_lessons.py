@@ -9,8 +9,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.medium import (
+    ClientSource,
     PublicExamples,
-    Source,
     draw_rows,
     number_labels,
 )
@@ -20,7 +20,7 @@ from gradleak.core.target import Target
 
 
 @dataclass(frozen=True, eq=False)
-class Gallery(PublicExamples):
+class PublicPictures(PublicExamples):
     """Public pictures, eight bits a channel, and their labels, where the target is."""
 
     pixels: UInt8[Tensor, "pictures channels height width"]
@@ -34,7 +34,7 @@ class Gallery(PublicExamples):
     def shape(self) -> list[int]:
         return list(self.pixels.shape[1:])
 
-    def __getitem__(self, rows: slice | Tensor) -> "Gallery":
+    def __getitem__(self, rows: slice | Tensor) -> "PublicPictures":
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     @property
@@ -50,7 +50,7 @@ class Gallery(PublicExamples):
         return Batch.of_pixels(pixels, whole.labels.view(clients, examples))
 
 
-def read_gallery(target: Target, public: Sequence[Example]) -> Gallery:
+def read_pictures(target: Target, public: Sequence[Example]) -> PublicPictures:
     """Returns the public pictures as this target reads them."""
     given = [example for example in public if example.picture is not None]
     pictures = [example.picture for example in given if example.picture is not None]
@@ -71,14 +71,14 @@ def read_gallery(target: Target, public: Sequence[Example]) -> Gallery:
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, *shape).movedim(-1, 1).contiguous()
     labels = number_labels(target, given, range(len(given)))
-    return Gallery(pixels.to(target.device), labels, target.dtype)
+    return PublicPictures(pixels.to(target.device), labels, target.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class ChangedPictures(Source):
+class ChangedPictures(ClientSource):
     """Clients that hold pictures drawn with replacement, changed so that there are more of them."""
 
-    gallery: Gallery
+    gallery: PublicPictures
     classes: int
     relabelled: float = 0.0  # the share that gets a label drawn at random
     mirrored: bool = False  # half of them, left to right

@@ -14,7 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.attacks.learning_to_invert.features import average_in_groups
-from gradleak.attacks.learning_to_invert.medium import Lesson, Network, Score, assign_slots
+from gradleak.attacks.learning_to_invert.medium import (
+    Network,
+    ReadingScore,
+    SeenClients,
+    assign_slots,
+)
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.pixels import picture_of
 from gradleak.matching.linear_algebra import find_eigenvectors
@@ -78,7 +83,7 @@ def find_scale(
     return torch.where(spread > 1e-12, 1 / spread, 0)
 
 
-class Layer(nn.Module):
+class ParallelLinear(nn.Module):
     """Linear layers side by side, each with its own inputs and weights."""
 
     def __init__(self, inverters: int, inputs: int, outputs: int) -> None:
@@ -126,9 +131,11 @@ class PictureNetwork(Network):
         self.slots, self.shape, self.raw, self.bounded = slots, tuple(shape), raw, bounded
         self.directions, self.variation_weight = directions, variation_weight
         sizes = [directions or features, *widths]
-        self.hidden = nn.ModuleList(Layer(inverters, *pair) for pair in itertools.pairwise(sizes))
-        self.pixels = Layer(inverters, sizes[-1], slots * torch.Size(shape).numel())
-        self.labels = Layer(inverters, sizes[0], slots * classes)
+        self.hidden = nn.ModuleList(
+            ParallelLinear(inverters, *pair) for pair in itertools.pairwise(sizes)
+        )
+        self.pixels = ParallelLinear(inverters, sizes[-1], slots * torch.Size(shape).numel())
+        self.labels = ParallelLinear(inverters, sizes[0], slots * classes)
         self.register_buffer("centre", torch.zeros(inverters, 1, features))
         # One over each feature's spread, or directions that features are turned to
         rows = 1 if directions is None else features
@@ -213,22 +220,20 @@ class PictureNetwork(Network):
         variation = self.variation_weight * errors.variation
         return (errors.squared + LABEL_WEIGHT * errors.labels + variation).sum()
 
-    def loss(self, lesson: Lesson, dtype: torch.dtype) -> Float[Tensor, ""]:
-        return self.sum_errors(self._compare_one(lesson, dtype))
+    def loss(self, seen: SeenClients, dtype: torch.dtype) -> Float[Tensor, ""]:
+        return self.sum_errors(self._compare_one(seen, dtype))
 
     @torch.no_grad()
-    def judge(self, lesson: Lesson, dtype: torch.dtype) -> Score:
+    def judge(self, seen: SeenClients, dtype: torch.dtype) -> ReadingScore:
         """Adds up squared errors, and counts labels that are read right."""
-        errors, clients = self._compare_one(lesson, dtype), lesson.clients.lead[0]
+        errors, clients = self._compare_one(seen, dtype), seen.clients.lead[0]
         right = clients * float(errors.labels_right)
-        return Score(clients * float(errors.squared), right, clients)
+        return ReadingScore(clients * float(errors.squared), right, clients)
 
-    def _compare_one(self, lesson: Lesson, dtype: torch.dtype) -> Errors:
-        clients = lesson.clients
+    def _compare_one(self, seen: SeenClients, dtype: torch.dtype) -> Errors:
+        clients = seen.clients
         assert clients.pixels is not None
-        return self.compare(
-            lesson.features[None], clients.pixels[None], clients.labels[None], dtype
-        )
+        return self.compare(seen.features[None], clients.pixels[None], clients.labels[None], dtype)
 
     def read(
         self, features: Float[Tensor, "clients features"], bench: Bench

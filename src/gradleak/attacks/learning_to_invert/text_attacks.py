@@ -20,20 +20,20 @@ from gradleak.attacks.learning_to_invert.features import (
     sends_only_largest,
 )
 from gradleak.attacks.learning_to_invert.inversion import PAPER, Inversion
-from gradleak.attacks.learning_to_invert.medium import Lessons, Source, split
+from gradleak.attacks.learning_to_invert.medium import ClientSource, Lessons, split
 from gradleak.attacks.learning_to_invert.text_lessons import (
     AuxiliaryText,
-    Corpus,
     MarginalTokens,
+    PublicTexts,
     RunningText,
     count_words,
-    read_corpus,
+    read_texts,
 )
 from gradleak.attacks.learning_to_invert.text_network import (
-    Beam,
     ByPosition,
     Perceptron,
     TextNetwork,
+    WordBeam,
     WordTable,
     collect_word_vectors,
 )
@@ -99,11 +99,11 @@ class TextInversion(Inversion):
         return MEASURED
 
     @abstractmethod
-    def make_source(self, target: Target, corpus: Corpus) -> Source:
+    def make_source(self, target: Target, corpus: PublicTexts) -> ClientSource:
         """Returns what the attacker's own clients draw their texts from."""
 
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
-        target, corpus = setting.target, read_corpus(setting, public, self.length)
+        target, corpus = setting.target, read_texts(setting, public, self.length)
         training, held_out = split(corpus, self.noun, fewest=2 * setting.batch_size)
         source = self.make_source(target, training)
         return Lessons(training, held_out, source, count_words(target, training))
@@ -142,7 +142,7 @@ class TextInversion(Inversion):
             slots,
             None if target.labels_are_tokens else target.classes,
             target.vocabulary.pad,
-            Beam(self.prior_weight, self.beams, self.candidates),
+            WordBeam(self.prior_weight, self.beams, self.candidates),
         )
 
     def describe_score(self, facts: dict[str, Any]) -> str:
@@ -160,7 +160,7 @@ class Lti(TextInversion):
     # Ours: a language model's public texts are one long text, whose blocks begin at any token.
     cut_anywhere: bool = False
 
-    def make_source(self, target: Target, corpus: Corpus) -> Source:
+    def make_source(self, target: Target, corpus: PublicTexts) -> ClientSource:
         return (RunningText if self.cut_anywhere else AuxiliaryText)(target, corpus)
 
 
@@ -172,7 +172,7 @@ class LtiP(TextInversion):
     It knows nothing of sentences.
     """
 
-    def make_source(self, target: Target, corpus: Corpus) -> Source:
+    def make_source(self, target: Target, corpus: PublicTexts) -> ClientSource:
         return MarginalTokens(target, corpus)
 
 
@@ -190,5 +190,5 @@ class LtiPlus(TextInversion):
     words: Literal["learned", "known"] = "known"
     token_width: Count = 512
 
-    def make_source(self, target: Target, corpus: Corpus) -> Source:
+    def make_source(self, target: Target, corpus: PublicTexts) -> ClientSource:
         return MarginalTokens(target, corpus)

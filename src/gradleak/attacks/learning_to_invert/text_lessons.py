@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.medium import (
+    ClientSource,
     PublicExamples,
-    Source,
     draw_rows,
     number_labels,
 )
@@ -23,7 +23,7 @@ LONGEST = 64  # tokens of a text that are learnt, unless told
 
 
 @dataclass(frozen=True, eq=False)
-class Corpus(PublicExamples):
+class PublicTexts(PublicExamples):
     """Public texts as token ids of one width, padded at the end."""
 
     ids: Int[Tensor, "texts tokens"]
@@ -38,7 +38,7 @@ class Corpus(PublicExamples):
     def shape(self) -> list[int]:
         return [self.ids.shape[1]]
 
-    def __getitem__(self, rows: slice | Tensor) -> "Corpus":
+    def __getitem__(self, rows: slice | Tensor) -> "PublicTexts":
         labels = None if self.labels is None else self.labels[rows]
         return replace(self, ids=self.ids[rows], lengths=self.lengths[rows], labels=labels)
 
@@ -58,7 +58,9 @@ class Corpus(PublicExamples):
         return Batch(ids=ids, mask=mask, labels=labels)
 
 
-def read_corpus(setting: ClientSetting, public: Sequence[Example], length: int | None) -> Corpus:
+def read_texts(
+    setting: ClientSetting, public: Sequence[Example], length: int | None
+) -> PublicTexts:
     """Returns the public texts as this target reads them.
 
     Their width is `length`, or else that of the longest; longer texts are cut.
@@ -84,7 +86,7 @@ def read_corpus(setting: ClientSetting, public: Sequence[Example], length: int |
     pad = target.vocabulary.pad
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in cut]).to(target.device)
     labels = None if target.labels_are_tokens else number_labels(target, public, kept)
-    return Corpus(ids, lengths.to(target.device), labels, target.attend_padding)
+    return PublicTexts(ids, lengths.to(target.device), labels, target.attend_padding)
 
 
 class Tokenizer:
@@ -105,7 +107,7 @@ def encode_texts(tokenizer: Tokenizer, texts: tuple[str, ...]) -> list[list[int]
     return tokenizer.target.encode(texts)
 
 
-def count_words(target: Target, corpus: Corpus) -> Float[Tensor, "words"]:
+def count_words(target: Target, corpus: PublicTexts) -> Float[Tensor, "words"]:
     """Returns how often each word stands in the corpus, special tokens left out, as shares."""
     words = len(target.vocabulary.allowed)
     counts = torch.bincount(corpus.ids[corpus.inside], minlength=words).float()
@@ -117,23 +119,23 @@ def count_words(target: Target, corpus: Corpus) -> Float[Tensor, "words"]:
     return counts / counts.sum()
 
 
-class AuxiliaryText(Source):
+class AuxiliaryText(ClientSource):
     """Clients that hold texts of the corpus, drawn with replacement."""
 
-    def __init__(self, target: Target, corpus: Corpus) -> None:
+    def __init__(self, target: Target, corpus: PublicTexts) -> None:
         self.corpus = corpus
 
     def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
         return draw_rows(self.corpus, clients * examples, generator).batch(examples)
 
 
-class RunningText(Source):
+class RunningText(ClientSource):
     """Clients that hold blocks of the corpus, read as one long text and begun at any token.
 
     There are as many blocks as tokens.
     """
 
-    def __init__(self, target: Target, corpus: Corpus) -> None:
+    def __init__(self, target: Target, corpus: PublicTexts) -> None:
         vocabulary = target.vocabulary
         if not target.labels_are_tokens or vocabulary.prefix or vocabulary.suffix:
             raise GradleakError(
@@ -151,13 +153,13 @@ class RunningText(Source):
         return replace(self.corpus, ids=ids, lengths=lengths).batch(examples)
 
 
-class MarginalTokens(Source):
+class MarginalTokens(ClientSource):
     """Clients that hold words drawn one by one by their frequency in the corpus (LTI-P).
 
     Texts are as long as its own. Data is endless, and nothing is known of sentences.
     """
 
-    def __init__(self, target: Target, corpus: Corpus) -> None:
+    def __init__(self, target: Target, corpus: PublicTexts) -> None:
         self.classes, self.corpus = target.classes, corpus
         self.cumulative = count_words(target, corpus).double().cumsum(0)
         vocabulary = target.vocabulary

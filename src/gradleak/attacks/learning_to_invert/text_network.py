@@ -14,7 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.attacks.learning_to_invert.features import average_in_groups
-from gradleak.attacks.learning_to_invert.medium import Lesson, Network, Score, assign_slots
+from gradleak.attacks.learning_to_invert.medium import (
+    Network,
+    ReadingScore,
+    SeenClients,
+    assign_slots,
+)
 from gradleak.attacks.learning_to_invert.training import multiply_in
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.prior import Prior
@@ -228,12 +233,13 @@ def linear_cross_entropy(
 
     Logits are computed in `dtype`, sums in float32.
     """
-    found: Tensor = LinearCrossEntropy.apply(states, table, bias, truth, dtype)  # type: ignore[no-untyped-call]
+    given = (states, table, bias, truth, dtype)
+    found: Tensor = LinearCrossEntropy.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
 @dataclass(frozen=True)
-class Beam:
+class WordBeam:
     """How words are chosen by an inverter together with a prior."""
 
     prior_weight: float  # of its log-likelihood beside the inverter's; 0: the inverter alone
@@ -271,7 +277,7 @@ class TextNetwork(Network):
         slots: int,
         classes: int | None,
         padding: int,
-        beam: Beam,
+        beam: WordBeam,
     ) -> None:
         super().__init__()
         self.scaling, self.body, self.words = Scaling(features), body, words
@@ -299,12 +305,12 @@ class TextNetwork(Network):
         labels = None if self.labels is None else self.labels(whole).unflatten(1, (self.slots, -1))
         return self.words.reduce(states.unflatten(1, (self.slots, -1))), labels
 
-    def loss(self, lesson: Lesson, dtype: torch.dtype) -> Float[Tensor, ""]:
+    def loss(self, seen: SeenClients, dtype: torch.dtype) -> Float[Tensor, ""]:
         """Returns the cross-entropy of words, and of labels where there are any (equation 2)."""
-        device = lesson.features.device.type
+        device = seen.features.device.type
         with torch.autocast(device, torch.bfloat16, enabled=dtype is torch.bfloat16):
-            states, scores = self(lesson.features)
-        ids, labels = self._order(lesson, states, scores)
+            states, scores = self(seen.features)
+        ids, labels = self._order(seen, states, scores)
         loss = self.words.loss(states.float(), ids, dtype)
         if scores is not None:
             surprise = F.cross_entropy(scores.float().flatten(0, 1), labels.flatten())
@@ -312,26 +318,26 @@ class TextNetwork(Network):
         return loss
 
     @torch.no_grad()
-    def judge(self, lesson: Lesson, dtype: torch.dtype) -> Score:
+    def judge(self, seen: SeenClients, dtype: torch.dtype) -> ReadingScore:
         """Counts tokens that are read right; of several texts in a batch, by the nearest slot."""
         right = total = 0
-        error = float(self.loss(lesson, dtype))
-        with multiply_in("float32", lesson.features.device):  # as guesses will be read
-            states, scores = self(lesson.features)
-            ids, _ = self._order(lesson, states, scores)
+        error = float(self.loss(seen, dtype))
+        with multiply_in("float32", seen.features.device):  # as guesses will be read
+            states, scores = self(seen.features)
+            ids, _ = self._order(seen, states, scores)
             pieces = (torch.split(part, CLIENTS_AT_ONCE) for part in (states, ids))
             for some, truth in zip(*pieces, strict=True):
                 counted = truth != self.padding
                 right += int(((self.words.score(some).argmax(-1) == truth) & counted).sum())
                 total += int(counted.sum())
-        return Score(error, right, total)
+        return ReadingScore(error, right, total)
 
     @torch.no_grad()
     def _order(
-        self, lesson: Lesson, states: Tensor, scores: Tensor | None
+        self, seen: SeenClients, states: Tensor, scores: Tensor | None
     ) -> tuple[Int[Tensor, "clients slots tokens"], Tensor]:
         """Returns the words and labels of the text that each slot is nearest to."""
-        ids, labels = lesson.clients.ids, lesson.clients.labels
+        ids, labels = seen.clients.ids, seen.clients.labels
         assert ids is not None
         if self.slots == 1:
             return ids, labels

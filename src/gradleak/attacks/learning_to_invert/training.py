@@ -47,7 +47,7 @@ def find_peak_memory(device: torch.device) -> int | None:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """How long and how fast to learn."""
 
     steps: int
@@ -70,7 +70,7 @@ def find_learning_rate(
     network: nn.Module,
     loss: Callable[[int], Tensor],
     judge: Callable[[], float],
-    schedules: Sequence[Schedule],
+    schedules: Sequence[TrainingSchedule],
     bench: Bench,
     facts: dict[str, Any],
     name: str,
@@ -85,7 +85,7 @@ def find_learning_rate(
         known = torch.load(bench.checkpoint, map_location="cpu", weights_only=True, mmap=True)["of"]
         if {**known, "rate": None} == {**facts, "rate": None}:
             return float(known["rate"])
-    trials = Trials(network, loss, judge, bench, facts)
+    trials = RateTrials(network, loss, judge, bench, facts)
     with torch.no_grad():
         untrained = judge()
     while True:
@@ -102,7 +102,7 @@ def find_learning_rate(
         schedules = [replace(one, steps=min(2 * steps, longest)) for one in schedules]
 
 
-class Trials:
+class RateTrials:
     """Short trainings from one start, each judged by the error it leaves.
 
     Errors are on disk beside the checkpoint as soon as they are known, so that a fit that is cut
@@ -127,7 +127,7 @@ class Trials:
             if kept["of"] == self.facts:  # another fit's errors say nothing of this one
                 self.errors = kept["losses"]
 
-    def run(self, schedule: Schedule) -> float:
+    def run(self, schedule: TrainingSchedule) -> float:
         """Returns the error after a training by this schedule, or what is known of it."""
         name = f"{schedule.steps} steps at {schedule.learning_rate!r}"
         if name in self.errors:
@@ -146,7 +146,7 @@ class Trials:
 def train(
     network: nn.Module,
     loss: Callable[[int], Tensor],
-    schedule: Schedule,
+    schedule: TrainingSchedule,
     bench: Bench,
     facts: dict[str, Any] | None = None,
 ) -> int:
