@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 import torch
 
-from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, Simulated, WholeFeatures
-from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
-from gradleak.attacks.learning_to_invert.simulation import Simulation
+from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, WholeFeatures
+from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
+from gradleak.attacks.learning_to_invert.simulation import SimulatedFeatures, Simulation
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import Setting
+from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.shapes import Shapes
 
 
@@ -39,9 +39,9 @@ def main() -> None:
     spec = AuditSpec.from_plain({"target": chosen.target, "defenses": chosen.defense, "attacks": ["blind"]})
     target = spec.target.open(torch.device(chosen.device))
     pictures = target.medium == "image"
-    setting = Setting(spec.target, target, spec.protocol, spec.defenses, spec.view, 1)
+    setting = ClientSetting(spec.target, target, spec.protocol, spec.defenses, spec.view, 1)
     features: Features = WholeFeatures(setting) if pictures else HashedFeatures(setting, 0.1, 0, signed=False)
-    simulated = Simulated(Simulation(setting), features)
+    simulated = SimulatedFeatures(Simulation(setting), features)
     make = _with_pictures if pictures else _clients
     batches, streams = make(setting, chosen.batch, chosen.tokens), Streams.root("benchmark", 0)
 
@@ -61,7 +61,7 @@ def main() -> None:
         print(f"peak memory            {torch.cuda.max_memory_allocated(target.device) / 2**30:12.1f} GiB")
 
 
-def _clients(setting: Setting, count: int, tokens: int) -> Batch:
+def _clients(setting: ClientSetting, count: int, tokens: int) -> Batch:
     """Clients that hold one text of random words each."""
     target = setting.target
     allowed = target.vocabulary.allowed.nonzero()[:, 0].cpu()
@@ -71,14 +71,14 @@ def _clients(setting: Setting, count: int, tokens: int) -> Batch:
     return Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
 
 
-def _with_pictures(setting: Setting, count: int, tokens: int) -> Batch:
+def _with_pictures(setting: ClientSetting, count: int, tokens: int) -> Batch:
     """Clients that hold one picture of noise each; a picture has no tokens."""
     drawn = setting.target.probe(count, tokens, torch.Generator().manual_seed(0))
     assert drawn.pixels is not None
     return Batch.of_pixels(drawn.pixels[:, None], drawn.labels[:, None])
 
 
-def _learn(setting: Setting, steps: int, batch: int) -> None:
+def _learn(setting: ClientSetting, steps: int, batch: int) -> None:
     """Trains an inverter on made-up pictures and says how fast it goes."""
     attack = LtiPictures(steps=steps, training_batch=batch, learning_rate=1e-4)
     side = setting.target.probe(1, 1).pixels

@@ -26,19 +26,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from side_by_side import SideBySide
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
-from gradleak.attacks.learning_to_invert.pictures import gallery_of
-from gradleak.attacks.learning_to_invert.precision import peak_memory
-from gradleak.attacks.learning_to_invert.side_by_side import SideBySide
+from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion
+from gradleak.attacks.learning_to_invert.picture_lessons import read_pictures
+from gradleak.attacks.learning_to_invert.training import find_peak_memory
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
 from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.core.trainable import Setting
+from gradleak.core.trainable import ClientSetting
 from gradleak.metrics.perceptual import opened_weights, perceptual_distance
 from gradleak.records.statistics import interval
 from gradleak.report.curve_picture import Curve, CurvePoint, curves_svg
@@ -60,7 +60,7 @@ def main() -> None:
     plain = {"target": asked.target, "data": asked.data, "attacks": [asked.attack]}
     specs = [AuditSpec.from_plain({**plain, "defenses": [] if line == "none" else [line]}) for line in lines]
     (attack,) = specs[0].attacks
-    if not isinstance(attack, LtiPictures) or attack.learning_rate is None:
+    if not isinstance(attack, PictureInversion) or attack.learning_rate is None:
         raise SystemExit("--attack is lti_pictures with a learning_rate: all inverters learn together.")
     source = specs[0].data.public()
     if source is None:
@@ -79,9 +79,9 @@ def main() -> None:
         secrets = [one for one in secrets if one.label is not None and one.label < half]
         opened = _trained(opened, [one for one in public if (one.label or 0) < half], secrets, asked.out, device)
     secrets, target = secrets[: asked.secrets], opened.open(device)
-    setting = Setting(opened, target, specs[0].protocol, (), specs[0].view, 1)
+    setting = ClientSetting(opened, target, specs[0].protocol, (), specs[0].view, 1)
     bench = Bench(Streams.root("attacker", 0), NoWords(), deadline=time.monotonic() + asked.seconds)
-    group = SideBySide(attack, setting, [spec.defenses for spec in specs], [gallery_of(target, one) for one in sets], bench)
+    group = SideBySide(attack, setting, [spec.defenses for spec in specs], [read_pictures(target, one) for one in sets], bench)
     names = [(line, place, len(one)) for line in lines for place, one in zip(places, sets, strict=True)]
     print(f"{group.count} inverters on {asked.device}: {', '.join(lines)} × {', '.join(places)}", flush=True)
     began = time.monotonic()
@@ -92,7 +92,7 @@ def main() -> None:
 
     steps = group.run(look)
     common = {"figure": asked.figure, "steps": steps, "seconds": time.monotonic() - began, "target": opened.fingerprint()}
-    common |= {"attack": attack.learnt(), "peak_memory": peak_memory(device)}
+    common |= {"attack": attack.describe_learning(), "peak_memory": find_peak_memory(device)}
     common |= {"machine": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()}
     common |= {"created": datetime.now(UTC).date().isoformat(), "command": _command()}
     common["gradients_per_second"] = steps * attack.training_batch * len(sets) / common["seconds"]
@@ -105,8 +105,8 @@ def main() -> None:
 
 def blind_errors(target: Target, sets: list[list[Example]], secrets: list[Example]) -> list[float]:
     """The squared error of each public set's mean picture: what can be guessed without the update."""
-    truth = gallery_of(target, secrets).pixels.float() / 255
-    means = [gallery_of(target, one).pixels.float().mean(0) / 255 for one in sets]
+    truth = read_pictures(target, secrets).pixels.float() / 255
+    means = [read_pictures(target, one).pixels.float().mean(0) / 255 for one in sets]
     return [float((truth - mean).square().mean()) for mean in means]
 
 
@@ -133,10 +133,10 @@ def write_points(
     blind: list[float],
 ) -> list[dict[str, Any]]:
     """Scores every inverter on the secrets; one line a point."""
-    private = gallery_of(target, secrets).batch(1)
+    private = read_pictures(target, secrets).batch(1)
     assert private.pixels is not None
     truth = (private.pixels[:, 0].float() * 255).round()
-    guessed, labels = group.guesses(private, Streams.root("client", 0))
+    guessed, labels = group.read(private, Streams.root("client", 0))
     rounded = (guessed.clamp(0, 1) * 255).round()
     points: list[dict[str, Any]] = []
     (out / "guesses").mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import Setting, TrainableAttack
+from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.metrics.tokens import accuracy
 from gradleak.targets.tiny import WORDS
 
@@ -43,7 +43,8 @@ def _accuracy(spec: AuditSpec, secrets: int, device: torch.device) -> float:
     bench = Bench(Streams.root("attacker", 0), spec.prior.open(target))
     (attack,) = spec.attacks
     assert isinstance(attack, TrainableAttack)
-    fitted = attack.fit(Setting(spec.target, target, spec.protocol, spec.defenses, spec.view), sentences(2000, seed=1), bench)
+    setting = ClientSetting(spec.target, target, spec.protocol, spec.defenses, spec.view)
+    fitted = attack.fit(setting, sentences(2000, seed=1), bench)
     private = private_batches(spec, target, sentences(secrets, seed=2))
     seen = [observe(spec, target, batch, index) for index, batch in enumerate(private)]
     pairs = zip(private, fitted.reconstruct(seen, bench), strict=True)

@@ -21,7 +21,7 @@ from gradleak.core.registry import KINDS, Component, find, registered
 from gradleak.core.specs import from_dict, from_string, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import Setting, TrainableAttack
+from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
@@ -240,7 +240,7 @@ def attacked(attack: Attack, observations: Sequence[Observation]) -> list[Recons
     ready = quick(attack)
     if isinstance(ready, TrainableAttack):
         target = observations[0].target
-        setting = Setting(Tiny(), target, observations[0].protocol, (), Everything(), observations[0].batch_size)
+        setting = ClientSetting(Tiny(), target, observations[0].protocol, (), Everything(), observations[0].batch_size)
         ready = ready.fit(setting, [Example(text, 0) for texts in EQUAL for text in texts], bench)
     return ready.reconstruct([one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench)
 

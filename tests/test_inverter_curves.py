@@ -26,8 +26,8 @@ def curves() -> Any:
 def test_a_figure_leaves_points_pictures_and_a_table(curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--figure", "shift", "--shares", "0,1", "--pictures", "60", "--out", str(tmp_path)]
     monkeypatch.setattr(curves, "TARGET_TRAINING", replace(curves.TARGET_TRAINING, epochs=1))
-    monkeypatch.setattr("gradleak.attacks.learning_to_invert.side_by_side.AT_ONCE", 128)
-    monkeypatch.setattr("gradleak.attacks.learning_to_invert.side_by_side.MEASURED", 128)
+    monkeypatch.setattr("side_by_side.AT_ONCE", 128)
+    monkeypatch.setattr("side_by_side.MEASURED", 128)
     monkeypatch.setattr(sys, "argv", ["inverter_curves.py", *WORDS, *words])
     curves.main()
     points = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text().splitlines()]

@@ -27,7 +27,7 @@ from gradleak.core.picture import Picture
 from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack
+from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.datasets import Canaries
 from gradleak.priors.frequent_words import FrequentWords
@@ -254,11 +254,11 @@ class Learner(TrainableAttack):
     name = "learner"
     weights: str | None = None
 
-    def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
+    def fit(self, setting: ClientSetting, public: Sequence[Example], bench: Bench) -> FittedAttack:
         found.append(leaks((self, setting, bench, [example.text for example in public]), KNOWN[0]))
         raise GradleakError("It has seen enough.")
 
-    def load(self, path: Path, setting: Setting) -> FittedAttack:
+    def load(self, path: Path, setting: ClientSetting) -> FittedAttack:
         raise NotImplementedError
 
 

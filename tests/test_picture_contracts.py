@@ -20,7 +20,7 @@ from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.core.prior import NoWords, PicturePrior
 from gradleak.core.registry import registered
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import Setting, TrainableAttack
+from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.datasets.shapes import Shapes
 from gradleak.priors.generator import load_generator
 from gradleak.targets.lenet import TinyImage
@@ -70,7 +70,7 @@ def attacked(attack: Attack, observations: Sequence[Observation], prior: Picture
     bench = Bench(Streams.root("attacker", 0), NoWords(), pictures=prior)
     if isinstance(quick, TrainableAttack):
         first = observations[0]
-        setting = Setting(TinyImage(), first.target, first.protocol, (), Everything(), first.batch_size)
+        setting = ClientSetting(TinyImage(), first.target, first.protocol, (), Everything(), first.batch_size)
         quick = quick.fit(setting, Shapes("public", 8).load(40), bench)
     return quick.reconstruct([one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench)
 

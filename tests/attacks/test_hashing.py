@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradleak.attacks.learning_to_invert.hashing import Hashing
+from gradleak.attacks.learning_to_invert.features import Hashing
 from gradleak.core.streams import Streams
 
 CPU = torch.device("cpu")

@@ -10,25 +10,35 @@ import pytest
 import torch
 
 from gradleak.attacks.blind import Blind
-from gradleak.attacks.learning_to_invert.attack import Lti, LtiP
-from gradleak.attacks.learning_to_invert.decoding import with_prior
 from gradleak.attacks.learning_to_invert.features import HashedFeatures
-from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter
-from gradleak.attacks.learning_to_invert.fitting import Fitting
-from gradleak.attacks.learning_to_invert.inversion import TextInversion
-from gradleak.attacks.learning_to_invert.inverter import Scaling
+from gradleak.attacks.learning_to_invert.inversion import Inverter, InverterFit
+from gradleak.attacks.learning_to_invert.medium import SeenClients
 from gradleak.attacks.learning_to_invert.simulation import Simulation
-from gradleak.attacks.learning_to_invert.texts import MarginalTokens, RunningText, corpus_of
-from gradleak.attacks.learning_to_invert.words import ALIGNED, LOGITS_AT_ONCE, linear_cross_entropy
+from gradleak.attacks.learning_to_invert.text_attacks import Lti, LtiP, TextInversion
+from gradleak.attacks.learning_to_invert.text_lessons import (
+    MarginalTokens,
+    RunningText,
+    read_texts,
+)
+from gradleak.attacks.learning_to_invert.text_network import (
+    ALIGNED,
+    LOGITS_AT_ONCE,
+    Perceptron,
+    Scaling,
+    TextNetwork,
+    WordBeam,
+    WordTable,
+    linear_cross_entropy,
+)
 from gradleak.core.attack import Bench
-from gradleak.core.batch import Example
+from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import Setting
+from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
 from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
@@ -52,8 +62,8 @@ def texts(count: int, words: int, seed: int) -> list[Example]:
     return [Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2)) for _ in range(count)]
 
 
-def setting_of(target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1) -> Setting:
-    return Setting(Tiny(), target, FedSGD(), defenses, view or Lamp(), batch_size)
+def setting_of(target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1) -> ClientSetting:
+    return ClientSetting(Tiny(), target, FedSGD(), defenses, view or Lamp(), batch_size)
 
 
 def bench_of(target: Target, **more: Any) -> Bench:
@@ -90,7 +100,7 @@ def test_an_inverter_beats_the_blind_guess_by_far_through_each_defense(
 
 
 @pytest.fixture(scope="module")
-def learnt(tiny: Target) -> FittedTextInverter:
+def learnt(tiny: Target) -> Inverter:
     return replace(QUICK, steps=2).fit(setting_of(tiny, Sign()), texts(40, 5, seed=1), bench_of(tiny))
 
 
@@ -107,7 +117,7 @@ def test_a_saved_fit_makes_the_same_guesses(
 
 
 def test_a_fit_is_refused_elsewhere_by_what_differs(
-    tiny: Target, observe: Callable[..., Observation], learnt: FittedTextInverter, tmp_path: Path
+    tiny: Target, observe: Callable[..., Observation], learnt: Inverter, tmp_path: Path
 ) -> None:
     path = tmp_path / "fit.safetensors"
     learnt.save(path)
@@ -150,18 +160,18 @@ def test_an_interrupted_fit_goes_on_where_it_was(tiny: Target, tmp_path: Path, m
         if state["step"] == 3:
             raise Stopping
 
-    keep = training._keep
-    monkeypatch.setattr(training, "_keep", lambda path, state: (keep(path, state), stop(state)))
+    keep = training.keep
+    monkeypatch.setattr(training, "keep", lambda path, state: (keep(path, state), stop(state)))
     with pytest.raises(Stopping):
         attack.fit(setting, public, bench_of(tiny, checkpoint=tmp_path / "c.checkpoint"))
     resumed = attack.fit(setting, public, bench_of(tiny, checkpoint=tmp_path / "c.checkpoint"))
     assert steps == [1, 2, 3, 4, 5]
-    for name, tensor in whole.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], tensor)
+    for name, tensor in whole.network.state_dict().items():
+        torch.testing.assert_close(resumed.network.state_dict()[name], tensor)
 
 
 def test_words_are_drawn_by_their_frequency_and_frames_stay(tiny: Target) -> None:
-    corpus = corpus_of(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
+    corpus = read_texts(setting_of(tiny), [Example("cat cat cat dog", 0)] * 10, None)
     drawn = MarginalTokens(tiny, corpus).draw(2000, 1, torch.Generator().manual_seed(0))
     assert drawn.ids is not None
     cat, dog = (tiny.encode([word])[0][1] for word in ("cat", "dog"))
@@ -183,6 +193,16 @@ def test_several_texts_in_a_batch_are_learnt_each_in_a_slot(tiny: Target, observ
         fitted.reconstruct([observe(tiny, ("the cat is red",))], bench)
 
 
+def test_several_labelled_texts_find_their_slots_in_2_byte_numbers_too() -> None:
+    torch.manual_seed(0)
+    network = TextNetwork(6, Perceptron(6, 6, 5, 4), WordTable(4, 9, None), 2, 3, 0, WordBeam(0.0, 1, 1))
+    ids, labels = torch.randint(9, (4, 2, 3)), torch.randint(3, (4, 2))
+    clients = Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
+    lesson = SeenClients(torch.randn(4, 6), clients)
+    low, whole = (network.loss(lesson, dtype).item() for dtype in (torch.bfloat16, torch.float32))
+    assert low == pytest.approx(whole, rel=0.02)
+
+
 def test_the_learning_rate_is_the_one_that_does_best_on_held_out_texts(tiny: Target) -> None:
     attack = replace(QUICK, steps=1, probe_steps=12, learning_rate=None)
     fitted = attack.fit(setting_of(tiny), texts(60, 5, seed=1), bench_of(tiny))
@@ -192,8 +212,8 @@ def test_the_learning_rate_is_the_one_that_does_best_on_held_out_texts(tiny: Tar
 def test_nothing_to_learn_from_is_refused(tiny: Target) -> None:
     with pytest.raises(GradleakError, match="needs public texts"):
         Lti().fit(setting_of(tiny), [], bench_of(tiny))
-    with pytest.raises(ValueError, match="fraction must be above 0"):
-        Lti(fraction=0.0)
+    with pytest.raises(GradleakError, match="fraction must be above 0 and at most 1"):
+        Lti(fraction=0.0).fit(setting_of(tiny), texts(40, 5, seed=1), bench_of(tiny))
 
 
 class Likes(Prior):
@@ -217,9 +237,9 @@ class Likes(Prior):
 
 def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None:
     scores = torch.tensor([[0.0, 5.0, 0.0], [0.0, 1.0, 0.9], [9.0, 0.0, 0.0]])
-    assert with_prior(scores, Likes(2), 0.0, beams=4, candidates=3).tolist() == [1, 1, 0]
-    assert with_prior(scores, Likes(2), 1.0, beams=4, candidates=3).tolist() == [1, 2, 0]
-    assert with_prior(scores, Likes(2), 1.0, beams=1, candidates=1).tolist() == [1, 1, 0]
+    assert WordBeam(0.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 1, 0]
+    assert WordBeam(1.0, sentences=4, candidates=3).search(scores, Likes(2)).tolist() == [1, 2, 0]
+    assert WordBeam(1.0, sentences=1, candidates=1).search(scores, Likes(2)).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("aligned", [1, 8])
@@ -242,10 +262,10 @@ def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, kn
 @pytest.mark.parametrize("features", ["hashed", "factors"])
 def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target, features: str) -> None:
     plain, noisy = setting_of(tiny), setting_of(tiny, GaussianNoise(0.5))
-    fitting = Fitting(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
-    batch = fitting.source.draw(1, 1, torch.Generator().manual_seed(0))
+    fitting = InverterFit(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
+    batch = fitting.lessons.source.draw(1, 1, torch.Generator().manual_seed(0))
     clean = Simulation(plain)(batch, Streams.root("here", 0))
-    made = fitting.simulated.features
+    made = fitting.features
     by_code = [protect_in_turn(noisy.defenses, clean, [Streams.root("there", draw)]) for draw in range(150)]
     theirs = torch.cat([made(sent) for sent in by_code]) - made(clean)
     ours = torch.cat([fitting.simulated(batch, Streams.root("here", draw)) for draw in range(150)]) - made(clean)
@@ -297,7 +317,7 @@ def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> 
 
 def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() -> None:
     target = TinyCausal().open(torch.device("cpu"))
-    corpus = corpus_of(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
+    corpus = read_texts(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
     drawn = RunningText(target, corpus).draw(64, 1, torch.Generator().manual_seed(0))
     stream = corpus.ids.flatten().tolist()
     starts = {tuple(row) for row in drawn.ids[:, 0].tolist()}
@@ -307,4 +327,4 @@ def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() ->
 
 def test_texts_with_special_tokens_are_not_cut_anew(tiny: Target) -> None:
     with pytest.raises(GradleakError, match="leave it out"):
-        RunningText(tiny, corpus_of(setting_of(tiny), texts(4, 5, seed=1), None))
+        RunningText(tiny, read_texts(setting_of(tiny), texts(4, 5, seed=1), None))

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gradleak.attacks.learning_to_invert.decorrelation import decorrelated, scaling
-from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures, LtiPicturesPaper
-from gradleak.attacks.learning_to_invert.picture_inverter import PictureInverter
-from gradleak.attacks.learning_to_invert.picture_lessons import PictureLesson, errors_of
-from gradleak.attacks.learning_to_invert.pictures import Changes, gallery_of
-from gradleak.attacks.learning_to_invert.training import Schedule
+from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures, LtiPicturesPaper
+from gradleak.attacks.learning_to_invert.picture_lessons import ChangedPictures, read_pictures
+from gradleak.attacks.learning_to_invert.picture_network import (
+    PictureNetwork,
+    decorrelate,
+    find_scale,
+)
+from gradleak.attacks.learning_to_invert.training import TrainingSchedule
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench
@@ -21,9 +23,10 @@ from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.prior import NoWords
+from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import Setting
+from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.shapes import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.protocols.fedsgd import FedSGD
@@ -40,8 +43,8 @@ def target() -> Target:
     return TinyImage().open(torch.device("cpu"))
 
 
-def setting_of(target: Target, *defenses: Any, batch_size: int = 1) -> Setting:
-    return Setting(TinyImage(), target, FedSGD(), defenses, Everything(), batch_size)
+def setting_of(target: Target, *defenses: Any, batch_size: int = 1) -> ClientSetting:
+    return ClientSetting(TinyImage(), target, FedSGD(), defenses, Everything(), batch_size)
 
 
 def bench_of(**more: Any) -> Bench:
@@ -71,7 +74,7 @@ def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Ta
     quick = LtiPicturesPaper(epochs=None, steps=4, training_batch=8, width=16)
     fitted = quick.fit(setting_of(target), public(), bench_of())
     features = 10 * torch.randn(1, 5, fitted.features.size)
-    model = fitted.model  # type: ignore[attr-defined]
+    model = fitted.network  # type: ignore[attr-defined]
     assert bool((model.get_buffer("turn") == 1).all()) and not bool(model.get_buffer("centre").any())
     with torch.no_grad():
         pictures, _ = model(features)
@@ -88,7 +91,7 @@ def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Ta
 
 def test_the_papers_rate_drops_to_a_tenth_after_three_quarters() -> None:
     paper = LtiPicturesPaper()
-    schedule = Schedule(200, 1e-4, paper.decay, paper.drops)
+    schedule = TrainingSchedule(200, 1e-4, paper.decay, paper.drops)
     assert [schedule.rate(step) for step in (0, 149, 150, 199)] == pytest.approx([1e-4, 1e-4, 1e-5, 1e-5])
 
 
@@ -118,23 +121,23 @@ def test_an_interrupted_fit_goes_on_where_it_was(target: Target, tmp_path: Path,
     monkeypatch.setattr(training, "NEWS", 1)
     monkeypatch.setattr(training, "KEEP_SECONDS", 0.0)
     whole = SHORT.fit(setting_of(target), public(), bench_of())
-    keep = training._keep
+    keep = training.keep
 
     def stop(path: Path, state: Any) -> None:
         keep(path, state)
         if state["step"] == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "_keep", stop)
+    monkeypatch.setattr(training, "keep", stop)
     bench = bench_of(checkpoint=tmp_path / "c.checkpoint")
     with pytest.raises(KeyboardInterrupt):
         SHORT.fit(setting_of(target), public(), bench)
     steps: list[int] = []
-    monkeypatch.setattr(training, "_keep", lambda path, state: steps.append(state["step"]))
+    monkeypatch.setattr(training, "keep", lambda path, state: steps.append(state["step"]))
     resumed = SHORT.fit(setting_of(target), public(), bench)
     assert steps == [4, 5]
-    for name, tensor in whole.model.state_dict().items():  # type: ignore[attr-defined]
-        torch.testing.assert_close(resumed.model.state_dict()[name], tensor)  # type: ignore[attr-defined]
+    for name, tensor in whole.network.state_dict().items():  # type: ignore[attr-defined]
+        torch.testing.assert_close(resumed.network.state_dict()[name], tensor)  # type: ignore[attr-defined]
 
 
 def test_the_learning_rate_is_the_one_that_does_best_on_held_out_pictures(target: Target) -> None:
@@ -171,11 +174,14 @@ def test_inverters_side_by_side_learn_what_each_would_learn_alone(directions: in
 
     def slopes(kept: slice) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        lesson = PictureLesson(drawn[0][kept], drawn[1][kept], labels[kept])
-        model = PictureInverter(len(lesson.labels), 7, directions, [6, 6], torch.full((1, 2, 2), 0.5), 1, 3)
-        for inverter, features in enumerate(lesson.features):
-            model.measure(inverter, features, [3, 4])
-        loss = errors_of(model, lesson, torch.float32).loss(0.1)
+        features, pixels, truth = (part[kept] for part in (*drawn, labels))
+        model = PictureNetwork(
+            7, directions, [6, 6], (1, 2, 2), 1, 3, variation_weight=0.1, inverters=len(truth)
+        )
+        model.start_from(torch.full((1, 2, 2), 0.5))
+        for inverter, clients in enumerate(features):
+            model.measure(clients, [3, 4], inverter=inverter)
+        loss = model.sum_errors(model.compare(features, pixels, truth, torch.float32))
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
     for both, first, second in zip(*(slopes(kept) for kept in (slice(0, 2), slice(0, 1), slice(1, 2))), strict=True):
@@ -183,12 +189,13 @@ def test_inverters_side_by_side_learn_what_each_would_learn_alone(directions: in
 
 
 def test_a_picture_counts_in_the_slot_that_is_nearest_to_it() -> None:
-    model = PictureInverter(1, 3, None, [4], torch.zeros(1, 2, 2), 2, 3)
+    model = PictureNetwork(3, None, [4], (1, 2, 2), 2, 3)
     features, labels = torch.zeros(1, 1, 3), torch.zeros(1, 1, 2).long()
     with torch.no_grad():
         model.pixels.bias.copy_(torch.tensor([0.0] * 4 + [1.0] * 4))
-    lesson = PictureLesson(features, pixels=torch.tensor([1.0] * 4 + [0.0] * 4).view(1, 1, 2, 1, 2, 2), labels=labels)
-    assert float(errors_of(model, lesson, torch.float32).squared.detach()) < 1e-12
+    pixels = torch.tensor([1.0] * 4 + [0.0] * 4).view(1, 1, 2, 1, 2, 2)
+    errors = model.compare(features, pixels, labels, torch.float32)
+    assert float(errors.squared.detach()) < 1e-12
 
 
 @pytest.mark.parametrize("clients", [12, 60], ids=["fewer than features", "more"])
@@ -196,23 +203,23 @@ def test_decorrelated_features_are_uncorrelated_with_spreads_evened_out(clients:
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(20, 20, generator=generator)
     features = 5 + torch.randn(clients, 20, generator=generator) * torch.logspace(0, -2, 20) @ mixing
-    centre, turn = decorrelated(features, [8, 12], 9)
+    centre, turn = decorrelate(features, [8, 12], 9)
     turned = (features - centre) @ turn
     covariance = turned.mT @ turned / clients
     variances = covariance.diagonal()
     assert float((covariance - variances.diag()).abs().max()) < 1e-3 * float(variances.max())
     assert float(variances.mean()) == pytest.approx(1, rel=1e-3)
-    plain = (features - centre) * scaling(features, [8, 12])
+    plain = (features - centre) * find_scale(features, [8, 12])
     strongest = torch.linalg.eigvalsh(plain.mT @ plain / clients).flip(0)[:9]
     torch.testing.assert_close(variances / variances[0], (strongest / strongest[0]).sqrt(), rtol=1e-2, atol=1e-3)
-    assert not decorrelated(features[:4], None, 9)[1][:, 4:].any()  # there are no more directions than clients
+    assert not decorrelate(features[:4], None, 9)[1][:, 4:].any()  # there are no more directions than clients
 
 
 def test_under_noise_directions_are_those_that_stand_out_of_it() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(400, 4, generator=generator) * torch.tensor([3.0, 1.0, 2.0, 0.01])
     noise = torch.tensor([10.0, 0.1, 0.1, 0.1])  # which hides the first and dwarfs the last
-    _, turn = decorrelated(features, [4], 2, noise)
+    _, turn = decorrelate(features, [4], 2, noise)
     used = turn.square().sum(1).sqrt()
     assert float(used[[0, 3]].max()) < 0.05 * float(used[[1, 2]].min())
     noisy = (features + noise * torch.randn(400, 4, generator=generator)) @ turn
@@ -222,8 +229,8 @@ def test_under_noise_directions_are_those_that_stand_out_of_it() -> None:
 def test_a_feature_that_never_moves_says_nothing() -> None:
     features = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
     features[:, 1] = 0.5
-    assert decorrelated(features, None, 2)[1].isfinite().all()
-    assert scaling(features, None)[1] == 0
+    assert decorrelate(features, None, 2)[1].isfinite().all()
+    assert find_scale(features, None)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -241,22 +248,23 @@ def test_nothing_fit_to_learn_from_is_refused(target: Target, given: list[Exampl
 
 
 def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Target) -> None:
-    gallery = gallery_of(target, public(1))
+    gallery = read_pictures(target, public(1))
     generator = torch.Generator().manual_seed(0)
-    drawn = gallery.draw(2000, 1, Changes(4, relabelled=0.4, mirrored=True), generator)
+    drawn = ChangedPictures(gallery, 4, relabelled=0.4, mirrored=True).draw(2000, 1, generator)
     assert drawn.pixels is not None
     same = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0]).flatten(1).all(1)  # type: ignore[index]
     turned = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0].flip(-1)).flatten(1).all(1)  # type: ignore[index]
     assert bool((same | turned).all()) and float(turned.float().mean()) == pytest.approx(0.5, abs=0.05)
     other = (drawn.labels[:, 0] != gallery.labels[0]).float().mean()
     assert float(other) == pytest.approx(0.4 * 3 / 4, abs=0.05)
-    plain = gallery.draw(5, 1, Changes(4), generator)
+    plain = ChangedPictures(gallery, 4).draw(5, 1, generator)
     assert bool((plain.labels == gallery.labels[0]).all())
 
 
 def test_pictures_are_moved_by_a_few_pixels_and_keep_their_edge(target: Target) -> None:
-    gallery = gallery_of(target, public(1))
-    drawn = gallery.draw(200, 1, Changes(4, shifted=1), torch.Generator().manual_seed(0)).pixels
+    gallery = read_pictures(target, public(1))
+    generator = torch.Generator().manual_seed(0)
+    drawn = ChangedPictures(gallery, 4, shifted=1).draw(200, 1, generator).pixels
     whole = gallery.batch(1).pixels
     assert drawn is not None and whole is not None
     padded = F.pad(whole[0], (1, 1, 1, 1), mode="replicate")[0]
@@ -267,7 +275,15 @@ def test_pictures_are_moved_by_a_few_pixels_and_keep_their_edge(target: Target) 
 
 
 def test_a_field_out_of_range_is_refused() -> None:
-    refused = {"width": (0, "counts from 1"), "epochs": (0.0, "must be above 0"), "shifted": (-1, "must not be negative")}
+    refused = {
+        "width": (0, "must be 1 or more"),
+        "epochs": (0.0, "must be above 0"),
+        "shifted": (-1, "must be 0 or more"),
+        "decay": (1.5, "must be from 0 to 1"),
+        "variation_weight": (-1.0, "must be 0 or more"),
+    }
     for field, (value, message) in refused.items():
-        with pytest.raises(ValueError, match=f"{field} {message}"):
-            LtiPictures(**{field: value})
+        with pytest.raises(GradleakError, match=f"{field} {message}"):
+            from_string("attack", f"lti_pictures:{field}={value}")
+        with pytest.raises(GradleakError, match=f"{field} {message}"):
+            LtiPictures(**{field: value}).describe_learning()

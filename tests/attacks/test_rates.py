@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.attacks.learning_to_invert.rates import best_rate
-from gradleak.attacks.learning_to_invert.training import Schedule
+from gradleak.attacks.learning_to_invert.training import TrainingSchedule, find_learning_rate
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import NoWords
@@ -26,16 +25,16 @@ class Weight(nn.Module):
         self.steps += 1
         return self.value.square().sum()
 
-    def judged(self) -> float:
+    def judge(self) -> float:
         return float(self.value.square().sum())
 
 
 def tried(
     model: Weight, rates: tuple[float, ...], steps: int, longest: int, checkpoint: Path | None = None, seed: int = 0
 ) -> float:
-    schedules = [Schedule(steps, rate, 0.0) for rate in rates]
+    schedules = [TrainingSchedule(steps, rate, 0.0) for rate in rates]
     bench = Bench(Streams.root("attacker", 0), NoWords(), checkpoint=checkpoint)
-    return best_rate(model, model.loss, model.judged, schedules, bench, {"seed": seed}, "it", longest)
+    return find_learning_rate(model, model.loss, model.judge, schedules, bench, {"seed": seed}, "it", longest)
 
 
 def test_a_trial_that_learns_is_made_once_and_leaves_the_model_as_it_was() -> None:

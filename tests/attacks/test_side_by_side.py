@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from side_by_side import SideBySide
 
-from gradleak.attacks.learning_to_invert.picture_attack import LtiPictures
-from gradleak.attacks.learning_to_invert.pictures import Gallery, gallery_of
-from gradleak.attacks.learning_to_invert.side_by_side import SideBySide
+from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
+from gradleak.attacks.learning_to_invert.picture_lessons import PublicPictures, read_pictures
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import Setting
+from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.shapes import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.protocols.fedavg import FedAvg
@@ -29,22 +29,22 @@ def target() -> Target:
     return TinyImage().open(torch.device("cpu"))
 
 
-def group_of(target: Target, galleries: list[Gallery], attack: LtiPictures = ATTACK) -> SideBySide:
-    setting = Setting(TinyImage(), target, FedSGD(), (), Everything(), 1)
+def group_of(target: Target, galleries: list[PublicPictures], attack: LtiPictures = ATTACK) -> SideBySide:
+    setting = ClientSetting(TinyImage(), target, FedSGD(), (), Everything(), 1)
     return SideBySide(attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), NoWords()))
 
 
 def test_more_pictures_help_signs_hurt_and_the_best_state_is_kept(target: Target) -> None:
     public = Shapes("public", 8).load(600)
-    group = group_of(target, [gallery_of(target, public[:size]) for size in (30, 600)])
+    group = group_of(target, [read_pictures(target, public[:size]) for size in (30, 600)])
     looks: list[list[float]] = []
     steps: list[int] = []
     assert group.run(lambda step, errors: (looks.append(errors), steps.append(step))[0]) == 60
     assert steps == [0, 1, 2, 4, *range(5, 61, 5)]  # small sets are soon learnt by heart
     for kept, *seen in zip(group.best.tolist(), *looks, strict=True):
         assert kept == pytest.approx(min(seen))
-    secrets = gallery_of(target, Shapes("private", 8).load(60)).batch(1)
-    guessed, labels = group.guesses(secrets, Streams.root("client", 0))
+    secrets = read_pictures(target, Shapes("private", 8).load(60)).batch(1)
+    guessed, labels = group.read(secrets, Streams.root("client", 0))
     assert guessed.shape == (4, 60, 3, 8, 8) and labels.shape == (4, 60)
     assert secrets.pixels is not None
     few, many, few_signs, many_signs = (guessed - secrets.pixels[:, 0]).square().flatten(1).mean(1).tolist()
@@ -53,32 +53,32 @@ def test_more_pictures_help_signs_hurt_and_the_best_state_is_kept(target: Target
 
 
 def test_an_inverter_learns_nothing_from_its_neighbours_pictures(target: Target) -> None:
-    first, second = (gallery_of(target, Shapes("public", 8).load(80)[place : place + 40]) for place in (0, 40))
+    first, second = (read_pictures(target, Shapes("public", 8).load(80)[place : place + 40]) for place in (0, 40))
     short = replace(ATTACK, steps=4, training_batch=8, width=16, directions=None)
     both, alone = group_of(target, [first, second], short), group_of(target, [first], short)
     both.run()
     alone.run()
-    for (name, ours), theirs in zip(both.model.named_parameters(), alone.model.parameters(), strict=True):
+    for (name, ours), theirs in zip(both.network.named_parameters(), alone.network.parameters(), strict=True):
         torch.testing.assert_close(ours[[0, 2]], theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_labels_drawn_at_random_are_learnt_by_pictures_of_other_classes(target: Target) -> None:
     others = [one for one in Shapes("public", 8).load(400) if one.label in (2, 3)]
-    secrets = gallery_of(target, [one for one in Shapes("private", 8).load(200) if one.label in (0, 1)][:60]).batch(1)
+    secrets = read_pictures(target, [one for one in Shapes("private", 8).load(200) if one.label in (0, 1)][:60]).batch(1)
     assert secrets.pixels is not None
     errors = []
     for share in (0.0, 1.0):
-        group = group_of(target, [gallery_of(target, others)], replace(ATTACK, relabelled=share))
+        group = group_of(target, [read_pictures(target, others)], replace(ATTACK, relabelled=share))
         group.run()
-        guessed, _ = group.guesses(secrets, Streams.root("client", 0))
+        guessed, _ = group.read(secrets, Streams.root("client", 0))
         errors.append(float((guessed[0] - secrets.pixels[:, 0]).square().mean()))
     assert errors[1] < 0.5 * errors[0]
 
 
 def test_what_cannot_be_trained_together_is_refused(target: Target) -> None:
-    gallery = gallery_of(target, Shapes("public", 8).load(10))
+    gallery = read_pictures(target, Shapes("public", 8).load(10))
     with pytest.raises(GradleakError, match="give learning_rate"):
         group_of(target, [gallery], replace(ATTACK, learning_rate=None))
-    setting = Setting(TinyImage(), target, FedAvg(), (), Everything(), 1)
+    setting = ClientSetting(TinyImage(), target, FedAvg(), (), Everything(), 1)
     with pytest.raises(GradleakError, match="one gradient of one picture"):
         SideBySide(ATTACK, setting, [()], [gallery], Bench(Streams.root("attacker", 0), NoWords()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradleak.attacks.learning_to_invert.attack import LtiP
+from gradleak.attacks.learning_to_invert.text_attacks import LtiP
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import private_examples
 from gradleak.audit.fits import public_examples

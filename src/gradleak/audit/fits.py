@@ -1,4 +1,7 @@
-"""Attacks that learn are fitted here, before they see anything; fits are kept on disk and shared by audits of one setting."""
+"""Attacks that learn are fitted here, before they see anything.
+
+Fits are kept on disk and shared by audits of one setting.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,7 +10,7 @@ from pathlib import Path
 from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Progress
+from gradleak.core.attack import Attack, Bench
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
@@ -15,7 +18,7 @@ from gradleak.core.prior import Prior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack
+from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.records.schema import spec_id
 
 
@@ -31,52 +34,59 @@ class Fits:
         display: Display,
         memory: int | None = None,
     ) -> None:
-        self.spec, self.target, self.prior, self.out, self.display = spec, target, prior, out, display
-        self.memory = memory  # bytes the process may hold
+        self.spec, self.target, self.prior, self.out = spec, target, prior, out
+        self.display, self.memory = display, memory  # in bytes: what the process may hold
         self.made: dict[str, FittedAttack] = {}
         self.public: list[Example] | None = None
 
     def ready(self, key: str, attack: Attack) -> Attack:
-        """The attack as it can guess: itself, or what it learnt."""
+        """Returns the attack as it can guess: itself, or what it learnt."""
         if not isinstance(attack, TrainableAttack):
             return attack
         if key not in self.made:
-            self.made[key] = self._fitted(key, attack)
+            self.made[key] = self._find_or_make(key, attack)
         return self.made[key]
 
-    def _fitted(self, key: str, attack: TrainableAttack) -> FittedAttack:
-        setting = self._setting()
+    def _find_or_make(self, key: str, attack: TrainableAttack) -> FittedAttack:
+        spec = self.spec
+        defenses = spec.defenses if Fact.DEFENSE in spec.granted else ()
+        setting = ClientSetting(
+            spec.target, self.target, spec.protocol, defenses, spec.view, spec.batch_size
+        )
         if attack.weights is not None:
             return attack.load(Path(attack.weights), setting)
         if self.public is None:
-            self.public = public_examples(self.spec)
-        path = None if self.out is None else self.out / "fits" / f"{self._id(attack, setting)}.safetensors"
+            self.public = public_examples(spec)
+        path = None
+        if self.out is not None:
+            path = self.out / "fits" / f"{self._identify(attack, setting)}.safetensors"
         if path is not None and path.is_file():
             self.display.say(f"{key} was fitted before: {path}")
             return attack.load(path, setting)
-        progress = Progress()
-        checkpoint = None if path is None else path.with_suffix(".checkpoint")
-        bench = Bench(Streams.root("attacker", self.spec.seed), self.prior, progress, checkpoint=checkpoint, memory=self.memory)
-        with self.display.watch(f"{key} learns from {len(self.public)} public examples", progress):
+        bench = Bench(
+            Streams.root("attacker", spec.seed),
+            self.prior,
+            checkpoint=None if path is None else path.with_suffix(".checkpoint"),
+            memory=self.memory,
+        )
+        news = f"{key} learns from {len(self.public)} public examples"
+        with self.display.watch(news, bench.progress):
             fitted = attack.fit(setting, self.public, bench)
         self.display.say(f"{key} {fitted.summary}")
-        if path is not None and checkpoint is not None:
+        if path is not None:
             fitted.save(path)
-            for left in path.parent.glob(f"{path.stem}.*"):  # the checkpoint and what lies beside it, but for files being written
+            # The checkpoint and what lies beside it have served; another process may be writing.
+            for left in path.parent.glob(f"{path.stem}.*"):
                 if left.suffix not in (path.suffix, ".tmp"):
                     left.unlink(missing_ok=True)
         return fitted
 
-    def _setting(self) -> Setting:
-        spec = self.spec
-        defenses = spec.defenses if Fact.DEFENSE in spec.granted else ()
-        return Setting(spec.target, self.target, spec.protocol, defenses, spec.view, spec.batch_size)
-
-    def _id(self, attack: TrainableAttack, setting: Setting) -> str:
+    def _identify(self, attack: TrainableAttack, setting: ClientSetting) -> str:
+        """Returns the id of a fit: the same for whatever would learn the same."""
         texts = "\n".join(f"{example.label}\t{example.content}" for example in self.public or ())
         described = {
-            "attack": attack.learnt(),
-            "setting": setting.described(),
+            "attack": attack.describe_learning(),
+            "setting": setting.describe(),
             "public": hashlib.sha256(texts.encode()).hexdigest(),
             "seed": self.spec.seed,
             "dtype": self.spec.dtype,
@@ -85,17 +95,22 @@ class Fits:
 
 
 def public_examples(spec: AuditSpec, private: Sequence[Example] | None = None) -> list[Example]:
-    """What an attacker may learn from: the data named for it, or what the audited data offers, never a text that is a secret."""
+    """Returns what an attacker may learn from, never a text that is a secret.
+
+    It is the data named for it, or what the audited data offers.
+    """
     source = spec.public or spec.data.public() or spec.data
-    secrets = {_bare(example.content) for example in (private_examples(spec) if private is None else private)}
-    found = [example for example in source.load() if _bare(example.content) not in secrets]
+    secrets = private_examples(spec) if private is None else private
+    known = {simplify(example.content) for example in secrets}
+    found = [example for example in source.load() if simplify(example.content) not in known]
     if not found:
         raise GradleakError(
-            f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out: add --public with other data."
+            f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out: "
+            "add --public with other data."
         )
     return found
 
 
-def _bare(text: str) -> str:
-    """Case and spacing make no difference, as to most models."""
+def simplify(text: str) -> str:
+    """Returns the text without case and spacing, which make no difference to most models."""
     return " ".join(text.casefold().split())

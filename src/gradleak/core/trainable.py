@@ -16,12 +16,12 @@ from gradleak.core.specs import to_dict
 from gradleak.core.target import Target, TargetSpec
 from gradleak.core.view import View
 
-READING = 10  # passes that take about as long as an inverter's answer, once it has learnt
+READING_PASSES = 10  # that take about as long as an inverter's answer, once it has learnt
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """What an attacker knows of clients before any of them has sent anything; enough to play one."""
+class ClientSetting:
+    """What an attacker knows of clients before any has sent anything; enough to play one."""
 
     spec: TargetSpec
     target: Target  # the same, opened
@@ -30,8 +30,8 @@ class Setting:
     view: View
     batch_size: int = 1
 
-    def described(self) -> dict[str, Any]:
-        """Plain values: what a fit belongs to."""
+    def describe(self) -> dict[str, Any]:
+        """Returns plain values that say what a fit belongs to."""
         return {
             "target": to_dict(self.spec),
             "weights": self.spec.fingerprint(),
@@ -41,13 +41,34 @@ class Setting:
             "batch_size": self.batch_size,
         }
 
+    def refuse_another(self, name: str, learnt: dict[str, Any]) -> None:
+        """Refuses what was learnt for another setting, by the first thing that differs."""
+        for part, here in self.describe().items():
+            if learnt.get(part) != here:
+                raise GradleakError(
+                    f"This {name} was fitted to another {part.removesuffix('s')}: "
+                    f"{write_briefly(learnt.get(part))}, and here it is {write_briefly(here)}. "
+                    "Fit it anew."
+                )
+
+
+def write_briefly(plain: Any) -> str:
+    """Returns a component as its name and fields, several with a plus, nothing as `none`."""
+    if isinstance(plain, dict):
+        fields = ",".join(f"{key}={value}" for key, value in plain.items() if key != "name")
+        name = str(plain.get("name", "?"))
+        return f"{name}:{fields}" if fields else name
+    if isinstance(plain, list):
+        return " + ".join(map(write_briefly, plain)) or "none"
+    return str(plain)
+
 
 class FittedAttack(Attack):
     """What was learnt for one setting: good for that one only."""
 
     @property
     def passes(self) -> int:
-        return READING
+        return READING_PASSES
 
     @property
     @abstractmethod
@@ -66,42 +87,29 @@ class TrainableAttack(Attack):
 
     @property
     def passes(self) -> int:
-        return READING
+        return READING_PASSES
 
     @abstractmethod
-    def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
-        """Learns from clients it plays itself on public data. Nothing of the secrets is at hand here.
+    def fit(self, setting: ClientSetting, public: Sequence[Example], bench: Bench) -> FittedAttack:
+        """Learns from clients it plays itself on public data. Nothing of the secrets is at hand.
 
         With `bench.checkpoint`, what was learnt so far is kept there now and then, and found again.
         """
 
-    def learnt(self) -> dict[str, Any]:
-        """The fields that decide what is learnt, as plain values; fits are shared by attacks that have them in common."""
+    def describe_learning(self) -> dict[str, Any]:
+        """Returns the fields that decide what is learnt, as plain values.
+
+        Attacks that have them in common share a fit.
+        """
         return to_dict(self)
 
     @abstractmethod
-    def load(self, path: Path, setting: Setting) -> FittedAttack:
-        """A fit that was saved; refused, by what differs, where it belongs to another setting."""
+    def load(self, path: Path, setting: ClientSetting) -> FittedAttack:
+        """Returns a saved fit; one of another setting is refused, by what differs."""
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        raise GradleakError(f"{self.name} has learnt nothing yet: call fit first, as an audit does.")
-
-
-def refuse_other_setting(name: str, learnt: dict[str, Any], setting: Setting) -> None:
-    """Refuses what was learnt elsewhere, by the first thing that differs."""
-    for part, here in setting.described().items():
-        if learnt.get(part) != here:
-            raise GradleakError(
-                f"This {name} was fitted to another {part.removesuffix('s')}: {_brief(learnt.get(part))}, "
-                f"and here it is {_brief(here)}. Fit it anew."
-            )
-
-
-def _brief(plain: Any) -> str:
-    """A component as its name and fields, several with commas, nothing as `none`."""
-    if isinstance(plain, dict):
-        fields = ",".join(f"{key}={value}" for key, value in plain.items() if key != "name")
-        return f"{plain.get('name', '?')}:{fields}" if fields else str(plain.get("name", "?"))
-    if isinstance(plain, list):
-        return " + ".join(map(_brief, plain)) or "none"
-    return str(plain)
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        raise GradleakError(
+            f"{self.name} has learnt nothing yet: call fit first, as an audit does."
+        )

@@ -1,71 +1,73 @@
-"""What all inversions of text share: how an inverter is made, trained, kept and found again."""
+"""Learning to invert, whatever the medium: the attack, how it learns, how it then reads updates.
 
+`Inversion` is the attack before it has learnt. `InverterFit` plays clients of one setting on public
+examples and trains a network on what they would send. `Inverter` is what comes of it.
+"""
+
+import json
+import math
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-from gradleak.attacks.learning_to_invert.features import Largest, only_largest
-from gradleak.attacks.learning_to_invert.saved import load_fit
-from gradleak.attacks.learning_to_invert.texts import Corpus, Source
-from gradleak.core.attack import Bench
-from gradleak.core.batch import Example
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gradleak.attacks.learning_to_invert.features import Features
+from gradleak.attacks.learning_to_invert.medium import Lessons, Network, ReadingScore, SeenClients
+from gradleak.attacks.learning_to_invert.simulation import (
+    SimulatedFeatures,
+    Simulation,
+    open_generator,
+)
+from gradleak.attacks.learning_to_invert.training import (
+    LONGEST_TRIAL,
+    Precision,
+    TrainingSchedule,
+    choose_dtype,
+    find_learning_rate,
+    find_peak_memory,
+    multiply_in,
+    train,
+)
+from gradleak.core.attack import Bench, Cost, Reconstruction
+from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact
-from gradleak.core.specs import to_dict
-from gradleak.core.target import Target
-from gradleak.core.trainable import FittedAttack, Setting, TrainableAttack, refuse_other_setting
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.streams import Streams
+from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
+from gradleak.core.update import Update
+from gradleak.records.files import written_aside
 
 PAPER = "Wu, Chen, Guo & Weinberger, Learning to Invert, UAI 2023"
-AFTERWARDS = ("weights", "prior_weight", "beams", "candidates")  # fields that matter only after the fit
+FORMAT = "gradleak.fit/2"  # of a saved fit: a safetensors file whose header says what was learnt
+READ_AT_ONCE = 64  # clients
 
 
-@dataclass(frozen=True)
-class TextInversion(TrainableAttack):
-    """Abstract: a subclass says what the attacker's own clients hold."""
+class Inversion(TrainableAttack):
+    """Abstract: a subclass has fields, and says what its medium brings."""
 
-    steps: int = 600  # for small targets; the paper's 20 epochs of 180,000 blocks are 56,000
-    epochs: int | None = None  # of the public texts; takes the place of steps
-    training_batch: int = 64  # clients in a step; learning rates that are tried grow with its root
-    learning_rate: float | None = None  # none: the best of three after probe_steps
+    steps: int
+    epochs: float | None
+    training_batch: int
+    learning_rate: float | None
+    decay: float
+    precision: Precision
+    # A medium that has no such field learns with these.
     probe_steps: int = 30
-    decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing; the paper's is constant (0)
-    features: Literal["hashed", "factors"] = "hashed"
-    fraction: float = 0.1  # bins, of the entries that are seen
-    signed: bool = False  # entries get random signs before they are summed
-    hashing_seed: int = 0
-    largest: Largest = "signs"  # what is hashed of entries where only the largest are sent; the paper takes their sizes
-    first_width: int = 600
-    token_width: int = 1000
-    words: Literal["learned", "known"] = "learned"  # the table that states are read by: known is the target's own
-    length: int | None = None  # tokens of a text; none: of the longest public one, at most 64
-    prior_weight: float = 0.0  # of the prior's log-likelihood beside the inverter's when words are read; 0: the inverter alone
-    beams: int = 8  # sentences kept on the way, and
-    candidates: int = 16  # words tried at each place, where the prior is asked
-    precision: Literal["float32", "tf32", "bfloat16"] = "tf32"  # of the inverter's products on a GPU, never of gradients
-    weights: str | None = None  # a fit that was saved, instead of a new one
+    probe_epochs: float | None = None
+    drops: bool = False
 
-    cites = PAPER
-
-    def __post_init__(self) -> None:
-        counted = ("steps", "training_batch", "probe_steps", "first_width", "token_width", "beams", "candidates")
-        for name in counted:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} counts from 1, not {getattr(self, name)}.")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}.")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must lie between 0 and 1, not {self.decay}.")
-        if self.prior_weight < 0:
-            raise ValueError(f"prior_weight must not be negative, not {self.prior_weight}.")
-        if self.learning_rate is not None and self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}.")
-
-    @abstractmethod
-    def source(self, target: Target, corpus: Corpus) -> Source:
-        """What the attacker's own clients draw their texts from."""
+    noun: ClassVar[str]  # of public examples; the random stream that draws them has this name too
+    rates: ClassVar[tuple[float, ...]]  # that are tried
+    batch_of_rates: ClassVar[int]  # clients in a step that these rates are meant for
+    only_for_reading: ClassVar[tuple[str, ...]] = ("weights",)  # fields that decide nothing before
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -74,25 +76,315 @@ class TextInversion(TrainableAttack):
     def adapts_to(self, channel: Channel) -> bool:
         return True  # it learnt from updates that went through the same defense
 
-    def before(self, channel: Channel) -> Mapping[str, Any]:
-        return {"largest": "sizes"} if only_largest(channel) else {}
+    @property
+    @abstractmethod
+    def clients_at_once(self) -> int:
+        """Of those by which features are scaled, and of held-out ones."""
 
-    def fit(self, setting: Setting, public: Sequence[Example], bench: Bench) -> FittedAttack:
-        from gradleak.attacks.learning_to_invert.fitting import Fitting  # which needs these fields
+    @property
+    @abstractmethod
+    def clients_measured(self) -> int:
+        """By how many clients features are scaled, at least."""
 
-        return Fitting(self, setting, public, bench).run()
+    @abstractmethod
+    def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
+        """Returns what clients are made up from."""
 
-    def load(self, path: Path, setting: Setting) -> FittedAttack:
-        from gradleak.attacks.learning_to_invert.fitted import FittedTextInverter
+    def measure_bases(
+        self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Returns what features need that has to be measured; most need nothing."""
+        return {}
 
-        tensors, facts = load_fit(path)
-        refuse_other_setting(f"{self.name} ({path})", facts["setting"], setting)
-        if facts["attack"] != self.learnt():
+    @abstractmethod
+    def make_features(
+        self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]
+    ) -> Features:
+        """Returns what the network is fed with; `shape` is that of an example."""
+
+    @abstractmethod
+    def make_network(
+        self, setting: ClientSetting, features: Features, shape: Sequence[int]
+    ) -> Network:
+        """Returns a network that has learnt nothing; layers draw from the global generator."""
+
+    @abstractmethod
+    def describe_score(self, facts: dict[str, Any]) -> str:
+        """Says how well held-out examples are read."""
+
+    def open_network(
+        self, setting: ClientSetting, features: Features, shape: Sequence[int], seed: int = 0
+    ) -> Network:
+        """Returns a network that has learnt nothing: the same for the same seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make_network(setting, features, shape).to(setting.target.device)
+
+    def fit(self, setting: ClientSetting, public: Sequence[Example], bench: Bench) -> "Inverter":
+        return InverterFit(self, setting, public, bench).run()
+
+    def describe_learning(self) -> dict[str, Any]:
+        described = super().describe_learning()
+        return {
+            name: value for name, value in described.items() if name not in self.only_for_reading
+        }
+
+    def load(self, path: Path, setting: ClientSetting) -> "Inverter":
+        tensors, facts = load_tensors(path)
+        setting.refuse_another(f"{self.name} ({path})", facts["setting"])
+        if facts["attack"] != self.describe_learning():
             raise GradleakError(
-                f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields, or fit again."
+                f"{path} holds another {self.name} than this one: {facts['attack']}. "
+                "Write the same fields, or fit again."
             )
-        return FittedTextInverter.from_tensors(self, setting, tensors, facts)
+        parts: dict[str, dict[str, Tensor]] = {"network": {}, "bases": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        features = self.make_features(setting, facts["shape"], parts["bases"])
+        network = self.open_network(setting, features, facts["shape"])
+        network.load_state_dict(parts["network"])
+        return Inverter(self, setting, features, network, facts)
 
-    def learnt(self) -> dict[str, Any]:
-        """The fields that decide what is learnt."""
-        return {name: value for name, value in to_dict(self).items() if name not in AFTERWARDS}
+
+class InverterFit:
+    """One fit: what is known of clients, and public examples, become an inverter."""
+
+    def __init__(
+        self,
+        attack: Inversion,
+        setting: ClientSetting,
+        public: Sequence[Example],
+        bench: Bench,
+    ) -> None:
+        self.attack, self.setting, self.bench = attack, setting, bench
+        self.device = setting.target.device
+        self.lessons = attack.make_lessons(setting, public)
+        self.shape = self.lessons.training.shape
+        self.streams = bench.streams.child("fit")
+        generator = open_generator(self.streams.child("bases"), self.device)
+        bases = attack.measure_bases(setting, self.lessons, generator)
+        self.features = attack.make_features(setting, self.shape, bases)
+        self.simulated = SimulatedFeatures(Simulation(setting), self.features, bench)
+
+    def run(self) -> "Inverter":
+        """Returns what was learnt."""
+        began, attack = time.monotonic(), self.attack
+        facts: dict[str, Any] = {"attack": attack.describe_learning(), "shape": self.shape}
+        facts["setting"] = self.setting.describe()
+        seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
+        network = attack.open_network(self.setting, self.features, self.shape, seed)
+        network.start_from(self.lessons.blind_guess)
+        self.measure(network)
+        with multiply_in(attack.precision, self.device):
+            rate = attack.learning_rate
+            if rate is None:
+                rate = self.find_rate(network, facts)
+            facts["rate"] = rate
+            schedule = TrainingSchedule(self.steps, rate, attack.decay, attack.drops)
+            trained = time.monotonic()
+            done = train(network, self.make_loss(network, "training"), schedule, self.bench, facts)
+            seconds = time.monotonic() - trained
+            scores = self.judge(network, self.observe_held_out())
+        total = max(1, sum(score.total for score in scores))
+        return Inverter(
+            attack,
+            self.setting,
+            self.features,
+            network,
+            facts
+            | {
+                "steps": done,
+                "features": self.features.size,
+                "examples": len(self.lessons.training),
+                "held_out": len(self.lessons.held_out),
+                "held_out_error": sum(score.error for score in scores) / total,
+                "held_out_right": sum(score.right for score in scores) / total,
+                "clients_per_second": done * attack.training_batch / seconds,
+                "peak_memory": find_peak_memory(self.device),
+                "seconds": time.monotonic() - began,
+            },
+        )
+
+    @property
+    def steps(self) -> int:
+        """How many steps the training has."""
+        epochs = self.attack.epochs
+        return self.attack.steps if epochs is None else self.count_steps(epochs)
+
+    def count_steps(self, epochs: float) -> int:
+        """Returns the steps in which clients hold all public examples so many times."""
+        step = self.attack.training_batch * self.setting.batch_size
+        return max(1, math.ceil(epochs * len(self.lessons.training) / step))
+
+    def measure(self, network: Network) -> None:
+        """Lets the network find how to scale features, by clients that are drawn for it."""
+        clients, noisy = self.attack.clients_at_once, network.measured_with_noise
+        pieces = range(math.ceil(self.attack.clients_measured / clients))
+        found = []
+        for streams in (self.streams.child("measured", piece) for piece in pieces):
+            found.append(self.observe(self.draw(clients, streams), streams, noisy).features)
+        network.measure(torch.cat(found), self.features.groups, self.simulated.noise)
+
+    def find_rate(self, network: Network, facts: dict[str, Any]) -> float:
+        """Returns the learning rate that leaves the least error on held-out examples."""
+        attack, held_out = self.attack, self.observe_held_out()
+        steps = attack.probe_steps
+        if attack.probe_epochs is not None:
+            steps = max(steps, self.count_steps(attack.probe_epochs))
+        # Of more clients in a step the mean slope is surer, and a step may be longer.
+        larger = math.sqrt(attack.training_batch / attack.batch_of_rates)
+        rates = [rate * larger for rate in attack.rates]
+        return find_learning_rate(
+            network,
+            self.make_loss(network, "probe"),
+            lambda: sum(score.error for score in self.judge(network, held_out)),
+            [TrainingSchedule(steps, rate, attack.decay, attack.drops) for rate in rates],
+            self.bench,
+            facts,
+            attack.name,
+            longest=self.steps // LONGEST_TRIAL,
+        )
+
+    def make_loss(self, network: Network, purpose: str) -> Any:
+        """Returns a function from a step's number to its loss."""
+
+        def compute_loss(step: int) -> Tensor:
+            streams = self.streams.child(purpose, step)
+            seen = self.observe(self.draw(self.attack.training_batch, streams), streams)
+            return network.loss(seen, self.dtype)
+
+        return compute_loss
+
+    def draw(self, clients: int, streams: Streams) -> Batch:
+        """Returns clients to learn from."""
+        generator = open_generator(streams.child(self.attack.noun), self.device)
+        return self.lessons.source.draw(clients, self.setting.batch_size, generator)
+
+    def observe(self, clients: Batch, streams: Streams, noisy: bool = True) -> SeenClients:
+        """Returns what is seen of these clients; gradients are computed in full precision."""
+        with multiply_in("float32", self.device):
+            return SeenClients(self.simulated(clients, streams, noisy), clients)
+
+    def observe_held_out(self) -> list[SeenClients]:
+        """Returns what is seen of held-out clients, the same each time."""
+        clients, most = self.lessons.hold_out(self.setting.batch_size), self.attack.clients_at_once
+        return [
+            self.observe(clients[start : start + most], self.streams.child("held out", start))
+            for start in range(0, clients.lead[0], most)
+        ]
+
+    def judge(self, network: Network, held_out: Sequence[SeenClients]) -> list[ReadingScore]:
+        """Returns how well these clients are read, some at a time."""
+        return [network.judge(seen, self.dtype) for seen in held_out]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the network's products are made in."""
+        return choose_dtype(self.attack.precision, self.device)
+
+
+class Inverter(FittedAttack):
+    """Reads updates of one setting, each in a single pass."""
+
+    def __init__(
+        self,
+        attack: Inversion,
+        setting: ClientSetting,
+        features: Features,
+        network: Network,
+        facts: dict[str, Any],
+    ) -> None:
+        self.attack, self.setting, self.features = attack, setting, features
+        self.network, self.facts = network.eval(), facts
+        self.unpaid = float(
+            facts["seconds"]
+        )  # learning is a part of the cost: first guesses carry it
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return self.attack.requires
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return self.attack.adapts_to(channel)
+
+    @property
+    def summary(self) -> str:
+        facts, noun = self.facts, self.attack.noun
+        clients = facts["steps"] * self.attack.training_batch
+        epochs = clients * self.setting.batch_size / facts["examples"]
+        memory = facts["peak_memory"]
+        held = "" if memory is None else f", peak memory {memory / 2**30:.1f} GiB"
+        return (
+            f"learnt from {clients} clients in {facts['steps']} steps ({epochs:.1f} epochs of "
+            f"{facts['examples']} public {noun}) and {facts['seconds']:.0f} s "
+            f"({facts['clients_per_second']:.0f} clients a second{held}), "
+            f"learning rate {facts['rate']:.3g}; on {facts['held_out']} held-out {noun} "
+            f"{self.attack.describe_score(facts)}"
+        )
+
+    @torch.no_grad()
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        found: list[Reconstruction] = []
+        for start in range(0, len(observations), READ_AT_ONCE):
+            began = time.monotonic()
+            some = observations[start : start + READ_AT_ONCE]
+            for observation in some:
+                self.refuse_another(observation)
+            tensors = {
+                name: torch.cat([observation.update.tensors[name] for observation in some])
+                for name in some[0].update.tensors
+            }
+            guesses = self.network.read(self.features(Update(tensors)), bench)
+            cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
+            self.unpaid = 0.0
+            found += [replace(guess, cost=cost) for guess in guesses]
+            bench.progress.report(len(found), len(observations))
+        return found
+
+    def refuse_another(self, observation: Observation) -> None:
+        """Refuses an update of another setting than this one, by what differs."""
+        name, setting, seen = self.attack.name, self.setting, observation.target
+        same = seen is setting.target or all(
+            path in seen.parameters and torch.equal(value, seen.parameters[path])
+            for path, value in setting.target.parameters.items()
+        )
+        if not same:
+            raise GradleakError(f"This {name} was fitted to another target: fit it to this one.")
+        known = observation.knows.defenses
+        if known is not None and known != setting.defenses:
+            raise GradleakError(
+                f"This {name} was fitted through other defenses: fit it through these."
+            )
+        if tuple(observation.update.tensors) != setting.view.visible(setting.target):
+            raise GradleakError(f"This {name} was fitted to another view: fit it to this one.")
+        if observation.batch_size != setting.batch_size:
+            raise GradleakError(
+                f"This {name} was fitted to batches of {setting.batch_size}, "
+                f"not of {observation.batch_size}: fit it anew."
+            )
+
+    def save(self, path: Path) -> None:
+        tensors = {f"network.{name}": one for name, one in self.network.state_dict().items()}
+        tensors |= {f"bases.{name}": one for name, one in self.features.bases.items()}
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        header = {"format": FORMAT, "facts": json.dumps(self.facts, sort_keys=True)}
+        with written_aside(path) as aside:
+            save_file(whole, aside, header)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns tensors and facts of a saved fit."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            raise GradleakError(
+                f"{path} is not a {FORMAT}: name a file that an audit left under fits, "
+                "or remove this one to fit anew."
+            )
+        return load_file(path), json.loads(header["facts"])
+    except (OSError, SafetensorError) as error:
+        raise GradleakError(f"Cannot read the fit {path}: {error}.") from error

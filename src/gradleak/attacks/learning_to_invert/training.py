@@ -1,49 +1,165 @@
-"""The training loop of any inverter: steps with Adam, what is learnt kept on disk now and then, news on a blackboard."""
+"""The training of any inverter: a learning rate found by trial, then steps with Adam.
 
+Both are kept on disk now and then at `bench.checkpoint`, so that a fit that is cut goes on where it
+was and comes to the same end: `loss(step)` draws its own data by the step's number.
+"""
+
+import json
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from gradleak.core.attack import Bench
-from gradleak.records.files import written_aside
+from gradleak.core.errors import GradleakError
+from gradleak.matching.rough import products_of_10_bits
+from gradleak.records.files import write_whole, written_aside
+
+Precision = Literal["float32", "tf32", "bfloat16"]  # of an inverter's products, never of gradients
 
 NEWS = 25  # steps from one look at the loss to the next: looking makes a GPU wait
 KEEP_SECONDS = 60.0  # from one checkpoint to the next
+TRIALS = ".trials"  # of the file beside a checkpoint
+LONGEST_TRIAL = 8  # of the training's steps, one part in so many
+LEARNT = 0.9  # of the loss before training: from there on trials tell rates apart
+
+
+def multiply_in(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """Makes float32 products on a GPU in that precision while the block lasts."""
+    return products_of_10_bits(precision == "tf32" and device.type == "cuda")
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Returns what products are asked for in; a CPU gains nothing from fewer bits."""
+    low = precision == "bfloat16" and device.type == "cuda"
+    return torch.bfloat16 if low else torch.float32
+
+
+def find_peak_memory(device: torch.device) -> int | None:
+    """Returns the most bytes held at once on a GPU so far; nobody counts them on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """How long and how fast to learn."""
 
     steps: int
     learning_rate: float
-    decay: float = 0.5  # the share of the steps, the last ones, over which the rate falls to nothing; 0: never
-    drops: bool = False  # it is a tenth in these last steps instead, all at once
+    decay: float = (
+        0.5  # the last share of the steps, over which the rate falls to nothing; 0: never
+    )
+    drops: bool = False  # the rate is a tenth in these last steps instead, all at once
 
     def rate(self, step: int) -> float:
+        """Returns the learning rate of one step."""
         if self.drops:
-            return self.learning_rate * (0.1 if step >= round((1 - self.decay) * self.steps) else 1.0)
+            last = step >= round((1 - self.decay) * self.steps)
+            return self.learning_rate * (0.1 if last else 1.0)
         left = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.learning_rate * min(1.0, left)
 
 
-def train(
-    model: nn.Module, loss: Callable[[int], Tensor], schedule: Schedule, bench: Bench, described: dict[str, Any] | None = None
-) -> int:
-    """Runs the steps that are left; `loss(step)` draws its own data by the step's number, so that a second run draws the same.
+def find_learning_rate(
+    network: nn.Module,
+    loss: Callable[[int], Tensor],
+    judge: Callable[[], float],
+    schedules: Sequence[TrainingSchedule],
+    bench: Bench,
+    facts: dict[str, Any],
+    name: str,
+    longest: int,
+) -> float:
+    """Returns the rate whose trial ends with the least error, and leaves the network as it was.
 
-    `described` says what a checkpoint belongs to; another's is ignored. Returns how many steps the model has had.
+    A checkpoint of the same fit has found its rate already. Where hardly anything was learnt the
+    error says little of rates: trials are then made twice as long, up to `longest` steps.
     """
-    device = next(model.parameters()).device
-    learnt = [value for value in model.parameters() if value.requires_grad]
-    optimiser = torch.optim.Adam(learnt, lr=schedule.learning_rate, fused=device.type in ("cuda", "cpu"))
-    path = bench.checkpoint if described is not None else None
-    step = _resume(path, described, model, optimiser)
+    if bench.checkpoint is not None and bench.checkpoint.is_file():
+        known = torch.load(bench.checkpoint, map_location="cpu", weights_only=True, mmap=True)["of"]
+        if {**known, "rate": None} == {**facts, "rate": None}:
+            return float(known["rate"])
+    trials = RateTrials(network, loss, judge, bench, facts)
+    with torch.no_grad():
+        untrained = judge()
+    while True:
+        errors = {schedule.learning_rate: trials.run(schedule) for schedule in schedules}
+        errors = {rate: error for rate, error in errors.items() if math.isfinite(error)}
+        if not errors:
+            raise GradleakError(
+                f"{name} diverged at every learning rate it tried: give learning_rate."
+            )
+        best = min(errors, key=lambda rate: errors[rate])
+        steps = schedules[0].steps
+        if errors[best] < LEARNT * untrained or steps >= longest or bench.out_of_time:
+            return best
+        schedules = [replace(one, steps=min(2 * steps, longest)) for one in schedules]
+
+
+class RateTrials:
+    """Short trainings from one start, each judged by the error it leaves.
+
+    Errors are on disk beside the checkpoint as soon as they are known, so that a fit that is cut
+    makes no trial twice.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Callable[[int], Tensor],
+        judge: Callable[[], float],
+        bench: Bench,
+        facts: dict[str, Any],
+    ) -> None:
+        self.network, self.loss, self.judge, self.bench = network, loss, judge, bench
+        self.start = {name: value.clone() for name, value in network.state_dict().items()}
+        self.facts = json.loads(json.dumps(facts))  # as they will be read: tuples become lists
+        self.path = None if bench.checkpoint is None else bench.checkpoint.with_suffix(TRIALS)
+        self.errors: dict[str, float] = {}
+        if self.path is not None and self.path.is_file():
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            if kept["of"] == self.facts:  # another fit's errors say nothing of this one
+                self.errors = kept["losses"]
+
+    def run(self, schedule: TrainingSchedule) -> float:
+        """Returns the error after a training by this schedule, or what is known of it."""
+        name = f"{schedule.steps} steps at {schedule.learning_rate!r}"
+        if name in self.errors:
+            return self.errors[name]
+        train(self.network, self.loss, schedule, self.bench)
+        with torch.no_grad():
+            error = self.judge()
+        self.network.load_state_dict(self.start)
+        if not self.bench.out_of_time:  # otherwise it is of a shorter trial
+            self.errors[name] = error
+            if self.path is not None:
+                write_whole(self.path, json.dumps({"of": self.facts, "losses": self.errors}))
+        return error
+
+
+def train(
+    network: nn.Module,
+    loss: Callable[[int], Tensor],
+    schedule: TrainingSchedule,
+    bench: Bench,
+    facts: dict[str, Any] | None = None,
+) -> int:
+    """Takes the steps that are left and returns how many the network has had.
+
+    `facts` says what a checkpoint belongs to: another's is ignored, and without them none is kept.
+    """
+    device = next(network.parameters()).device
+    learnt = [value for value in network.parameters() if value.requires_grad]
+    fused = device.type in ("cuda", "cpu")
+    optimiser = torch.optim.Adam(learnt, lr=schedule.learning_rate, fused=fused)
+    path = bench.checkpoint if facts is not None else None
+    step = resume(path, facts, network, optimiser)
     kept, running = time.monotonic(), torch.zeros((), device=device)
     while step < schedule.steps and not bench.out_of_time:
         for group in optimiser.param_groups:
@@ -55,33 +171,35 @@ def train(
         running += found.detach()
         step += 1
         if step % NEWS == 0 or step == schedule.steps:
-            bench.progress.report(step, schedule.steps, float(running) / ((step - 1) % NEWS + 1))
+            mean = float(running) / ((step - 1) % NEWS + 1)
+            bench.progress.report(step, schedule.steps, mean)
             running.zero_()
-            if path is not None and time.monotonic() - kept > KEEP_SECONDS and step < schedule.steps:
-                _keep(path, {"of": described, "step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()})
+            due = time.monotonic() - kept > KEEP_SECONDS and step < schedule.steps
+            if path is not None and due:
+                states = {"model": network.state_dict(), "optimiser": optimiser.state_dict()}
+                keep(path, {"of": facts, "step": step, **states})
                 kept = time.monotonic()
     return step
 
 
-def _keep(path: Path, state: dict[str, Any]) -> None:
+def keep(path: Path, state: dict[str, Any]) -> None:
+    """Writes a checkpoint, whole or not at all."""
     with written_aside(path) as aside:
         torch.save(state, aside)
 
 
-def _resume(path: Path | None, described: dict[str, Any] | None, model: nn.Module, optimiser: torch.optim.Optimizer) -> int:
+def resume(
+    path: Path | None,
+    facts: dict[str, Any] | None,
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+) -> int:
+    """Takes up the checkpoint of the same fit, if there is one; returns how many steps it had."""
     if path is None or not path.is_file():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
-    if state["of"] != described:
+    if state["of"] != facts:
         return 0
-    model.load_state_dict(state["model"])
+    network.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])
     return int(state["step"])
-
-
-def checkpoint_note(path: Path | None) -> dict[str, Any] | None:
-    """What the checkpoint there belongs to, if there is one."""
-    if path is None or not path.is_file():
-        return None
-    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["of"]
-    return found
