@@ -41,7 +41,7 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.core.trainable import Setting
 from gradleak.metrics.perceptual import opened_weights, perceptual_distance
 from gradleak.records.statistics import interval
-from gradleak.report.curve_picture import Curve, CurvePoint, curves_svg
+from gradleak.report.pictures.curve_picture import Curve, CurvePoint, curves_svg
 from gradleak.targets.image_classifier import ImageClassifier
 from gradleak.training.image_classifier import ImageTraining, train_image_classifier
 

@@ -9,7 +9,7 @@ import pytest
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import GuaranteeRecord, Record
-from gradleak.report.guarantees import UNEXPLAINED, epsilons, guarantee_lines
+from gradleak.report.privacy import UNEXPLAINED, epsilons, guarantee_lines
 
 
 def audited(defenses: Sequence[str], **changes: Any) -> Record:

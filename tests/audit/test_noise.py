@@ -9,7 +9,7 @@ import torch
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches, update_norm
 from gradleak.records.schema import NoiseRecord, Record
-from gradleak.report.guarantees import noise_size
+from gradleak.report.privacy import noise_size
 
 
 def audited(**changes: Any) -> tuple[AuditSpec, Record]:

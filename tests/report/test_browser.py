@@ -15,8 +15,8 @@ import pytest
 
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report.html import html
-from gradleak.report.run_report import build_report
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 QUIET = (

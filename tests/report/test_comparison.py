@@ -12,7 +12,7 @@ from gradleak.records.settings import settings_of
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.store import write_record
 from gradleak.records.summary import read_summaries
-from gradleak.report.comparison import LESS, MORE, SAME, Comparison, Difference, Identities, compare, sentences
+from gradleak.report.terminal.comparison import LESS, MORE, SAME, Comparison, Difference, Identities, compare, sentences
 
 Make = Callable[..., Record]
 ROUGE = Score(0.5, 0.4, 0.6, 0.2, 0.1, 0.3, "fraction", "higher", 4)

@@ -10,10 +10,10 @@ from rich.console import Console
 from gradleak.records.judgement import Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
-from gradleak.report.heat_colours import contrast, ink, paper
-from gradleak.report.heat_map import Absent, HeatCell, HeatMap, Lead, conclusions
-from gradleak.report.heat_picture import svg
-from gradleak.report.heat_table import print_heat_map
+from gradleak.report.pictures.heat_grid import contrast, ink, paper
+from gradleak.report.pictures.heat_map import Absent, HeatCell, HeatMap, Lead, conclusions
+from gradleak.report.pictures.heat_picture import svg
+from gradleak.report.terminal.map_and_tradeoff import print_heat_map
 
 SVG = "{http://www.w3.org/2000/svg}"
 MEANS = {(1, "whole"): 0.912, (1, "query"): 0.134, (2, "whole"): 0.876, (2, "query"): 0.243}

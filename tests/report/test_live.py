@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from gradleak.report.live import TerminalDisplay, View
+from gradleak.report.terminal.live import TerminalDisplay, View
 
 
 @dataclass

@@ -14,9 +14,9 @@ from gradleak.cli import main
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report import pdf as printing
-from gradleak.report.html import html
-from gradleak.report.run_report import build_report
+from gradleak.report.page import pdf as printing
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import html
 
 Make = Callable[..., Record]
 Captured = pytest.CaptureFixture[str]

@@ -11,8 +11,8 @@ import pytest
 
 from gradleak.records.schema import Record, Score
 from gradleak.records.summary import Summary
-from gradleak.report.paper_tables import Filled, PaperTable, fill, fits, papers
-from gradleak.report.table_files import comma_separated, latex, markdown
+from gradleak.report.papers.paper_tables import Filled, PaperTable, fill, fits, papers
+from gradleak.report.papers.table_files import comma_separated, latex, markdown
 from gradleak.study.cells import read_study
 
 Make = Callable[..., Record]

@@ -14,13 +14,13 @@ from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, T
 from gradleak.records.settings import settings_of
 from gradleak.records.store import write_record
 from gradleak.records.summary import columns_of, read_summaries, read_summary
-from gradleak.report.html import html
-from gradleak.report.json_schema import report_schema
 from gradleak.report.labels import natural
-from gradleak.report.markdown import markdown
-from gradleak.report.model import SCHEMA
-from gradleak.report.run_report import build_report
-from gradleak.report.traces import likeness
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import html
+from gradleak.report.page.json_schema import report_schema
+from gradleak.report.page.markdown import markdown
+from gradleak.report.page.searches import likeness
+from gradleak.report.page.section import SCHEMA
 
 Make = Callable[..., Record]
 DOCS = Path(__file__).parents[2] / "docs"

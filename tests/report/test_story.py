@@ -9,8 +9,8 @@ import pytest
 
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.store import write_record
-from gradleak.report.model import Story
-from gradleak.report.run_report import build_report
+from gradleak.report.page.build import build_report
+from gradleak.report.page.section import Story
 
 Make = Callable[..., Record]
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from gradleak.records.judgement import Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.tradeoff import Missing, Point, Tradeoff, conclusions, epsilon_text
-from gradleak.report.tradeoff_picture import Axis, svg
-from gradleak.report.tradeoff_table import print_tradeoff
+from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, conclusions, epsilon_text
+from gradleak.report.pictures.tradeoff_picture import Axis, svg
+from gradleak.report.terminal.tradeoff_table import print_tradeoff
 
 NO_DOUBT = Judgement("not shown", "rouge1", (), 0, 0, 40, 0, ())
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,6 +1,6 @@
 """Words of a guess are coloured by what they give away."""
 
-from gradleak.report.words import Mark, coloured, mark_words, printable
+from gradleak.report.shown_guesses import Mark, coloured, mark_words, printable
 
 
 def marks(secret: str, guess: str) -> list[Mark]:

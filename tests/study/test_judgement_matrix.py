@@ -37,16 +37,16 @@ from gradleak.records.settings import Setting
 from gradleak.records.statistics import Interval
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
-from gradleak.report.attack_heat import attack_heat
 from gradleak.report.gate_files import junit, sarif
-from gradleak.report.heat_map import HeatCell, HeatMap, Lead, conclusions, text_of
-from gradleak.report.html import html
 from gradleak.report.labels import Labels
-from gradleak.report.markdown import markdown
-from gradleak.report.run_report import build_report
-from gradleak.report.run_verdict import verdict
-from gradleak.report.story import tell
-from gradleak.report.tradeoff import Point
+from gradleak.report.page.attack_heat import attack_heat
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import html
+from gradleak.report.page.markdown import markdown
+from gradleak.report.page.opening import verdict
+from gradleak.report.page.story import tell
+from gradleak.report.pictures.heat_map import HeatCell, HeatMap, Lead, conclusions, text_of
+from gradleak.report.pictures.tradeoff_chart import Point
 from gradleak.report.verdict import closing_sentence
 from gradleak.study.gate import check_setting, read_bound
 from gradleak.study.map_summary import cell

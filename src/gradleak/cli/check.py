@@ -25,7 +25,7 @@ def check(
 
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.cells import read_study
     from gradleak.targets import hub_ids
 
@@ -52,8 +52,8 @@ def _axes(cells: "tuple[Cell, ...]") -> list[str]:
 
 
 def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
-    from gradleak.report.layout import open_console, plain_table
     from gradleak.report.numbers import duration
+    from gradleak.report.terminal.console import open_console, plain_table
     from gradleak.study.probe import peak_memory, probe
 
     found = list(probe(cells, device, seconds))

@@ -82,8 +82,8 @@ def doctor(out: Annotated[Path, option("Folder of records to look through. [runs
     """
     from rich.table import Table
 
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import counted
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     found = [finding for check in CHECKS for finding in check(out)]

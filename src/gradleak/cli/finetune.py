@@ -49,7 +49,7 @@ def finetune(
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
-    from gradleak.report.guarantees import epsilon
+    from gradleak.report.privacy import epsilon
     from gradleak.targets import resolve_target
     from gradleak.targets.image_classifier import ImageClassifier
     from gradleak.targets.text_classifier import TextClassifier

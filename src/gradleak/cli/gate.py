@@ -37,7 +37,7 @@ def gate(
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
     from gradleak.report import gate_files
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.contract import read_contract
     from gradleak.study.gate import GateFailed, judge, read_accepted, read_bound
 

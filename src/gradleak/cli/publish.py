@@ -21,8 +21,8 @@ def publish(
     """
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import counted
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.publishing import published_runs
 
     parts = [part for one in run for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))]

@@ -27,7 +27,7 @@ def purge(
     Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
     from gradleak.core.errors import GradleakError, RunFailed
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.purge import plan_purge
     from gradleak.study.purge import purge as carry_out
 

@@ -8,8 +8,8 @@ import typer
 from gradleak.cli.options import option
 
 if TYPE_CHECKING:
-    from gradleak.report.gallery import SecretsOf
-    from gradleak.report.model import Report
+    from gradleak.report.page.gallery import SecretsOf
+    from gradleak.report.page.section import Report
 
 SUFFIXES = {"html": ".html", "pdf": ".pdf", "markdown": ".md", "json": ".json"}
 
@@ -38,8 +38,8 @@ def report(
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole_bytes
-    from gradleak.report.layout import open_console
-    from gradleak.report.run_report import build_report
+    from gradleak.report.page.build import build_report
+    from gradleak.report.terminal.console import open_console
 
     if form not in SUFFIXES:
         raise GradleakError(f"Unknown format {form!r}. Use --format {', '.join(SUFFIXES)}.")
@@ -49,7 +49,7 @@ def report(
         write_index(run, out)
         return
     if form == "pdf":
-        from gradleak.report.pdf import find_browser
+        from gradleak.report.page.pdf import find_browser
 
         find_browser()  # said before records are read
     found = build_report(run, secrets_of(run, show_secrets), show_secrets=show_secrets)
@@ -65,10 +65,10 @@ def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
-    from gradleak.report.html import style
-    from gradleak.report.index import index_html, read_runs
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import counted
+    from gradleak.report.page.forms import style
+    from gradleak.report.page.runs_page import index_html, read_runs
+    from gradleak.report.terminal.console import open_console
 
     if out is not None and out.parent.resolve() != folder.resolve():
         raise GradleakError(f"Links of an index start from its folder: write it into {folder}, or leave --out out.")
@@ -96,12 +96,12 @@ def drawn(found: "Report", form: str) -> bytes:
     import json
 
     from gradleak.records.plain import to_plain
-    from gradleak.report.html import html
-    from gradleak.report.markdown import markdown
-    from gradleak.report.model import SCHEMA
+    from gradleak.report.page.forms import html
+    from gradleak.report.page.markdown import markdown
+    from gradleak.report.page.section import SCHEMA
 
     if form == "pdf":
-        from gradleak.report.pdf import pdf
+        from gradleak.report.page.pdf import pdf
 
         return pdf(html(found))
     if form == "json":

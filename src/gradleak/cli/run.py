@@ -61,8 +61,8 @@ def run(
     """
     began = time.monotonic()
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study.allowance import Allowance, read_time
     from gradleak.study.engine import run_on
     from gradleak.study.minutes import fill_minutes
@@ -186,8 +186,8 @@ def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *,
 
     So many cells had a record `before` the run.
     """
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import counted
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     if full:
@@ -210,7 +210,7 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
     from gradleak.records.summary import read_summary
     from gradleak.report.labels import Labels
     from gradleak.report.numbers import counted
-    from gradleak.report.run_verdict import order, verdict
+    from gradleak.report.page.opening import order, verdict
 
     summaries = [read_summary(folder / f"{result.cell.spec.id}.json") for result in results]
     if not summaries:
@@ -228,8 +228,8 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
 
 def print_cells(results: "Sequence[CellResult]") -> None:
     """One row a cell."""
-    from gradleak.report.layout import open_console
-    from gradleak.report.listing import Row, cell_tables
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.listing import Row, cell_tables
 
     console = open_console()
     rows = [Row(result.cell.axes, result.record, "" if result.record else "failed") for result in results]
@@ -252,8 +252,8 @@ def refuse_failures(results: "Sequence[CellResult]") -> None:
 def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *, full: bool) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed, which alone is a failure."""
     from gradleak.core.errors import RunFailed
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import duration
+    from gradleak.report.terminal.console import open_console
 
     over = (*summary.ran, *summary.failed)
     for folder in dict.fromkeys(job.folder for job, _ in over):

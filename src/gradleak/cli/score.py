@@ -27,8 +27,8 @@ def score(
     from gradleak.core.metric import Metric
     from gradleak.records.store import read_record, rewrite_record
     from gradleak.records.summary import record_paths
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import mean_and_interval, number
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.secrets import SecretFinder
 
     if not metric:

@@ -24,9 +24,9 @@ def show(
     Secrets are shown only if the audit kept them (--keep-secrets); guesses always are, and a good guess is the private text.
     """
     from gradleak.records.store import read_record
-    from gradleak.report.layout import open_console
-    from gradleak.report.reconstructions import kept_secrets
-    from gradleak.report.terminal import print_record
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.reconstructions import kept_secrets
+    from gradleak.report.terminal.record_screen import print_record
 
     if record.is_dir():
         list_folder(record)
@@ -41,7 +41,7 @@ def draw(read: "Record", record: Path) -> None:
     """Picture files beside a record, or a sentence where it holds no pictures."""
     from gradleak.cli.audit import write_pictures
     from gradleak.records.errors import RecordError
-    from gradleak.report.reconstructions import kept_secrets
+    from gradleak.report.terminal.reconstructions import kept_secrets
 
     written = write_pictures(read, kept_secrets(read), record)
     if not written:
@@ -54,8 +54,8 @@ def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
     from gradleak.records.errors import RecordError
     from gradleak.records.store import read_record
-    from gradleak.report.layout import open_console
-    from gradleak.report.listing import print_folder
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.listing import print_folder
 
     paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
     if not paths:

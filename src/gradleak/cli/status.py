@@ -15,8 +15,8 @@ SHOWN = 10
 def status(run: Annotated[Path, typer.Argument(help="The folder of a study's records, such as runs/lamp_table1.")]) -> None:
     """Says how many cells of a run are finished, failed, begun and waiting, and about how long the rest will take."""
     from gradleak.records.errors import RecordError
-    from gradleak.report.layout import open_console
     from gradleak.report.numbers import duration
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.state import read_state
 
     if not run.is_dir():

@@ -12,7 +12,7 @@ from gradleak.cli.options import option
 if TYPE_CHECKING:
     from gradleak.audit.spec import AuditSpec
     from gradleak.records.summary import Summary
-    from gradleak.report.paper_tables import Filled, PaperTable
+    from gradleak.report.papers.paper_tables import Filled, PaperTable
 
 
 def tables(
@@ -39,9 +39,9 @@ def tables(
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX
     from gradleak.records.published_summaries import read_sources
-    from gradleak.report.layout import open_console
-    from gradleak.report.paper_tables import fill
-    from gradleak.report.table_files import comma_separated, latex, markdown
+    from gradleak.report.papers.paper_tables import fill
+    from gradleak.report.papers.table_files import comma_separated, latex, markdown
+    from gradleak.report.terminal.console import open_console
 
     if (change or examples) and spec is None:
         raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
@@ -72,7 +72,7 @@ def tables(
 def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
     from gradleak.core.errors import GradleakError
     from gradleak.core.registry import did_you_mean
-    from gradleak.report.paper_tables import papers
+    from gradleak.report.papers.paper_tables import papers
 
     known = [one.name for one in papers()]
     for name in names or ():
@@ -91,11 +91,11 @@ def _study_texts(
     examples: bool,
 ) -> dict[str, str]:
     """The cells of a study with what the records say of them."""
-    from gradleak.report.canary_guesses import guesses_markdown
-    from gradleak.report.result_csv import examples_csv, results_csv
-    from gradleak.report.result_files import results_markdown
-    from gradleak.report.results import PlannedCell, answer
-    from gradleak.report.table_files import markdown_sections
+    from gradleak.report.papers.answers import PlannedCell, answer
+    from gradleak.report.papers.canary_guesses import guesses_markdown
+    from gradleak.report.papers.result_csv import examples_csv, results_csv
+    from gradleak.report.papers.result_files import results_markdown
+    from gradleak.report.papers.table_files import markdown_sections
     from gradleak.study.cells import read_study
     from gradleak.study.secrets import SecretFinder
 

@@ -41,8 +41,8 @@ def tune(
     Every combination and stage is an audit with a record; the same command again takes those that are there.
     """
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study import tuning
     from gradleak.study.ranges import read_range
 
@@ -61,7 +61,7 @@ def tune(
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     """The combinations that went on, the winner as a line to paste, and how far to trust it."""
     from gradleak.core.errors import RunFailed
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     console.print(ranking_table(tuned))
@@ -77,7 +77,7 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
 
 def ranking_table(tuned: "Tuned") -> "Table":
     """One row for each combination of the fine stage, best first."""
-    from gradleak.report.layout import plain_table
+    from gradleak.report.terminal.console import plain_table
 
     table = plain_table()
     table.add_column("", no_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak.records.schema import Record
-from gradleak.report.terminal import line
+from gradleak.report.terminal.record_screen import line
 
 FIELDS = ("target", "data", "protocol", "view", "defenses", "batch_size", "limit", "draws", "seed", "dtype")
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)")

@@ -15,8 +15,8 @@ from gradleak.core.specs import to_string
 from gradleak.records.files import write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.store import check_writable
-from gradleak.report.heat_map import Absent, HeatMap
-from gradleak.report.heat_picture import svg
+from gradleak.report.pictures.heat_map import Absent, HeatMap
+from gradleak.report.pictures.heat_picture import svg
 from gradleak.study.cells import Cell
 from gradleak.study.grid import by_kin, run_cells
 from gradleak.study.map_cells import MapPlan

@@ -15,8 +15,8 @@ from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record, now
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.store import check_writable, open_key
-from gradleak.report.tradeoff import Missing, Point, Tradeoff
-from gradleak.report.tradeoff_picture import svg
+from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff
+from gradleak.report.pictures.tradeoff_picture import svg
 from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.study.tradeoff_plan import TradeoffPlan
 from gradleak.study.utility import Trainer, Utility, classifier, material_of

@@ -1,0 +1,135 @@
+"""A page over a folder of runs: what each was about, what came of it, and where its report is."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from gradleak.records.errors import RecordError
+from gradleak.records.judgement import Coverage, judge_setting
+from gradleak.records.schema import Record, now
+from gradleak.records.settings import settings_of
+from gradleak.records.summary import RECORD, Summary, read_summary
+from gradleak.report.labels import Labels
+from gradleak.report.numbers import counted
+from gradleak.report.page.opening import order, verdict
+from gradleak.report.page.story import tell
+from gradleak.report.terminal.record_screen import chain, line
+
+FAILED = "*.failed.txt"
+TRAININGS = "training"  # beside a trade-off's records: files named alike, that are none
+STATES = {"leaks": "leaks", "doubt": "in doubt", "quiet": "not shown to leak", "broken": "cannot be read"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One study, or one audit by itself, as a line of the index."""
+
+    name: str
+    folder: str  # below the indexed one
+    created: str  # of its last record
+    records: int
+    sentence: str
+    state: str  # leaks, doubt, quiet or broken
+    notes: tuple[str, ...]  # failed cells, records that cannot be read
+    report: str | None  # address of its page, where there is one
+
+
+def read_runs(root: Path) -> list[Run]:
+    """All runs at and below a folder, the latest first. A record that cannot be read is said, and hides no other."""
+    if not root.is_dir():
+        raise RecordError(f"{root} is not a folder. Name the folder that was given as --out.")
+    folders = sorted({path.parent for path in root.rglob(RECORD)} - set(root.rglob(TRAININGS)))
+    if not folders:
+        raise RecordError(f"{root} holds no records. Name the folder that was given as --out.")
+    found = [run for folder in folders for run in _runs_of(folder, root)]
+    return sorted(found, key=lambda run: run.created, reverse=True)
+
+
+def index_html(title: str, runs: Sequence[Run], css: str) -> str:
+    """The page."""
+    rows = "\n".join(map(_row, runs))
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="generator" content="gradleak">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>gradleak: runs in {escape(title)}</title>\n<style>{css}</style>\n</head>\n<body>\n"
+    )
+    return (
+        f"{head}<header>\n<h1>{counted(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
+        f'<p class="soft small">Drawn {now()[:16].replace("T", " ")} UTC, the latest run first. It shows no private data.</p>\n'
+        f'</header>\n<main>\n<ul class="flags runs">\n{rows}\n</ul>\n</main>\n</body>\n</html>\n'
+    )
+
+
+def _row(run: Run) -> str:
+    name = escape(run.name)
+    title = f'<a href="{quote(run.report)}">{name}</a>' if run.report else name
+    badge = f'<span class="badge {"bad" if run.state in ("leaks", "broken") else ""}">{STATES[run.state]}</span>'
+    facts = [run.created[:16].replace("T", " "), counted(run.records, "record", "records"), run.folder]
+    notes = "".join(f'<p class="bad">{escape(note)}</p>' for note in run.notes)
+    missing = "" if run.report else f'<p class="soft small">No page yet: <code>gradleak report {escape(run.folder)}</code></p>'
+    about = f'<span class="soft small">{escape(" · ".join(filter(None, facts)))}</span>'
+    return (
+        f'<li class="{run.state}"><p><strong>{title}</strong> {badge} {about}</p>'
+        f"<p>{escape(run.sentence)}</p>{notes}{missing}</li>"
+    )
+
+
+def _runs_of(folder: Path, root: Path) -> Iterator[Run]:
+    """A study is one run; audits by themselves are one each."""
+    summaries, broken = [], []
+    for path in sorted(folder.glob(RECORD)):
+        try:
+            summaries.append(read_summary(path))
+        except RecordError:
+            broken.append(f"{path.name} cannot be read: delete it and run its audit again.")
+    failed = len(list(folder.glob(FAILED)))
+    notes = [*([f"{counted(failed, 'cell', 'cells')} failed."] if failed else []), *broken]
+    study = _study_name(folder)
+    if study is not None and summaries:
+        yield _run(study, summaries, folder, root, notes)
+        return
+    for summary in summaries:
+        yield _run(audit_name(summary.record), [summary], folder, root, [])
+    if notes or not summaries:
+        here = folder.name or str(folder)
+        yield Run(here, _below(folder, root), "", 0, "Not all of this folder could be read.", "broken", tuple(notes), None)
+
+
+def _run(name: str, summaries: Sequence[Summary], folder: Path, root: Path, notes: Sequence[str]) -> Run:
+    records = [summary.record for summary in summaries]
+    labels, judged = Labels(records), {setting: judge_setting(setting) for setting in settings_of(summaries)}
+    settings = order(judged)
+    page = folder / "report.html"
+    found = verdict(settings, judged, Coverage(None, len(records)), labels)
+    return Run(
+        name=name,
+        folder=_below(folder, root),
+        created=max(record.created for record in records),
+        records=len(records),
+        sentence=tell(settings, judged, labels).happened,
+        state="leaks" if found.leaks else "doubt" if found.in_doubt else "quiet",
+        notes=tuple(notes),
+        report=str(page.relative_to(root)) if page.is_file() else None,
+    )
+
+
+def audit_name(record: Record) -> str:
+    """`minilm on canaries, no defense, by portfolio`: an audit as a person would call it."""
+    defenses = chain(record.spec.get("defenses"))
+    kept = "no defense" if defenses == "none" else defenses
+    return f"{record.target.name} on {line(record.spec.get('data'))}, {kept}, by {', '.join(record.attacks)}"
+
+
+def _study_name(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "study.json").read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _below(folder: Path, root: Path) -> str:
+    return str(root if folder == root else root / folder.relative_to(root))
