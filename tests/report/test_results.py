@@ -13,9 +13,12 @@ from gradleak.records.schema import GuaranteeRecord, NoiseRecord, Record
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, read_summary
 from gradleak.report.papers.answers import Answered, PlannedCell, answer, run_command
-from gradleak.report.papers.canary_guesses import guesses_markdown
-from gradleak.report.papers.result_csv import examples_csv, results_csv
-from gradleak.report.papers.result_files import results_markdown
+from gradleak.report.papers.result_files import (
+    examples_csv,
+    guesses_markdown,
+    results_csv,
+    results_markdown,
+)
 
 STUDY = ["studies/some.yaml"]
 SETTING: dict[str, Any] = {

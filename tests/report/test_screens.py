@@ -24,8 +24,8 @@ from gradleak.core.attack import Progress
 from gradleak.datasets import Canaries, resolve_dataset
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
+from gradleak.report.labels import line
 from gradleak.report.terminal.listing import print_folder
-from gradleak.report.terminal.record_screen import line
 from gradleak.study import engine
 from gradleak.study.cells import read_study
 from gradleak.study.grid import run_cells

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from gradleak.records.judgement import judge_record
 from gradleak.records.schema import FindingRecord, Record, Score
+from gradleak.report.labels import line
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
+from gradleak.report.shown_guesses import kept_secrets
 from gradleak.report.terminal.listing import Row, cell_tables, folder_table
-from gradleak.report.terminal.reconstructions import kept_secrets
-from gradleak.report.terminal.record_screen import line, print_record
+from gradleak.report.terminal.record_screen import print_record
 from gradleak.report.verdict import closing_sentence, explain
 
 Make = Callable[..., Record]

@@ -180,7 +180,7 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
 def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:
     """A picture file for each attack that guessed pictures, beside the record."""
     from gradleak.records.files import write_whole_bytes
-    from gradleak.report.terminal.picture_lines import has_pictures, picture_grid
+    from gradleak.report.terminal.record_screen import has_pictures, picture_grid
 
     written = []
     for place, attack in enumerate(record.attacks.values()):

@@ -8,8 +8,8 @@ import typer
 from gradleak.cli.options import option
 
 if TYPE_CHECKING:
-    from gradleak.report.page.gallery import SecretsOf
     from gradleak.report.page.section import Report
+    from gradleak.report.shown_guesses import SecretsOf
 
 SUFFIXES = {"html": ".html", "pdf": ".pdf", "markdown": ".md", "json": ".json"}
 
@@ -39,6 +39,7 @@ def report(
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole_bytes
     from gradleak.report.page.build import build_report
+    from gradleak.report.page.opening import Opening
     from gradleak.report.terminal.console import open_console
 
     if form not in SUFFIXES:
@@ -49,15 +50,15 @@ def report(
         write_index(run, out)
         return
     if form == "pdf":
-        from gradleak.report.page.pdf import find_browser
+        from gradleak.report.page.forms import find_browser
 
         find_browser()  # said before records are read
     found = build_report(run, secrets_of(run, show_secrets), show_secrets=show_secrets)
     path = out or (run if run.is_dir() else run.parent) / f"report{SUFFIXES[form]}"
-    write_whole_bytes(path, drawn(found, form))
-    console = open_console()
-    console.print(found.story.happened)
-    console.print(found.verdict.headline)
+    write_whole_bytes(path, write_form(found, form))
+    console, opening = open_console(), found.find(Opening)
+    console.print(opening.story.happened)
+    console.print(opening.verdict.headline)
     console.print(f"Report: {path}" + (" (holds private texts)" if show_secrets else ""), soft_wrap=True)
 
 
@@ -66,7 +67,7 @@ def write_index(folder: Path, out: Path | None) -> None:
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
     from gradleak.report.numbers import counted
-    from gradleak.report.page.forms import style
+    from gradleak.report.page.forms import read_style
     from gradleak.report.page.runs_page import index_html, read_runs
     from gradleak.report.terminal.console import open_console
 
@@ -74,7 +75,7 @@ def write_index(folder: Path, out: Path | None) -> None:
         raise GradleakError(f"Links of an index start from its folder: write it into {folder}, or leave --out out.")
     runs = read_runs(folder)
     path = out or folder / "index.html"
-    write_whole(path, index_html(str(folder), runs, style()))
+    write_whole(path, index_html(str(folder), runs, read_style()))
     console = open_console()
     for run in runs:
         console.print(f"{run.name}: {run.sentence}", soft_wrap=True)
@@ -91,20 +92,11 @@ def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
     return SecretFinder(run, network=show_secrets).texts
 
 
-def drawn(found: "Report", form: str) -> bytes:
+def write_form(found: "Report", form: str) -> bytes:
     """The report in one of its forms."""
-    import json
-
-    from gradleak.records.plain import to_plain
-    from gradleak.report.page.forms import html
-    from gradleak.report.page.markdown import markdown
-    from gradleak.report.page.section import SCHEMA
+    from gradleak.report.page.forms import write_html, write_json, write_markdown, write_pdf
 
     if form == "pdf":
-        from gradleak.report.page.pdf import pdf
-
-        return pdf(html(found))
-    if form == "json":
-        plain = {"schema": SCHEMA, **to_plain(found)}
-        return (json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    return (html(found) if form == "html" else markdown(found)).encode()
+        return write_pdf(found)
+    write = {"html": write_html, "markdown": write_markdown, "json": write_json}[form]
+    return write(found).encode()

@@ -205,21 +205,18 @@ def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *,
 
 def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     """What may be concluded from cells that have a record, in the report's own words."""
-    from gradleak.records.judgement import Coverage, judge_setting
-    from gradleak.records.settings import settings_of
+    from gradleak.records.judgement import Coverage
     from gradleak.records.summary import read_summary
-    from gradleak.report.labels import Labels
     from gradleak.report.numbers import counted
-    from gradleak.report.page.opening import order, verdict
+    from gradleak.report.page.opening import reach_verdict
+    from gradleak.report.page.section import JudgedRun
 
     summaries = [read_summary(folder / f"{result.cell.spec.id}.json") for result in results]
     if not summaries:
         return ["Could not be judged: no cell has a record."]
-    records = [summary.record for summary in summaries]
-    judged = {setting: judge_setting(setting) for setting in settings_of(summaries)}
-    settings = order(judged)
-    found = verdict(settings, judged, Coverage(None, len(records)), Labels(records))
-    standing = {name for judgement in judged.values() for name in judgement.doubts}
+    run = JudgedRun(summaries, Coverage(None, len(summaries)))
+    found, settings = reach_verdict(run), run.settings
+    standing = {name for judgement in run.judgements.values() for name in judgement.doubts}
     raised = [flag for flag in found.flags if flag.name in standing]
     doubts = [f"{flag.name} ({flag.settings} of {counted(len(settings), 'setting', 'settings')})" for flag in raised]
     where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []

@@ -24,8 +24,8 @@ def show(
     Secrets are shown only if the audit kept them (--keep-secrets); guesses always are, and a good guess is the private text.
     """
     from gradleak.records.store import read_record
+    from gradleak.report.shown_guesses import kept_secrets
     from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.reconstructions import kept_secrets
     from gradleak.report.terminal.record_screen import print_record
 
     if record.is_dir():
@@ -41,7 +41,7 @@ def draw(read: "Record", record: Path) -> None:
     """Picture files beside a record, or a sentence where it holds no pictures."""
     from gradleak.cli.audit import write_pictures
     from gradleak.records.errors import RecordError
-    from gradleak.report.terminal.reconstructions import kept_secrets
+    from gradleak.report.shown_guesses import kept_secrets
 
     written = write_pictures(read, kept_secrets(read), record)
     if not written:

@@ -92,9 +92,12 @@ def _study_texts(
 ) -> dict[str, str]:
     """The cells of a study with what the records say of them."""
     from gradleak.report.papers.answers import PlannedCell, answer
-    from gradleak.report.papers.canary_guesses import guesses_markdown
-    from gradleak.report.papers.result_csv import examples_csv, results_csv
-    from gradleak.report.papers.result_files import results_markdown
+    from gradleak.report.papers.result_files import (
+        examples_csv,
+        guesses_markdown,
+        results_csv,
+        results_markdown,
+    )
     from gradleak.report.papers.table_files import markdown_sections
     from gradleak.study.cells import read_study
     from gradleak.study.secrets import SecretFinder

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")  # a traceback may hold colours
+NOT_IN_XML = re.compile(
+    "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
+)  # a traceback may hold colours
 
 
 class Judged(Protocol):
@@ -36,7 +38,14 @@ def junit(findings: Sequence[Judged]) -> str:
     """A test case a setting and bound or reason; what was waived is skipped, with the reason."""
     failed = str(sum(not finding.passed and finding.waived is None for finding in findings))
     skipped = str(sum(finding.waived is not None for finding in findings))
-    suite = ET.Element("testsuite", name="gradleak gate", tests=str(len(findings)), failures=failed, errors="0", skipped=skipped)
+    suite = ET.Element(
+        "testsuite",
+        name="gradleak gate",
+        tests=str(len(findings)),
+        failures=failed,
+        errors="0",
+        skipped=skipped,
+    )
     for finding in findings:
         case = ET.SubElement(suite, "testcase", classname=finding.setting, name=finding.title)
         if finding.verdict:
@@ -63,11 +72,18 @@ def sarif(findings: Sequence[Judged], version: str) -> str:
     driver: dict[str, Any] = {
         "name": "gradleak",
         "version": version,
-        "rules": [{"id": rule, "shortDescription": {"text": f"gradleak gate: {rule}"}} for rule in rules],
+        "rules": [
+            {"id": rule, "shortDescription": {"text": f"gradleak gate: {rule}"}} for rule in rules
+        ],
     }
     run = {"tool": {"driver": driver}, "results": [_result(finding, rules) for finding in failed]}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
-    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
 def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:

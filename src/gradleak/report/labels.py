@@ -1,4 +1,4 @@
-"""Short names for attacks, defenses and settings: what differs within a run, and no more."""
+"""Components as they are written on the command line, and short names for attacks, defenses and settings of one run."""
 
 import json
 import re
@@ -6,11 +6,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak.records.schema import Record
-from gradleak.report.terminal.record_screen import line
 
-FIELDS = ("target", "data", "protocol", "view", "defenses", "batch_size", "limit", "draws", "seed", "dtype")
+FIELDS = (
+    "target",
+    "data",
+    "protocol",
+    "view",
+    "defenses",
+    "batch_size",
+    "limit",
+    "draws",
+    "seed",
+    "dtype",
+)
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)")
 NO_DEFENSE = "no defense"
+
+
+def line(component: Any) -> str:
+    """A component of a spec as it is written on the command line; fields that are off are left out."""
+    if not isinstance(component, dict):
+        return _written(component if component is not None else "-")
+    fields = [
+        f"{key}={_written(value)}"
+        for key, value in component.items()
+        if key != "name" and not _off(value)
+    ]
+    return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
+
+
+def _written(value: Any) -> str:
+    """A value of a field: `[query,key]`, `true`, or a component within a component."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        return line(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _off(value: Any) -> bool:
+    """Whether a field is left out; a number never is: noise of 0 must not read as the usual noise."""
+    return value is None or value is False or value == [] or value == ""
+
+
+def chain(components: Any, between: str = " + ") -> str:
+    """Several components on one line."""
+    return between.join(line(one) for one in components or ()) or "none"
 
 
 class Labels:
@@ -20,7 +61,11 @@ class Labels:
         attacks = [attack.spec for record in records for attack in record.attacks.values()]
         defenses = [defense for record in records for defense in record.spec.get("defenses", ())]
         self._attacks, self._defenses = _varying(attacks), _varying(defenses)
-        self.fields = [field for field in FIELDS if len({_key(record.spec.get(field)) for record in records}) > 1]
+        self.fields = [
+            field
+            for field in FIELDS
+            if len({_key(record.spec.get(field)) for record in records}) > 1
+        ]
 
     def attack(self, spec: Mapping[str, Any]) -> str:
         """`lamp_cos`, or `lamp_cos:steps=40` where another has other steps."""
@@ -29,9 +74,10 @@ class Labels:
     def defense(self, record: Record) -> str:
         """The chain of defenses; a lone one with all its strength."""
         parts = record.spec.get("defenses") or ()
-        return " + ".join(_named(one, self._defenses) if self._defenses.get(one["name"]) else line(one) for one in parts) or (
-            NO_DEFENSE
-        )
+        return " + ".join(
+            _named(one, self._defenses) if self._defenses.get(one["name"]) else line(one)
+            for one in parts
+        ) or (NO_DEFENSE)
 
     def setting(self, record: Record, but: Sequence[str] = ()) -> str:
         """What tells this setting from the others, `but` some fields; what was audited where there is one only."""
@@ -53,7 +99,11 @@ class Labels:
 def natural(label: str) -> list[tuple[bool, float, str]]:
     """Sorts names as people do: no defense first, 0.01 before 0.1, 2 before 10."""
     parts = NUMBER.split(label)
-    numbers = [(True, float(part), "") if NUMBER.fullmatch(part) else (False, 0.0, part) for part in parts if part]
+    numbers = [
+        (True, float(part), "") if NUMBER.fullmatch(part) else (False, 0.0, part)
+        for part in parts
+        if part
+    ]
     return [(False, 0.0, "")] if label == NO_DEFENSE else numbers
 
 
@@ -63,7 +113,11 @@ def _varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     for spec in specs:
         by_name.setdefault(str(spec.get("name")), {})[_key(spec)] = spec
     return {
-        name: [field for field in next(iter(uses.values())) if len({_key(use.get(field)) for use in uses.values()}) > 1]
+        name: [
+            field
+            for field in next(iter(uses.values()))
+            if len({_key(use.get(field)) for use in uses.values()}) > 1
+        ]
         for name, uses in by_name.items()
     }
 
@@ -76,4 +130,6 @@ def _named(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -> str:
 
 def _key(value: Any) -> str:
     """A text that tells values apart; plain ones are most of them."""
-    return repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)
+    return (
+        repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)
+    )

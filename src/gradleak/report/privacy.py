@@ -6,7 +6,9 @@ from itertools import groupby
 
 from gradleak.records.schema import GuaranteeRecord, Record
 
-UNEXPLAINED = "not known: the record does not say whether there was no noise or the accountant failed"
+UNEXPLAINED = (
+    "not known: the record does not say whether there was no noise or the accountant failed"
+)
 
 
 def guarantee_lines(record: Record) -> Iterator[str]:
@@ -14,11 +16,15 @@ def guarantee_lines(record: Record) -> Iterator[str]:
 
     Of a whole run the sampling rate and the number of steps are said too, as ε holds for these only.
     """
-    for (defense, reading), group in groupby(record.guarantees, key=lambda one: (one.defense, one.reading)):
+    for (defense, reading), group in groupby(
+        record.guarantees, key=lambda one: (one.defense, one.reading)
+    ):
         readings = list(group)
         first = readings[0]
         values = ", ".join(epsilons(readings))
-        against = "" if first.against_server else "; not against the server, which sees updates before it"
+        against = (
+            "" if first.against_server else "; not against the server, which sees updates before it"
+        )
         run = _sampling(record, defense) if reading == "whole run" else ""
         yield f"{defense}, {reading}{run}, per {first.protects}: {values} at δ {first.delta:g}{against}"
 
@@ -37,7 +43,9 @@ def noise_size(record: Record) -> str | None:
     if noise is None:
         return None
     tensors = [value for value in noise.by_tensor.values() if value is not None]
-    spread = f"; by tensor {min(tensors):.2g} to {max(tensors):.2g} times" if len(tensors) > 1 else ""
+    spread = (
+        f"; by tensor {min(tensors):.2g} to {max(tensors):.2g} times" if len(tensors) > 1 else ""
+    )
     least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
     over = f" ({least} to {most} over the batches)" if least != most else ""
     return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
@@ -45,7 +53,9 @@ def noise_size(record: Record) -> str | None:
 
 def epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
     """`ε 4.377 (PRV (Opacus))`, or what it is instead and why; accountants that say the same are named together."""
-    for said, group in groupby(readings, key=lambda one: epsilon(one.epsilon, one.epsilon_in_words)):
+    for said, group in groupby(
+        readings, key=lambda one: epsilon(one.epsilon, one.epsilon_in_words)
+    ):
         yield f"ε {said} ({', '.join(one.accountant for one in group)})"
 
 

@@ -1,12 +1,20 @@
-"""Colours the words of a guess by how much of the secret they give away."""
+"""Which secrets and guesses are shown, and which words of a guess give the secret away."""
 
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
+from typing import TypeVar
 
 from rich.text import Text
 
+from gradleak.records.png import PREFIX
+from gradleak.records.schema import Record
+
+Secrets = Mapping[tuple[int, int], str]  # text by batch and position, of those that may be shown
+SecretsOf = Callable[[Record], Secrets]  # the private texts of a record, where they are at hand
+Item = TypeVar("Item")
 WORD = re.compile(r"[^\W_]+")  # as the honest ROUGE metrics cut texts
 
 
@@ -30,7 +38,9 @@ def mark_words(secret: str, guess: str) -> list[tuple[str, Mark]]:
             pairs_left[pair] -= 1
             marks[place] = marks[place + 1] = Mark.PAIR
     words_left = Counter(known)
-    words_left.subtract(word for word, mark in zip(guessed, marks, strict=True) if mark is Mark.PAIR)
+    words_left.subtract(
+        word for word, mark in zip(guessed, marks, strict=True) if mark is Mark.PAIR
+    )
     for place, word in enumerate(guessed):
         if marks[place] is Mark.WRONG and words_left[word] > 0:
             words_left[word] -= 1
@@ -41,8 +51,14 @@ def mark_words(secret: str, guess: str) -> list[tuple[str, Mark]]:
 def coloured(secret: str, guess: str) -> Text:
     """The guess as it was written, its words coloured."""
     text = Text(printable(guess), style=Mark.WRONG.value)
-    for found, (_, mark) in zip(WORD.finditer(text.plain), mark_words(secret, text.plain), strict=True):
-        text.stylize("not dim " + mark.value if mark is not Mark.WRONG else mark.value, found.start(), found.end())
+    for found, (_, mark) in zip(
+        WORD.finditer(text.plain), mark_words(secret, text.plain), strict=True
+    ):
+        text.stylize(
+            "not dim " + mark.value if mark is not Mark.WRONG else mark.value,
+            found.start(),
+            found.end(),
+        )
     return text
 
 
@@ -54,3 +70,20 @@ def printable(text: str) -> str:
 def words_of(text: str) -> list[str]:
     """The words of a text, in small letters."""
     return [word.lower() for word in WORD.findall(text)]
+
+
+def kept_secrets(record: Record) -> Secrets:
+    """The private texts the record itself holds."""
+    return {(one.batch, one.position): one.text for one in record.secrets if one.text is not None}
+
+
+def is_picture(content: str | None) -> bool:
+    """Whether a secret or a guess is a picture, which a record holds as a data URI."""
+    return content is not None and content.startswith(PREFIX)
+
+
+def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of the items, taken at even distances."""
+    if len(items) <= most:
+        return list(items)
+    return [items[place * len(items) // most] for place in range(most)]

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from gradleak.records.flags import FLAGS
-from gradleak.records.judgement import LEAKS, NO_FLAGS, NOT_JUDGED, NOT_SHOWN, Judgement, leading_metric
+from gradleak.records.judgement import (
+    LEAKS,
+    NO_FLAGS,
+    NOT_JUDGED,
+    NOT_SHOWN,
+    Judgement,
+    leading_metric,
+)
 from gradleak.records.schema import Record
 from gradleak.report.numbers import counted, gain, mean_and_interval, number
 
@@ -12,14 +19,24 @@ def explain(name: str, details: dict[str, str]) -> str:
     """A raised flag with its numbers, its meaning and what to do about it."""
     same = len(set(details.values())) == 1
     who = ", ".join(filter(None, details))
-    numbers = next(iter(details.values())) if same else " ".join(f"{key}: {detail}" for key, detail in details.items())
+    numbers = (
+        next(iter(details.values()))
+        if same
+        else " ".join(f"{key}: {detail}" for key, detail in details.items())
+    )
     meaning = explain_doubt(name)
-    return f"{name}{f' ({who})' if same and who else ''}: {numbers}" + (f" {meaning}" if meaning else "")
+    return f"{name}{f' ({who})' if same and who else ''}: {numbers}" + (
+        f" {meaning}" if meaning else ""
+    )
 
 
 def explain_doubt(name: str) -> str:
     """What a reason to doubt means and what to do about it; nothing of a flag that a later version may know."""
-    return f"{FLAGS[name].meaning} {FLAGS[name].what_to_do}" if name in FLAGS else NO_FLAGS.get(name, "")
+    return (
+        f"{FLAGS[name].meaning} {FLAGS[name].what_to_do}"
+        if name in FLAGS
+        else NO_FLAGS.get(name, "")
+    )
 
 
 def worst_case_sentence(record: Record) -> str:
@@ -55,7 +72,8 @@ def reason(judgement: Judgement, record: Record) -> str:
     of, batches = judgement.examples, record.data.batches
     found = {
         f"the update proves {judgement.proven} of {counted(of, 'guess', 'guesses')}": judgement.proven,
-        f"{judgement.whole} of {of} rebuilt to the last word, which is not luck": judgement.whole > judgement.proven,
+        f"{judgement.whole} of {of} rebuilt to the last word, which is not luck": judgement.whole
+        > judgement.proven,
         f"more was rebuilt than by a blind guess ({', '.join(judgement.above_blind)})": judgement.above_blind,
         f"the updates name every word in {judgement.named} of {batches} batches, without any attack": judgement.named,
     }
@@ -65,10 +83,21 @@ def reason(judgement: Judgement, record: Record) -> str:
 def shares(verdicts: Sequence[str]) -> str:
     """`1 of 3 settings leak; 1 not shown either way; 1 could not be judged`: the others are never left to be taken for safe."""
     count, leaking = len(verdicts), verdicts.count(LEAKS)
-    others = {"not shown either way": verdicts.count(NOT_SHOWN), "could not be judged": verdicts.count(NOT_JUDGED)}
+    others = {
+        "not shown either way": verdicts.count(NOT_SHOWN),
+        "could not be judged": verdicts.count(NOT_JUDGED),
+    }
     if count == 1:
-        return {LEAKS: "This setting leaks", NOT_SHOWN: "Not shown either way", NOT_JUDGED: "Could not be judged"}[verdicts[0]]
-    leak = f"{leaking} of {count} settings leak" if leaking else f"None of {count} settings is shown to leak"
+        return {
+            LEAKS: "This setting leaks",
+            NOT_SHOWN: "Not shown either way",
+            NOT_JUDGED: "Could not be judged",
+        }[verdicts[0]]
+    leak = (
+        f"{leaking} of {count} settings leak"
+        if leaking
+        else f"None of {count} settings is shown to leak"
+    )
     return "; ".join([leak, *(f"{number} {words}" for words, number in others.items() if number)])
 
 
@@ -77,7 +106,9 @@ def _room(judgement: Judgement, record: Record) -> str:
     if exact is not None and exact.mean == 1:
         return "Nothing is left for a stronger attack."
     doubts = ", ".join(judgement.doubts)
-    return "Stronger attacks can only raise these numbers" + (f"; in doubt, as too low: {doubts}." if doubts else ".")
+    return "Stronger attacks can only raise these numbers" + (
+        f"; in doubt, as too low: {doubts}." if doubts else "."
+    )
 
 
 def _chance(record: Record) -> str:

@@ -1,126 +1,198 @@
-"""A report as one HTML file that needs nothing else."""
+"""A report in each of its forms: HTML, PDF, Markdown and JSON, with the JSON's schema.
 
+The page is one file that needs nothing else. Chromium prints it as PDF, with the page breaks of its
+print style.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import types
+import typing
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from gradleak.records.judgement import RULES
+from gradleak.records.errors import RecordError
+from gradleak.records.files import write_whole
 from gradleak.records.schema import Score
 from gradleak.report.numbers import duration, gain, mean_and_interval, number
-from gradleak.report.page import attack_heat, glossary, trace_picture
-from gradleak.report.page.gallery import PICTURE
-from gradleak.report.page.section import GalleryItem, Report
-from gradleak.report.pictures import heat_map, heat_picture, tradeoff_chart, tradeoff_picture
-from gradleak.report.pictures.svg import inline
+from gradleak.report.page.build import SECTIONS
+from gradleak.report.page.glossary import WordLinks, explain_words
+from gradleak.report.page.opening import Opening
+from gradleak.report.page.section import SCHEMA, Report
 
-BLOCK = "▇▇▇"  # a word withheld: always as long, so that not even its length is told
-MARKS = {"pair": "right pair", "word": "right word", "wrong": "wrong", "unknown": "not compared"}
-
-
-def html(report: Report) -> str:
-    """The page."""
-    lead = next((one.score for one in report.verdict.scores if one.metric == report.metric), None)
-    return (
-        _environment()
-        .from_string(_file("report.html"))
-        .render(
-            report=report,
-            verdict=report.verdict,
-            glossary=glossary.entries(report),
-            anchor=glossary.anchor,
-            lead=lead,
-            sections=_sections(report),
-            css=Markup(_file("report.css")),
-            js=Markup(_file("report.js")),
-            heat_svg=Markup(attack_heat.svg(report.heat)),
-            tradeoff_svg=report.tradeoff
-            and Markup(inline(tradeoff_picture.svg(report.tradeoff, alone=False), "tradeoff-picture")),
-            tradeoff_says=list(tradeoff_chart.conclusions(report.tradeoff)) if report.tradeoff else [],
-            map_svg=report.leak_map and Markup(inline(heat_picture.svg(report.leak_map, alone=False), "map-picture")),
-            map_says=list(heat_map.conclusions(report.leak_map)) if report.leak_map else [],
-            trace_svg=lambda points, title, percent: Markup(trace_picture.svg(points, title, percent=percent)),
-            guess=_guess,
-            secret=_secret,
-            lower={row.metric for row in report.settings if row.score.direction == "lower"},
-            number=number,
-            interval=mean_and_interval,
-            gain=gain,
-            metrics=" or ".join(dict.fromkeys(row.metric for row in report.settings)),
-            measured=list(dict.fromkeys(row.metric for row in report.settings)),
-            mixed=len({row.metric for row in report.settings}) > 1,
-            rules=RULES,
-            duration=duration,
-            percent=_percent,
-            gain_text=tradeoff_chart.gain_text,
-            utility_text=tradeoff_chart.utility_text,
-            epsilon_text=tradeoff_chart.epsilon_text,
-        )
-    )
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+OFFLINE = (
+    "--headless=new --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking --disable-sync "
+    "--disable-component-update --disable-extensions --disable-default-apps --no-pdf-header-footer"
+).split()
+PATIENCE = 120  # seconds
+PLAIN: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    bool: {"type": "boolean"},
+    float: {"type": ["number", "null"]},  # what is not finite is null
+}
 
 
-def _sections(report: Report) -> list[tuple[str, str]]:
-    there = {
-        "verdict": ("Verdict", True),
-        "threat": ("Who attacks", True),
-        "settings": ("Settings", len(report.settings) > 1),
-        "heat": ("Attacks × defenses", True),
-        "tradeoff": ("Leakage against utility", report.tradeoff is not None),
-        "map": ("Leak map", report.leak_map is not None),
-        "traces": ("Over time", bool(report.traces)),
-        "guesses": ("Guesses", True),
-        "cost": ("Cost", True),
-        "provenance": ("Provenance", True),
-        "reproduce": ("Reproduce", True),
-        "glossary": ("Words", True),
+def write_html(report: Report) -> str:
+    """Writes the page."""
+    links = WordLinks(explain_words(report))
+    environment = _open_environment()
+    shown = [section for section in report.sections if section.is_shown]
+    known = {
+        "report": report,
+        "term": links.link,
+        "explained": links.link_if_known,
+        "number": number,
+        "interval": mean_and_interval,
+        "gain": gain,
+        "percent": _write_percent,
+        "duration": duration,
     }
-    return [(name, title) for name, (title, shown) in there.items() if shown]
-
-
-def _guess(item: GalleryItem) -> Markup:
-    """The words, marked; in words for who cannot see the marks."""
-    if item.picture is not None:
-        return _picture(item.picture, "the guess")
-    if not item.words:
-        return Markup('<span class="soft">none kept, or withheld</span>')
-    right = sum(word.mark in ("pair", "word") for word in item.words)
-    compared = any(word.mark != "unknown" for word in item.words)
-    told = f"{right} of {len(item.words)} words right: " if compared else ""
-    marked = " ".join(
-        f'<mark class="{word.mark}" title="{MARKS[word.mark]}"'
-        + (f' aria-hidden="true">{BLOCK}' if word.text is None else f">{escape(word.text)}")
-        + "</mark>"
-        for word in item.words
+    insides = []
+    for section in shown:
+        template = environment.from_string(section.template)
+        names = {**known, "section": section, **section.prepare(report)}
+        insides.append((section, Markup(template.render(names))))
+    return environment.from_string(_read_template("report.html")).render(
+        report=report,
+        happened=report.find(Opening).story.happened,
+        sections=insides,
+        css=Markup(read_style()),
+        js=Markup(_read_template("report.js")),
     )
-    withheld = "text withheld" if item.words[0].text is None else ""
-    return Markup(f'<span class="visually-hidden">{told}{withheld}</span>{marked}')
 
 
-def _secret(item: GalleryItem) -> Markup:
-    if item.secret is None:
-        return Markup('<span class="soft">withheld (hash {})</span>').format(item.secret_hash)
-    return _picture(item.secret, "the secret") if item.secret.startswith(PICTURE) else escape(item.secret)
+def write_markdown(report: Report) -> str:
+    """Writes what words and tables can hold, for a pull request or a wiki."""
+    lines = (line for section in report.sections for line in section.write_markdown(report))
+    return "\n".join(lines) + "\n"
 
 
-def _picture(address: str, name: str) -> Markup:
-    return Markup('<img class="pixels" src="{}" alt="{}">').format(address, name)
+def write_json(report: Report) -> str:
+    """Writes report.json, as docs/report.schema.json describes it."""
+    return json.dumps(report.plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _percent(score: Score) -> str:
+def find_browser() -> str:
+    """Finds Chromium or one of its kind; where there is none, says what to do."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise RecordError(
+            "A PDF is printed by Chromium, and there is none on the PATH. Install it (Debian, Ubuntu: apt install chromium), "
+            "or write the HTML page and print it from any browser."
+        )
+    return found
+
+
+def write_pdf(report: Report) -> bytes:
+    """Prints the page. It lies in a private folder while the browser reads it."""
+    browser = find_browser()
+    with tempfile.TemporaryDirectory(prefix="gradleak-") as folder:
+        source, printed = Path(folder) / "page.html", Path(folder) / "page.pdf"
+        write_whole(source, write_html(report))
+        words = [
+            browser,
+            *OFFLINE,
+            f"--user-data-dir={folder}/profile",
+            f"--print-to-pdf={printed}",
+        ]
+        words += (
+            ["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []
+        )  # root cannot have Chromium's sandbox
+        try:
+            done = subprocess.run(
+                [*words, source.as_uri()],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RecordError(
+                f"{browser} did not print the page within {PATIENCE} s. Print the HTML page yourself."
+            ) from error
+        if not printed.is_file():
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise RecordError(
+                f"{browser} could not print the page and said: {said}. Print the HTML page from any browser."
+            )
+        return printed.read_bytes()
+
+
+def report_schema() -> dict[str, Any]:
+    """Returns the JSON Schema (2020-12) of report.json; docs/report.schema.json is this."""
+    definitions: dict[str, Any] = {}
+    members: dict[str, Any] = {"schema": {"const": SCHEMA}}
+    for part in (Report, *SECTIONS):
+        members |= _describe_members(part, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A gradleak report",
+        "type": "object",
+        "description": Report.__doc__,
+        "properties": members,
+        "required": list(members),
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _describe_type(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted in PLAIN:
+        return PLAIN[wanted]
+    if dataclasses.is_dataclass(wanted):
+        return _describe_class(wanted, definitions)
+    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
+        return {"anyOf": [_describe_type(arguments[0], definitions), {"type": "null"}]}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _describe_type(arguments[1], definitions)}
+    return {"type": "array", "items": _describe_type(arguments[0], definitions)}
+
+
+def _describe_class(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if wanted.__name__ not in definitions:
+        definitions[wanted.__name__] = {}  # a place, before its fields
+        fields = _describe_members(wanted, definitions)
+        about = " ".join((wanted.__doc__ or "").split())
+        definitions[wanted.__name__] = {
+            "type": "object",
+            "description": about,
+            "properties": fields,
+            "required": list(fields),
+        }
+    return {"$ref": f"#/$defs/{wanted.__name__}"}
+
+
+def _describe_members(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(wanted)
+    names = (one.name for one in dataclasses.fields(wanted) if one.name != "sections")
+    return {name: _describe_type(hints[name], definitions) for name in names}
+
+
+def read_style() -> str:
+    """Returns the look of the page, for pages beside it."""
+    return _read_template("report.css")
+
+
+def _write_percent(score: Score) -> str:
     return " %" if score.unit == "fraction" else ""
 
 
-def style() -> str:
-    """The look of the page, for pages beside it."""
-    return _file("report.css")
-
-
 @cache
-def _environment() -> Environment:
+def _open_environment() -> Environment:
     return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 @cache
-def _file(name: str) -> str:
+def _read_template(name: str) -> str:
     return (files("gradleak.report.page") / "templates" / name).read_text(encoding="utf-8")

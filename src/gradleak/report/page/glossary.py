@@ -1,8 +1,16 @@
 """Words of a report that a reader may not know, each in a sentence or two."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from markupsafe import Markup
+
 from gradleak.records.flags import FLAGS
-from gradleak.records.judgement import RULES
-from gradleak.report.page.section import Report
+from gradleak.records.judgement import OF_PICTURES, RULES
+from gradleak.report.page.opening import Opening
+from gradleak.report.page.section import JudgedRun, Report, Section
+from gradleak.report.page.setting_list import SettingList
 
 WORDS = {
     "update": "What a client sends instead of its data: how its examples would change the model. This is what is attacked.",
@@ -34,17 +42,62 @@ METRICS = {
 }
 
 
-def entries(report: Report) -> dict[str, str]:
-    """The words that this report uses, in the order of the alphabet."""
-    measured = {one.metric for one in report.verdict.scores} | {row.metric for row in report.settings} | {report.metric}
-    raised = {flag.name for flag in report.verdict.flags}
-    flags = {name: f"{flag.meaning} {flag.what_to_do}" for name, flag in FLAGS.items() if name in raised}
-    found = WORDS | {name: told for name, told in METRICS.items() if name in measured} | flags
-    if report.metric in ("mse", "psnr", "ssim", "lpips"):
+@dataclass(frozen=True)
+class Glossary(Section):
+    """The words that this report uses, in the order of the alphabet. Markdown and report.json leave it out."""
+
+    name = "glossary"
+    title = heading = "Words"
+    template = """
+<dl class="facts">
+  {%- for word, meaning in glossary.meanings.items() -%}
+  <dt id="{{ glossary.address(word) }}">{{ word }}</dt><dd>{{ meaning }}</dd>
+  {%- endfor -%}
+</dl>
+"""
+
+    @classmethod
+    def gather(cls, run: JudgedRun) -> Self:
+        return cls()
+
+    def prepare(self, report: Report) -> Mapping[str, Any]:
+        return {"glossary": WordLinks(explain_words(report))}
+
+    def write_markdown(self, report: Report) -> Iterator[str]:
+        yield from ()
+
+
+@dataclass(frozen=True)
+class WordLinks:
+    """Links from words of a page to what they mean."""
+
+    meanings: Mapping[str, str]
+
+    def address(self, word: str) -> str:
+        """Returns the place of a word in the glossary."""
+        return f"word-{word.replace(' ', '-')}"
+
+    def link(self, word: str, shown: str | None = None) -> Markup:
+        """Links a word of the glossary, written otherwise where asked."""
+        link = Markup('<a class="term" href="#{}" title="{}">{}</a>')
+        return link.format(self.address(word), self.meanings.get(word, ""), shown or word)
+
+    def link_if_known(self, word: str) -> Markup | str:
+        """Links a word where the glossary has it, and leaves others as they are."""
+        return self.link(word) if word in self.meanings else word
+
+
+def explain_words(report: Report) -> dict[str, str]:
+    """Explains the words that this report uses, in the order of the alphabet."""
+    verdict = report.find(Opening).verdict
+    scored = {one.metric for one in verdict.scores}
+    measured = scored | {*report.find(SettingList).metrics, report.metric}
+    raised = {flag.name for flag in verdict.flags}
+    metrics = {name: meaning for name, meaning in METRICS.items() if name in measured}
+    flags = {
+        name: f"{flag.meaning} {flag.what_to_do}" for name, flag in FLAGS.items() if name in raised
+    }
+    found = WORDS | metrics | flags
+    if report.metric in OF_PICTURES:
         found.pop("word for word")
     return dict(sorted(found.items(), key=lambda entry: entry[0].lower()))
-
-
-def anchor(word: str) -> str:
-    """The place of a word in the glossary."""
-    return f"word-{word.replace(' ', '-')}"

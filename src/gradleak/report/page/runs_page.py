@@ -8,23 +8,27 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gradleak.records.errors import RecordError
-from gradleak.records.judgement import Coverage, judge_setting
+from gradleak.records.judgement import Coverage
 from gradleak.records.schema import Record, now
-from gradleak.records.settings import settings_of
 from gradleak.records.summary import RECORD, Summary, read_summary
-from gradleak.report.labels import Labels
+from gradleak.report.labels import chain, line
 from gradleak.report.numbers import counted
-from gradleak.report.page.opening import order, verdict
-from gradleak.report.page.story import tell
-from gradleak.report.terminal.record_screen import chain, line
+from gradleak.report.page.opening import reach_verdict
+from gradleak.report.page.section import JudgedRun
+from gradleak.report.page.story import tell_story
 
 FAILED = "*.failed.txt"
 TRAININGS = "training"  # beside a trade-off's records: files named alike, that are none
-STATES = {"leaks": "leaks", "doubt": "in doubt", "quiet": "not shown to leak", "broken": "cannot be read"}
+STATES = {
+    "leaks": "leaks",
+    "doubt": "in doubt",
+    "quiet": "not shown to leak",
+    "broken": "cannot be read",
+}
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLine:
     """One study, or one audit by itself, as a line of the index."""
 
     name: str
@@ -37,7 +41,7 @@ class Run:
     report: str | None  # address of its page, where there is one
 
 
-def read_runs(root: Path) -> list[Run]:
+def read_runs(root: Path) -> list[RunLine]:
     """All runs at and below a folder, the latest first. A record that cannot be read is said, and hides no other."""
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder. Name the folder that was given as --out.")
@@ -48,7 +52,7 @@ def read_runs(root: Path) -> list[Run]:
     return sorted(found, key=lambda run: run.created, reverse=True)
 
 
-def index_html(title: str, runs: Sequence[Run], css: str) -> str:
+def index_html(title: str, runs: Sequence[RunLine], css: str) -> str:
     """The page."""
     rows = "\n".join(map(_row, runs))
     head = (
@@ -64,13 +68,21 @@ def index_html(title: str, runs: Sequence[Run], css: str) -> str:
     )
 
 
-def _row(run: Run) -> str:
+def _row(run: RunLine) -> str:
     name = escape(run.name)
     title = f'<a href="{quote(run.report)}">{name}</a>' if run.report else name
     badge = f'<span class="badge {"bad" if run.state in ("leaks", "broken") else ""}">{STATES[run.state]}</span>'
-    facts = [run.created[:16].replace("T", " "), counted(run.records, "record", "records"), run.folder]
+    facts = [
+        run.created[:16].replace("T", " "),
+        counted(run.records, "record", "records"),
+        run.folder,
+    ]
     notes = "".join(f'<p class="bad">{escape(note)}</p>' for note in run.notes)
-    missing = "" if run.report else f'<p class="soft small">No page yet: <code>gradleak report {escape(run.folder)}</code></p>'
+    missing = (
+        ""
+        if run.report
+        else f'<p class="soft small">No page yet: <code>gradleak report {escape(run.folder)}</code></p>'
+    )
     about = f'<span class="soft small">{escape(" · ".join(filter(None, facts)))}</span>'
     return (
         f'<li class="{run.state}"><p><strong>{title}</strong> {badge} {about}</p>'
@@ -78,7 +90,7 @@ def _row(run: Run) -> str:
     )
 
 
-def _runs_of(folder: Path, root: Path) -> Iterator[Run]:
+def _runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
     """A study is one run; audits by themselves are one each."""
     summaries, broken = [], []
     for path in sorted(folder.glob(RECORD)):
@@ -96,22 +108,32 @@ def _runs_of(folder: Path, root: Path) -> Iterator[Run]:
         yield _run(audit_name(summary.record), [summary], folder, root, [])
     if notes or not summaries:
         here = folder.name or str(folder)
-        yield Run(here, _below(folder, root), "", 0, "Not all of this folder could be read.", "broken", tuple(notes), None)
+        yield RunLine(
+            here,
+            _below(folder, root),
+            "",
+            0,
+            "Not all of this folder could be read.",
+            "broken",
+            tuple(notes),
+            None,
+        )
 
 
-def _run(name: str, summaries: Sequence[Summary], folder: Path, root: Path, notes: Sequence[str]) -> Run:
+def _run(
+    name: str, summaries: Sequence[Summary], folder: Path, root: Path, notes: Sequence[str]
+) -> RunLine:
     records = [summary.record for summary in summaries]
-    labels, judged = Labels(records), {setting: judge_setting(setting) for setting in settings_of(summaries)}
-    settings = order(judged)
+    run = JudgedRun(summaries, Coverage(None, len(records)))
+    verdict = reach_verdict(run)
     page = folder / "report.html"
-    found = verdict(settings, judged, Coverage(None, len(records)), labels)
-    return Run(
+    return RunLine(
         name=name,
         folder=_below(folder, root),
         created=max(record.created for record in records),
         records=len(records),
-        sentence=tell(settings, judged, labels).happened,
-        state="leaks" if found.leaks else "doubt" if found.in_doubt else "quiet",
+        sentence=tell_story(run).happened,
+        state="leaks" if verdict.leaks else "doubt" if verdict.in_doubt else "quiet",
         notes=tuple(notes),
         report=str(page.relative_to(root)) if page.is_file() else None,
     )

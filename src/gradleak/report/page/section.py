@@ -1,171 +1,104 @@
-"""What a report says, before it is drawn: the same for HTML, Markdown and report.json."""
+"""What a report is made of: a run that was judged, and sections that are each drawn from it.
 
-from dataclasses import dataclass
+A section is declared in one place, a class in a file beside this one that says what it holds, what it
+needs and how it looks. `build.py` lists the sections in their order.
+"""
 
-from gradleak.records.judgement import Coverage
-from gradleak.records.schema import Score
-from gradleak.report.pictures.heat_map import HeatMap
-from gradleak.report.pictures.tradeoff_chart import Tradeoff
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from gradleak.records.judgement import LEADING, Coverage, Judgement, judge_setting
+from gradleak.records.plain import to_plain
+from gradleak.records.schema import Record
+from gradleak.records.settings import Setting, settings_of
+from gradleak.records.summary import Summary
+from gradleak.report.labels import Labels, natural
+from gradleak.report.shown_guesses import SecretsOf
 
 SCHEMA = "gradleak.report/1"
 
 
 @dataclass(frozen=True)
-class ScoreLine:
-    """One metric of the worst setting."""
+class JudgedRun:
+    """The records of a run, each setting of which is judged and named."""
 
-    metric: str
-    score: Score
+    summaries: Sequence[Summary]
+    coverage: Coverage
+    folder: Path | None = None  # where a trade-off or a leak map may lie beside the records
+    secrets_of: SecretsOf = lambda record: {}  # compared with guesses word by word
+    shows_secrets: bool = False  # in what is drawn
 
+    @property
+    def records(self) -> list[Record]:
+        return [summary.record for summary in self.summaries]
 
-@dataclass(frozen=True)
-class FlagLine:
-    """A reason to doubt, where it was raised, and what it means."""
+    @cached_property
+    def labels(self) -> Labels:
+        return Labels(self.records)
 
-    name: str
-    attacks: tuple[str, ...]
-    settings: int
-    detail: str  # the numbers of the first that raised it
-    meaning: str
-    what_to_do: str
-    lowers_trust: bool  # in a low score
+    @cached_property
+    def judgements(self) -> Mapping[Setting, Judgement]:
+        return {setting: judge_setting(setting) for setting in settings_of(self.summaries)}
 
+    @cached_property
+    def settings(self) -> Sequence[Setting]:
+        """The settings that leak first, of these the ones that leak most.
 
-@dataclass(frozen=True)
-class Verdict:
-    """What comes first: what leaks, how much more than blind, who could do it, and what stands against trusting it."""
+        Settings of texts stand before those of pictures, whose scores are on another scale.
+        """
+        return sorted(self.judgements, key=self._rank)
 
-    verdict: str  # of the whole run: it leaks where any setting does, and could not be judged where any could not
-    leaks: bool
-    in_doubt: bool  # nothing is shown to leak, and the attacks rather than the defense may be why
-    headline: str
-    sentences: tuple[str, ...]
-    setting: str  # where most leaks
-    exact: str  # "3 of 30", or nothing where it was not measured
-    scores: tuple[ScoreLine, ...]  # of that setting, the worst case over attacks
-    knowledge: tuple[str, ...]
-    flags: tuple[FlagLine, ...]
+    @cached_property
+    def settings_by_name(self) -> Sequence[Setting]:
+        return sorted(self.settings, key=lambda one: natural(self.labels.setting(one.record)))
 
+    @property
+    def leaking(self) -> Sequence[Setting]:
+        return [setting for setting in self.settings if self.judgements[setting].leaks]
 
-@dataclass(frozen=True)
-class Story:
-    """The run told to who has to decide."""
-
-    happened: str  # one sentence
-    means: tuple[str, ...]
-    not_tried: tuple[str, ...]
-    would_change: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class SettingLine:
-    """One client under all attacks run on it."""
-
-    label: str
-    records: tuple[str, ...]
-    attacks: tuple[str, ...]
-    metric: str  # the leading one: another of texts than of pictures
-    score: Score  # of it, worst case
-    exact: Score | None
-    verdict: str  # leaks, not shown, or could not be judged
-    leaks: bool
-    flags: tuple[str, ...]
-    doubts: tuple[FlagLine, ...]  # the same with their numbers and what they mean
+    def _rank(self, setting: Setting) -> tuple[bool, int, float]:
+        judgement = self.judgements[setting]
+        mean = setting.mean(judgement.metric)
+        leak = float("-inf")
+        if mean is not None:
+            leak = mean if setting.known(judgement.metric).direction == "higher" else -mean
+        known = judgement.metric in LEADING
+        medium = LEADING.index(judgement.metric) if known else len(LEADING)
+        return not judgement.leaks, medium, -leak
 
 
-@dataclass(frozen=True)
-class HeatLine:
-    """One attack under one defense; of several settings the one that leaks most."""
+class Section(ABC):
+    """A part of a report. It is a frozen dataclass whose fields are members of report.json."""
 
-    attack: str
-    defense: str
-    metric: str
-    score: Score
-    verdict: str
-    in_doubt: bool  # the number may be too low
-    settings: int
-    record: str
+    name: ClassVar[str]  # its address in the page: #name
+    title: ClassVar[str]  # in the list at the top of the page
+    heading: ClassVar[str]
+    template: ClassVar[str]  # its inside in the page, in Jinja; `section` and `report` are at hand
 
+    @classmethod
+    @abstractmethod
+    def gather(cls, run: JudgedRun) -> Self:
+        """Takes what it holds out of a run."""
 
-@dataclass(frozen=True)
-class AttackHeat:
-    """Attacks × defenses."""
+    @property
+    def is_shown(self) -> bool:
+        """Whether the page has it: a section that a run has nothing for is left out."""
+        return True
 
-    attacks: tuple[str, ...]
-    defenses: tuple[str, ...]
-    cells: tuple[HeatLine, ...]
-    left_out: int = 0  # cells of attacks or defenses for which there was no room
+    def prepare(self, report: "Report") -> Mapping[str, Any]:
+        """Returns what the template names beside `section`, `report` and what all templates have."""
+        return {}
 
-
-@dataclass(frozen=True)
-class TracePoint:
-    """One step of a search, over the batches that recorded it."""
-
-    step: int
-    median: float
-    low: float
-    high: float
-    batches: int
+    @abstractmethod
+    def write_markdown(self, report: "Report") -> Iterator[str]:
+        """Yields its lines, heading included, or none."""
 
 
-@dataclass(frozen=True)
-class TraceLine:
-    """How an attack's objective fell and, where the secret is at hand, how like it the guess became."""
-
-    attack: str
-    setting: str
-    record: str
-    objective: tuple[TracePoint, ...]
-    similarity: tuple[TracePoint, ...]
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a guess; no text where it is withheld."""
-
-    mark: str  # pair, word, wrong, or unknown where the secret is not at hand
-    text: str | None
-
-
-@dataclass(frozen=True)
-class GalleryItem:
-    """One secret beside one guess."""
-
-    attack: str
-    defense: str
-    setting: str
-    batch: int
-    position: int
-    record: str
-    secret_hash: str
-    secret: str | None  # a text, or a picture as a data URI
-    words: tuple[Word, ...]
-    picture: str | None  # the guess as a data URI, where it is a picture
-    metric: str  # the leading one
-    unit: str
-    score: float | None  # by it
-    exact: bool
-    certified: bool
-
-
-@dataclass(frozen=True)
-class CostLine:
-    """What an attack took over the whole run."""
-
-    attack: str
-    records: int
-    examples: int
-    seconds: float
-    steps: int
-    peak_memory_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A named fact of the threat model or of where the numbers come from."""
-
-    name: str
-    value: str
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -179,16 +112,19 @@ class Report:
     records: int
     settings_run: int
     settings_leaking: int
-    story: Story
-    verdict: Verdict
-    settings: tuple[SettingLine, ...]  # the ones that leak most first; not all where there are very many
-    heat: AttackHeat
-    tradeoff: Tradeoff | None
-    leak_map: HeatMap | None
-    traces: tuple[TraceLine, ...]
-    gallery: tuple[GalleryItem, ...]
-    costs: tuple[CostLine, ...]
-    threat_model: tuple[Entry, ...]
-    provenance: tuple[Entry, ...]
-    coverage: Coverage  # cells that were meant and are missing, failed or unreadable
-    reproduce: str  # a study of the setting that leaks most
+    sections: Sequence[Section]
+
+    def find(self, kind: type[AnySection]) -> AnySection:
+        """Returns the section of that kind; every report has all of them."""
+        return next(section for section in self.sections if isinstance(section, kind))
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The report as report.json has it: the members of all sections beside one another."""
+        head = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "sections"}
+        members = [to_plain(section) for section in self.sections]
+        return {
+            "schema": SCHEMA,
+            **head,
+            **{name: value for one in members for name, value in one.items()},
+        }

@@ -11,7 +11,19 @@ from gradleak.records.summary import Summary
 
 # A record may differ from the cell it answers in the number of examples and in the weights: these stand beside every number.
 WEIGHTS = ("path", "revision", "weights")
-MUST_AGREE = ("data", "batch_size", "protocol", "defenses", "view", "know", "prior", "draws", "seed", "dtype", "time_limit")
+MUST_AGREE = (
+    "data",
+    "batch_size",
+    "protocol",
+    "defenses",
+    "view",
+    "know",
+    "prior",
+    "draws",
+    "seed",
+    "dtype",
+    "time_limit",
+)
 
 
 @dataclass(frozen=True)
@@ -20,8 +32,12 @@ class PlannedCell:
 
     axes: Mapping[str, str]
     spec: Mapping[str, Any]
-    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the target and the attacks, by name
-    versions: Mapping[str, int] = field(default_factory=dict)  # of the attacks as they are now, by name
+    defaults: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # of the target and the attacks, by name
+    versions: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of the attacks as they are now, by name
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,11 @@ class Answered:
         names = [str(attack["name"]) for attack in self.cell.spec["attacks"]]
         several = found.key if found is not None else " + ".join(names)
         written = self.cell.axes.get("attacks", names[0]) if len(names) == 1 else several
-        return f"{written} (version {found.attack.version})" if found is not None and found.is_older else written
+        return (
+            f"{written} (version {found.attack.version})"
+            if found is not None and found.is_older
+            else written
+        )
 
 
 def answer(cells: Sequence[PlannedCell], summaries: Sequence[Summary]) -> list[Answered]:
@@ -65,7 +85,10 @@ def answer(cells: Sequence[PlannedCell], summaries: Sequence[Summary]) -> list[A
     # What fits no cell to the letter may be of an earlier version. Few are: all of them are compared with every cell.
     planned = set(keys)
     rest = [summary for key, found in exact.items() if key not in planned for summary in found]
-    return [Answered(cell, list(_best(cell, [*exact.get(key, ()), *rest]))) for cell, key in zip(cells, keys, strict=True)]
+    return [
+        Answered(cell, list(_best(cell, [*exact.get(key, ()), *rest])))
+        for cell, key in zip(cells, keys, strict=True)
+    ]
 
 
 def run_command(study: Sequence[str], cell: PlannedCell, record: Record | None = None) -> str:
@@ -88,7 +111,9 @@ def run_command(study: Sequence[str], cell: PlannedCell, record: Record | None =
 def same(one: Any, other: Any) -> bool:
     """Whether two values agree in all that both have: a field that came later is at its default in older records."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.get("name") == other.get("name") and all(same(one[key], other[key]) for key in one.keys() & other.keys())
+        return one.get("name") == other.get("name") and all(
+            same(one[key], other[key]) for key in one.keys() & other.keys()
+        )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
@@ -105,8 +130,14 @@ def _best(cell: PlannedCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
                     versions.setdefault(attack.version, []).append(Answer(summary, key))
         for versions in by_model.values():
             for version in sorted(versions, reverse=True):
-                best = max(versions[version], key=lambda one: (one.record.data.examples, one.record.created))
-                yield replace(best, is_older=version < max(*versions, cell.versions.get(str(wanted["name"]), 0)))
+                best = max(
+                    versions[version],
+                    key=lambda one: (one.record.data.examples, one.record.created),
+                )
+                yield replace(
+                    best,
+                    is_older=version < max(*versions, cell.versions.get(str(wanted["name"]), 0)),
+                )
 
 
 def _key(spec: Mapping[str, Any]) -> str:
@@ -116,21 +147,33 @@ def _key(spec: Mapping[str, Any]) -> str:
 def _fits(cell: PlannedCell, spec: Mapping[str, Any]) -> bool:
     target = {key: value for key, value in cell.spec["target"].items() if key not in WEIGHTS}
     return _same_component(cell, target, spec["target"]) and all(
-        same(cell.spec[name], spec[name]) for name in MUST_AGREE if name in cell.spec and name in spec
+        same(cell.spec[name], spec[name])
+        for name in MUST_AGREE
+        if name in cell.spec and name in spec
     )
 
 
 def _same_component(cell: PlannedCell, planned: Mapping[str, Any], ran: Mapping[str, Any]) -> bool:
     """Whether they agree, and what the older one has not is at its default in the newer."""
     usual = cell.defaults.get(str(planned["name"]), {})
-    return same(planned, ran) and all(planned[key] == usual.get(key) for key in planned.keys() - ran.keys())
+    return same(planned, ran) and all(
+        planned[key] == usual.get(key) for key in planned.keys() - ran.keys()
+    )
 
 
 def _changed(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
     """The model on one line: what differs from the study's, or all that is set. Of a path its end: the rest is a machine's."""
     alike = planned["name"] == ran["name"]
-    fields = {key: value for key, value in ran.items() if key != "name" and not (alike and same(planned.get(key), value))}
+    fields = {
+        key: value
+        for key, value in ran.items()
+        if key != "name" and not (alike and same(planned.get(key), value))
+    }
     if "path" in fields:
-        return str(fields["path"]) if not str(fields["path"]).startswith("/") else "…/" + str(fields["path"]).rsplit("/", 1)[-1]
+        return (
+            str(fields["path"])
+            if not str(fields["path"]).startswith("/")
+            else "…/" + str(fields["path"]).rsplit("/", 1)[-1]
+        )
     written = ",".join(f"{key}={value}" for key, value in fields.items())
     return str(ran["name"]) + (f":{written}" if written else "")

@@ -21,8 +21,12 @@ class PaperRow:
     name: str
     match: Mapping[str, Any]
     attack: Sequence[Mapping[str, Any]]  # any of these
-    values: Mapping[str, Sequence[float]]  # by column, one a metric; none where the paper draws and does not print
-    nearest: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the same on TinyBERT-6, of six layers as MiniLM-L6
+    values: Mapping[
+        str, Sequence[float]
+    ]  # by column, one a metric; none where the paper draws and does not print
+    nearest: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # the same on TinyBERT-6, of six layers as MiniLM-L6
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class PaperColumn:
 
     name: str
     match: Mapping[str, Any]
-    hub: Sequence[str] = ()  # fields a study is run with (--set) for weights of the hub that no model at hand stands for
+    hub: Sequence[
+        str
+    ] = ()  # fields a study is run with (--set) for weights of the hub that no model at hand stands for
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,9 @@ class Filled:
     @property
     def count_in_words(self) -> str:
         """How many places were run: of those that a pretrained model at hand can fill, and apart of those that need others."""
-        here, elsewhere = ([line for line in self.paper_lines if bool(line.hub) is hub] for hub in (False, True))
+        here, elsewhere = (
+            [line for line in self.paper_lines if bool(line.hub) is hub] for hub in (False, True)
+        )
         if not elsewhere:
             return f"{self.run} of {self.places} places were run."
         return (
@@ -123,7 +131,17 @@ def papers() -> list[PaperTable]:
             metrics = [(printed, ours) for printed, ours in one["metrics"]]
             studies, note = one.get("studies", ()), one.get("note", "")
             found.append(
-                PaperTable(plain["paper"], one["name"], one["title"], metrics, one["match"], columns, rows, studies, note)
+                PaperTable(
+                    plain["paper"],
+                    one["name"],
+                    one["title"],
+                    metrics,
+                    one["match"],
+                    columns,
+                    rows,
+                    studies,
+                    note,
+                )
             )
     return found
 
@@ -136,13 +154,19 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
         if fits(table.match, summary.record.spec)
         for attack in summary.record.attacks.values()
     ]
-    by_column = {column.name: [pair for pair in ran if _is_of(column, pair[0])] for column in table.columns}
+    by_column = {
+        column.name: [pair for pair in ran if _is_of(column, pair[0])] for column in table.columns
+    }
     lines: list[Line] = []
     used: set[int] = set()
     for row in table.rows:
         for column in table.columns:
             if column.name in row.values:
-                fit = [pair for pair in by_column[column.name] if fits(row.match, pair[0].spec) and _is(row, pair[1])]
+                fit = [
+                    pair
+                    for pair in by_column[column.name]
+                    if fits(row.match, pair[0].spec) and _is(row, pair[1])
+                ]
                 used |= {id(attack) for _, attack in fit}
                 found = _lines(table, row.name, column.name, row.values[column.name], fit)
                 nearest = row.nearest.get(column.name, ())
@@ -153,12 +177,18 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
 def fits(pattern: Any, value: Any) -> bool:
     """Whether a value has all that a pattern names. A list of patterns stands for any of them, unless the value is a list."""
     if isinstance(value, list):
-        return isinstance(pattern, list) and len(pattern) == len(value) and all(map(fits, pattern, value))
+        return (
+            isinstance(pattern, list)
+            and len(pattern) == len(value)
+            and all(map(fits, pattern, value))
+        )
     if isinstance(pattern, list):
         return any(fits(one, value) for one in pattern)
     if isinstance(pattern, Mapping):
         # A switch that an older record does not have was off.
-        return isinstance(value, Mapping) and all(fits(inner, value.get(key, False)) for key, inner in pattern.items())
+        return isinstance(value, Mapping) and all(
+            fits(inner, value.get(key, False)) for key, inner in pattern.items()
+        )
     if isinstance(pattern, str) and isinstance(value, str):
         return fnmatch.fnmatchcase(value.lower(), pattern.lower())
     return bool(pattern == value)
@@ -166,7 +196,9 @@ def fits(pattern: Any, value: Any) -> bool:
 
 def _is_of(column: PaperColumn, record: Record) -> bool:
     """Whether a record is of this column. A place for weights of the hub is never filled by a model with random ones."""
-    return fits(column.match, record.spec) and not (column.hub and record.target.fingerprint.startswith("made:"))
+    return fits(column.match, record.spec) and not (
+        column.hub and record.target.fingerprint.startswith("made:")
+    )
 
 
 def _is(row: PaperRow, attack: AttackRecord) -> bool:
@@ -174,29 +206,58 @@ def _is(row: PaperRow, attack: AttackRecord) -> bool:
 
 
 def _lines(
-    table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]
+    table: PaperTable,
+    row: str,
+    column: str,
+    theirs: Sequence[float],
+    fit: Sequence[tuple[Record, AttackRecord]],
 ) -> Iterator[Line]:
     """The place, filled by the newest version of its attack; older ones below it, named so and not counted as run."""
     groups: dict[str, dict[int, list[tuple[Record, AttackRecord]]]] = {}
     for pair in fit:
-        groups.setdefault(str(pair[1].spec.get("name")), {}).setdefault(pair[1].version, []).append(pair)
-    yield _line(table, row, column, theirs, [pair for versions in groups.values() for pair in versions[max(versions)]])
+        groups.setdefault(str(pair[1].spec.get("name")), {}).setdefault(pair[1].version, []).append(
+            pair
+        )
+    yield _line(
+        table,
+        row,
+        column,
+        theirs,
+        [pair for versions in groups.values() for pair in versions[max(versions)]],
+    )
     for versions in groups.values():
         for version in sorted(versions, reverse=True)[1:]:
             older = _line(table, f"{row} (version {version})", column, (), versions[version])
             yield replace(older, in_paper=False)
 
 
-def _line(table: PaperTable, row: str, column: str, theirs: Sequence[float], fit: Sequence[tuple[Record, AttackRecord]]) -> Line:
+def _line(
+    table: PaperTable,
+    row: str,
+    column: str,
+    theirs: Sequence[float],
+    fit: Sequence[tuple[Record, AttackRecord]],
+) -> Line:
     """Of several records that fit, the one with most examples; of equals the one with the lowest seed, then the newest."""
     if not fit:
         return Line(row, column, theirs, [None] * len(table.metrics))
-    record, attack = max(fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0), pair[0].created))
-    return Line(row, column, theirs, [attack.scores.get(ours) for _, ours in table.metrics], record, len(fit) - 1)
+    record, attack = max(
+        fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0), pair[0].created)
+    )
+    return Line(
+        row,
+        column,
+        theirs,
+        [attack.scores.get(ours) for _, ours in table.metrics],
+        record,
+        len(fit) - 1,
+    )
 
 
 def _ours_alone(
-    table: PaperTable, by_column: Mapping[str, Sequence[tuple[Record, AttackRecord]]], used: set[int]
+    table: PaperTable,
+    by_column: Mapping[str, Sequence[tuple[Record, AttackRecord]]],
+    used: set[int],
 ) -> Iterator[Line]:
     """Attacks the paper does not have, under the paper's settings."""
     groups = list({json.dumps(row.match, sort_keys=True): row for row in table.rows}.values())
@@ -209,5 +270,11 @@ def _ours_alone(
                 if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
                     names.setdefault(name, []).append((record, attack))
             for name, fit in names.items():
-                for line in _lines(table, f"{setting}, {name} (not in this table)".removeprefix(", "), column, (), fit):
+                for line in _lines(
+                    table,
+                    f"{setting}, {name} (not in this table)".removeprefix(", "),
+                    column,
+                    (),
+                    fit,
+                ):
                     yield replace(line, in_paper=False)

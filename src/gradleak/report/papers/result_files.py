@@ -1,16 +1,23 @@
-"""Results as a page: scores, how they were come by and what was not run; never a guess or a secret."""
+"""The results of a study as they are published: a page, and the same for programs.
 
+They say what was scored, how, and what was not run. Secrets are keyed hashes, and no guess is shown but
+those at canaries, which are nobody's messages.
+"""
+
+import csv
+import io
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gradleak.records.schema import Record
 from gradleak.report.labels import Labels
 from gradleak.report.numbers import duration, mean_and_interval, number
-from gradleak.report.page.markdown import table
 from gradleak.report.papers.answers import Answer, Answered, run_command
 from gradleak.report.papers.table_files import NOT_RUN, NOT_SCORED
 from gradleak.report.privacy import guarantee_lines
+from gradleak.report.shown_guesses import choose_evenly
+from gradleak.report.table_markup import draw_markdown_table
 
 HEADLINES = (
     "rouge1",
@@ -25,6 +32,15 @@ HEADLINES = (
     "lpips",
     "lpips_legacy",
 )
+HEAD = (
+    *("attack", "metric", "mean", "low", "high", "blind", "n"),
+    *("model", "seed", "machine", "date", "seconds", "record", "command"),
+)
+HASH = 16  # hex digits: enough to tell secrets apart
+CELLS_WITH_STEPS = 4  # of a larger study only the last guess is shown
+STEPS = 6
+SECRETS = 3
+Texts = Mapping[tuple[int, int], str]  # by batch and position
 EXPLANATION = (
     "Mean [95 % interval over client batches], fractions in %; blind: the same knowledge without the update, in the order of "
     "the columns. Seconds are of the attack, all examples together; cells attacked in one call share them."
@@ -36,7 +52,10 @@ NOISE_EXPLANATION = (
 
 
 def results_markdown(
-    study: Sequence[str], answered: Sequence[Answered], command: str, compared: Sequence[Record] = ()
+    study: Sequence[str],
+    answered: Sequence[Answered],
+    command: str,
+    compared: Sequence[Record] = (),
 ) -> Iterator[str]:
     """What was run and how, every cell, and how to run the rest. Of those `compared` with the papers' some may be of no cell."""
     answers = [one for cell in answered for one in cell.answers]
@@ -47,18 +66,41 @@ def results_markdown(
     yield from ("## Cells", "", f"{EXPLANATION} {NOISE_EXPLANATION}" if noisy else EXPLANATION, "")
     axes, metrics = axes_of(answered), headlines(answers)
     models = _models([one.record for one in answers])
-    head = [*axes, *(["noise"] if noisy else []), "attack", "model", "n", *metrics, "blind", "seconds", "flags", "record"]
-    yield from table(head, [row for one in answered for row in _rows(one, axes, metrics, models, noisy=noisy)])
+    head = [
+        *axes,
+        *(["noise"] if noisy else []),
+        "attack",
+        "model",
+        "n",
+        *metrics,
+        "blind",
+        "seconds",
+        "flags",
+        "record",
+    ]
+    yield from draw_markdown_table(
+        head, [row for one in answered for row in _rows(one, axes, metrics, models, noisy=noisy)]
+    )
     yield from _guarantees([one.record for one in answers])
     if missing:
         yield f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the first of it alone:"
-        yield from ("", f"    gradleak run {shlex.join(study)}", f"    {run_command(study, missing[0])}", "")
+        yield from (
+            "",
+            f"    gradleak run {shlex.join(study)}",
+            f"    {run_command(study, missing[0])}",
+            "",
+        )
 
 
 def _provenance(
-    study: Sequence[str], answered: Sequence[Answered], records: Sequence[Record], compared: Sequence[Record]
+    study: Sequence[str],
+    answered: Sequence[Answered],
+    records: Sequence[Record],
+    compared: Sequence[Record],
 ) -> Iterator[str]:
-    commands = Counter(run_command(study, one.cell, found.record) for one in answered for found in one.answers)
+    commands = Counter(
+        run_command(study, one.cell, found.record) for one in answered for found in one.answers
+    )
     yield from ("## How it was run", "")
     yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
     ours = {record.id for record in records}
@@ -77,25 +119,60 @@ def _provenance(
 def _guarantees(records: Sequence[Record]) -> Iterator[str]:
     """What differential privacy proves of each setting, every setting once."""
     labels = Labels(records)
-    proven = {(labels.defense(record), line): None for record in records for line in guarantee_lines(record)}
+    proven = {
+        (labels.defense(record), line): None
+        for record in records
+        for line in guarantee_lines(record)
+    }
     if proven:
-        yield from ("## What is proven", "", *(f"- {defenses}: {line}" for defenses, line in proven), "")
+        yield from (
+            "## What is proven",
+            "",
+            *(f"- {defenses}: {line}" for defenses, line in proven),
+            "",
+        )
 
 
 def _rows(
-    one: Answered, axes: Sequence[str], metrics: Sequence[str], models: dict[str, str], *, noisy: bool
+    one: Answered,
+    axes: Sequence[str],
+    metrics: Sequence[str],
+    models: dict[str, str],
+    *,
+    noisy: bool,
 ) -> Iterator[list[str]]:
     place = [one.cell.axes.get(axis, "") for axis in axes]
     if not one.answers:
-        yield [*place, *([""] if noisy else []), one.attack(), "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
+        yield [
+            *place,
+            *([""] if noisy else []),
+            one.attack(),
+            "",
+            "",
+            *[NOT_RUN] * len(metrics),
+            "",
+            "",
+            "",
+            "",
+        ]
     for found in one.answers:
         scores = [found.attack.scores.get(metric) for metric in metrics]
-        texts = [NOT_SCORED if score is None or not score.n else mean_and_interval(score) for score in scores]
-        blind = " / ".join("–" if score is None or not score.n else number(score.blind, score.unit) for score in scores)
+        texts = [
+            NOT_SCORED if score is None or not score.n else mean_and_interval(score)
+            for score in scores
+        ]
+        blind = " / ".join(
+            "–" if score is None or not score.n else number(score.blind, score.unit)
+            for score in scores
+        )
         flags = ", ".join(flag.name for flag in found.attack.flags)
         cost = duration(found.attack.cost.seconds)
         model = models[_model(found.record)]
-        noise = [f"{found.record.noise.ratio:.3g}" if found.record.noise is not None else ""] if noisy else []
+        noise = (
+            [f"{found.record.noise.ratio:.3g}" if found.record.noise is not None else ""]
+            if noisy
+            else []
+        )
         yield [
             *place,
             *noise,
@@ -112,7 +189,11 @@ def _rows(
 
 def axes_of(answered: Sequence[Answered]) -> list[str]:
     """The axes, but for the attacks': these have a column anyway."""
-    return [axis for axis in dict.fromkeys(axis for one in answered for axis in one.cell.axes) if axis != "attacks"]
+    return [
+        axis
+        for axis in dict.fromkeys(axis for one in answered for axis in one.cell.axes)
+        if axis != "attacks"
+    ]
 
 
 def headlines(answers: Sequence[Answer]) -> list[str]:
@@ -122,11 +203,16 @@ def headlines(answers: Sequence[Answer]) -> list[str]:
 
 def _models(records: Sequence[Record]) -> dict[str, str]:
     """A letter for each model."""
-    return {label: chr(ord("A") + place) for place, label in enumerate(dict.fromkeys(map(_model, records)))}
+    return {
+        label: chr(ord("A") + place)
+        for place, label in enumerate(dict.fromkeys(map(_model, records)))
+    }
 
 
 def _model(record: Record) -> str:
-    return f"{name_of(record)}, {record.target.fingerprint}, {record.target.parameters:,} parameters"
+    return (
+        f"{name_of(record)}, {record.target.fingerprint}, {record.target.parameters:,} parameters"
+    )
 
 
 def name_of(record: Record) -> str:
@@ -150,3 +236,132 @@ def _data(record: Record) -> str:
 
 def _spread(values: Iterable[str]) -> str:
     return "; ".join(sorted(set(values))) or "nothing was run"
+
+
+def results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
+    """One line a number; of a cell that was not run the command that runs it."""
+    axes = axes_of(answered)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*axes, *HEAD])
+    for one in answered:
+        place = [one.cell.axes.get(axis, "") for axis in axes]
+        if not one.answers:
+            writer.writerow(
+                [*place, one.attack(), "", NOT_RUN, *[""] * 10, run_command(study, one.cell)]
+            )
+        writer.writerows(
+            [*place, one.attack(found), *line]
+            for found in one.answers
+            for line in _list_numbers(found)
+        )
+    return file.getvalue()
+
+
+def _list_numbers(found: Answer) -> Iterator[list[object]]:
+    record, attack = found.record, found.attack
+    model = f"{name_of(record)} {record.target.fingerprint[:15]}"
+    cost = round(attack.cost.seconds, 1)
+    ran = [
+        model,
+        record.spec.get("seed"),
+        machine_of(record),
+        record.created[:10],
+        cost,
+        record.id,
+        "",
+    ]
+    for metric, score in attack.scores.items():
+        if score.n:
+            numbers = (score.mean, score.low, score.high, score.blind)
+            values = ["" if value is None else f"{value:.4g}" for value in numbers]
+            yield [metric, *values, score.n, *ran]
+
+
+def examples_csv(answered: Sequence[Answered]) -> str:
+    """One line an example: its keyed hash and what the attack scored on it."""
+    answers = [one for cell in answered for one in cell.answers]
+    metrics = headlines(answers)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["record", "attack", "batch", "position", "secret", "tokens", *metrics])
+    for one in answers:
+        whole = one.source.whole()
+        secrets = {(secret.batch, secret.position): secret for secret in whole.secrets}
+        for example in whole.attacks[one.key].examples:
+            secret = secrets[example.batch, example.position]
+            values = [example.values.get(metric) for metric in metrics]
+            place = [
+                whole.id,
+                one.key,
+                example.batch,
+                example.position,
+                secret.hash[:HASH],
+                secret.tokens,
+            ]
+            writer.writerow(
+                [*place, *("" if value is None else f"{value:.3g}" for value in values)]
+            )
+    return file.getvalue()
+
+
+def guesses_markdown(
+    answered: Sequence[Answered], texts_of: Callable[[Record], Texts]
+) -> Iterator[str]:
+    """A table for each of the first secrets; nothing for data that is not our own."""
+    shown = [(one, found) for one in answered for found in one.answers if is_canaries(found.record)]
+    known = [
+        found for _, found in shown if not found.source.is_published
+    ]  # published files hold no guesses
+    if not known or len(known) < sum(len(one.answers) for one in answered):
+        return
+    steps = STEPS if len(shown) <= CELLS_WITH_STEPS else 1
+    yield from (
+        "## Guesses",
+        "",
+        "The data is made up for this purpose, so that guesses can be shown.",
+        "",
+    )
+    wholes = [(one, found, found.source.whole()) for one, found in shown]
+    places = [(secret.batch, secret.position) for secret in wholes[0][2].secrets][:SECRETS]
+    for count, place in enumerate(places, start=1):
+        secret = next(
+            (text for _, _, whole in wholes if (text := texts_of(whole).get(place)) is not None),
+            None,
+        )
+        yield from (
+            f"Secret {count}: {secret}" if secret is not None else f"Secret {count}: not at hand",
+            "",
+        )
+        rows = [
+            [_title(one, found), step, guess]
+            for one, found, whole in wholes
+            for step, guess in _guesses(whole, found, place, steps)
+        ]
+        yield from draw_markdown_table(["cell", "step", "guess"], rows)
+
+
+def is_canaries(record: Record) -> bool:
+    data = record.spec.get("data")
+    return isinstance(data, Mapping) and data.get("name") == "canaries"
+
+
+def _title(one: Answered, found: Answer) -> str:
+    return ", ".join(
+        [*(value for axis, value in one.cell.axes.items() if axis != "attacks"), one.attack(found)]
+    )
+
+
+def _guesses(
+    whole: Record, found: Answer, place: tuple[int, int], steps: int
+) -> Iterator[tuple[str, str]]:
+    """Some of the guesses on the way, and the answer. On the way a batch's are in no order: only single ones are shown."""
+    attack = whole.attacks[found.key]
+    if steps > 1:
+        way = next(batch.guesses for batch in attack.batches if batch.batch == place[0])
+        for step, sentences in choose_evenly([one for one in way if len(one[1]) == 1], steps):
+            yield str(step), sentences[0]
+    last = next(
+        example.guess for example in attack.examples if (example.batch, example.position) == place
+    )
+    yield "answer", last or "–"

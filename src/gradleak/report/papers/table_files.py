@@ -6,12 +6,22 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from gradleak.report.numbers import mean_and_interval, number
-from gradleak.report.page.markdown import table as markdown_table
 from gradleak.report.papers.paper_tables import Filled, Line
+from gradleak.report.table_markup import draw_markdown_table
 
 NOT_RUN = "not run"
 NOT_SCORED = "not scored"
-LATEX = str.maketrans({"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "σ": r"$\sigma$", "Δ": r"$\Delta$", "±": r"$\pm$"})
+LATEX = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "_": r"\_",
+        "#": r"\#",
+        "σ": r"$\sigma$",
+        "Δ": r"$\Delta$",
+        "±": r"$\pm$",
+    }
+)
 BERT_BASE = ("target=bert-base-uncased",)  # in whose places MiniLM-L6 stands here
 CSV_HEAD = (
     *("table", "row", "column", "metric", "ours", "low", "high", "blind", "n", "paper"),
@@ -36,8 +46,9 @@ def markdown_sections(filled: Sequence[Filled]) -> Iterator[str]:
         yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.count_in_words}", "")
         if one.table.note:
             yield from (one.table.note, "")
-        yield from markdown_table(
-            [*_head(one), *_nearest_head(one)], [[*_row(one, line), *_nearest(one, line)] for line in one.lines]
+        yield from draw_markdown_table(
+            [*_head(one), *_nearest_head(one)],
+            [[*_row(one, line), *_nearest(one, line)] for line in one.lines],
         )
         if one.run < one.places and one.table.studies:
             yield from (*_commands(one), "")
@@ -47,7 +58,9 @@ def _commands(one: Filled) -> Iterator[str]:
     """How to run what is missing: with what is at hand, and with weights that have to be fetched."""
     runs = [f"gradleak run studies/{name}.yaml" for name in one.table.studies]
     yield "What was not run: " + ", ".join(f"`{run}`" for run in runs) + "."
-    lacking = dict.fromkeys(tuple(line.hub) for line in one.paper_lines if line.hub and line.record is None)
+    lacking = dict.fromkeys(
+        tuple(line.hub) for line in one.paper_lines if line.hub and line.record is None
+    )
     fetched = [*([BERT_BASE] if one.stood_for else []), *lacking]
     if fetched:
         yield "On the paper's own models, whose weights have to be fetched:"
@@ -76,8 +89,19 @@ def latex(filled: Sequence[Filled]) -> str:
         columns = "ll" + "r" * (2 * len(one.table.metrics) + 2) + "l"
         rows = [_head(one), *(_row(one, line) for line in one.lines)]
         body = [" & ".join(text.translate(LATEX) for text in row) + r" \\" for row in rows]
-        head = [r"\begin{table}", rf"\caption{{{one.table.title.translate(LATEX)}}}", rf"\label{{tab:{one.table.name}}}"]
-        rules = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", body[0], r"\hline", *body[1:], r"\hline"]
+        head = [
+            r"\begin{table}",
+            rf"\caption{{{one.table.title.translate(LATEX)}}}",
+            rf"\label{{tab:{one.table.name}}}",
+        ]
+        rules = [
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\hline",
+            body[0],
+            r"\hline",
+            *body[1:],
+            r"\hline",
+        ]
         parts.append("\n".join([*head, *rules, r"\end{tabular}", r"\end{table}"]))
     return "\n\n".join(parts) + "\n"
 
@@ -90,7 +114,9 @@ def comma_separated(filled: Sequence[Filled]) -> str:
     for one in filled:
         for line in one.lines:
             for place, (printed, _) in enumerate(one.table.metrics):
-                writer.writerow([one.table.name, line.row, line.column, printed, *_numbers(line, place)])
+                writer.writerow(
+                    [one.table.name, line.row, line.column, printed, *_numbers(line, place)]
+                )
     return file.getvalue()
 
 
@@ -98,12 +124,36 @@ def _numbers(line: Line, place: int) -> list[object]:
     score, record = line.ours[place], line.record
     theirs = line.theirs[place] if line.theirs else ""
     if score is None or record is None:
-        return [NOT_RUN if record is None else NOT_SCORED, "", "", "", "", theirs, "", "", "", "", ""]
+        return [
+            NOT_RUN if record is None else NOT_SCORED,
+            "",
+            "",
+            "",
+            "",
+            theirs,
+            "",
+            "",
+            "",
+            "",
+            "",
+        ]
     scale = 100 if score.unit == "fraction" else 1
-    values = ["" if value is None else round(scale * value, 4) for value in (score.mean, score.low, score.high, score.blind)]
+    values = [
+        "" if value is None else round(scale * value, 4)
+        for value in (score.mean, score.low, score.high, score.blind)
+    ]
     machine = record.machine.get("name", record.machine.get("device", ""))
     seed = record.spec.get("seed", "")
-    return [*values, score.n, theirs, record.target.name, seed, machine, record.created[:10], record.id]
+    return [
+        *values,
+        score.n,
+        theirs,
+        record.target.name,
+        seed,
+        machine,
+        record.created[:10],
+        record.id,
+    ]
 
 
 def _head(one: Filled) -> list[str]:
@@ -117,10 +167,19 @@ def _row(one: Filled, line: Line) -> list[str]:
         if line.record is None:
             texts.append(NOT_RUN)
         else:
-            texts.append(NOT_SCORED if score is None or score.mean is None else mean_and_interval(score))
+            texts.append(
+                NOT_SCORED if score is None or score.mean is None else mean_and_interval(score)
+            )
         texts.append(f"{line.theirs[place]:g}" if line.theirs else "–")
     if line.record is None:
         return [*texts, "", "", ""]
-    blind = " / ".join("–" if score is None else number(score.blind, score.unit) for score in line.ours)
+    blind = " / ".join(
+        "–" if score is None else number(score.blind, score.unit) for score in line.ours
+    )
     seed = line.record.spec.get("seed", "–")
-    return [*texts, blind, str(line.n), f"{line.record.target.name}, {seed}, {line.record.created[:10]}"]
+    return [
+        *texts,
+        blind,
+        str(line.n),
+        f"{line.record.target.name}, {seed}, {line.record.created[:10]}",
+    ]

@@ -16,10 +16,9 @@ from gradleak.records.schema import Record
 from gradleak.records.settings import OF_THE_ATTACKER, Ran, Setting
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.summary import Column
-from gradleak.report.labels import Labels
+from gradleak.report.labels import Labels, chain, line
 from gradleak.report.numbers import counted, number
 from gradleak.report.terminal.console import plain_table
-from gradleak.report.terminal.record_screen import chain, line
 
 SCHEMA = "gradleak.comparison/1"
 WORST = "worst case"  # over all attacks of a setting
@@ -30,8 +29,12 @@ MATCHED = {
     "contents": "",
     "description": "The examples are taken to be the same by their rows and lengths: without the keys nothing more can be told.",
 }
-Identities = Mapping[tuple[int, int], Hashable]  # what tells private examples apart, by batch and position
-ContentsOf = Callable[[Record], Identities | None]  # examples read again, as far as they are the record's; none without its key
+Identities = Mapping[
+    tuple[int, int], Hashable
+]  # what tells private examples apart, by batch and position
+ContentsOf = Callable[
+    [Record], Identities | None
+]  # examples read again, as far as they are the record's; none without its key
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,17 @@ class Comparison:
     left_out: tuple[str, ...]  # settings without a partner, each with the reason
 
 
-def compare(first: Sequence[Setting], second: Sequence[Setting], contents: tuple[ContentsOf, ContentsOf]) -> Comparison:
+def compare(
+    first: Sequence[Setting], second: Sequence[Setting], contents: tuple[ContentsOf, ContentsOf]
+) -> Comparison:
     """Pairs the settings of two runs; refuses runs that have no client batch in common."""
     labels = Labels([setting.record for setting in (*first, *second)])
     pairs, left_out = pair_settings(first, second, labels)
     compared, reasons = [], []
     for one, other in pairs:
-        batches, matched_by = shared_batches(one.summaries[0].whole(), other.summaries[0].whole(), contents)
+        batches, matched_by = shared_batches(
+            one.summaries[0].whole(), other.summaries[0].whole(), contents
+        )
         if batches:
             compared.append(_compared(one, other, batches, matched_by, labels))
         else:
@@ -105,7 +112,9 @@ def compare(first: Sequence[Setting], second: Sequence[Setting], contents: tuple
             "Run both on the same --data, --limit and --batch-size."
         )
     if not any(one.differences for one in compared):
-        raise RecordError("These runs share client batches and no metric. Add one to both: gradleak score RUN --metric rouge1.")
+        raise RecordError(
+            "These runs share client batches and no metric. Add one to both: gradleak score RUN --metric rouge1."
+        )
     metric = judge_setting(pairs[0][0]).metric
     return Comparison(metric, tuple(compared), (*left_out, *reasons))
 
@@ -115,19 +124,40 @@ def pair_settings(
 ) -> tuple[list[tuple[Setting, Setting]], list[str]]:
     """Settings that agree in all that varies within the runs; a choice that sets the runs apart as wholes may differ."""
     sides = (first, second)
-    fields = {field for side in sides for setting in side for field in setting.record.spec if field not in OF_THE_ATTACKER}
-    values = {field: [{_key(setting.record.spec.get(field)) for setting in side} for side in sides] for field in fields}
-    telling = sorted(field for field, (one, other) in values.items() if len(one) > 1 or len(other) > 1 or one == other)
+    fields = {
+        field
+        for side in sides
+        for setting in side
+        for field in setting.record.spec
+        if field not in OF_THE_ATTACKER
+    }
+    values = {
+        field: [{_key(setting.record.spec.get(field)) for setting in side} for side in sides]
+        for field in fields
+    }
+    telling = sorted(
+        field
+        for field, (one, other) in values.items()
+        if len(one) > 1 or len(other) > 1 or one == other
+    )
     partners = {_fields(setting, telling): setting for setting in second}
-    pairs = [(setting, partners[key]) for setting in first if (key := _fields(setting, telling)) in partners]
+    pairs = [
+        (setting, partners[key])
+        for setting in first
+        if (key := _fields(setting, telling)) in partners
+    ]
     if not pairs and 1 in (len(first), len(second)):  # one setting beside each of several
         pairs = [(one, other) for one in first for other in second]
     paired = {id(setting) for pair in pairs for setting in pair}
     alone = [setting for side in sides for setting in side if id(setting) not in paired]
-    return pairs, [f"{labels.setting(setting.record)}: it is in one of the runs only" for setting in alone]
+    return pairs, [
+        f"{labels.setting(setting.record)}: it is in one of the runs only" for setting in alone
+    ]
 
 
-def shared_batches(first: Record, second: Record, contents: tuple[ContentsOf, ContentsOf]) -> tuple[list[tuple[int, int]], str]:
+def shared_batches(
+    first: Record, second: Record, contents: tuple[ContentsOf, ContentsOf]
+) -> tuple[list[tuple[int, int]], str]:
     """Batches, by their numbers in both, that hold the same examples in the same order; and how that is known.
 
     Hashes tell it where both runs have one key. Else the examples are read again, or, where they are gone, described.
@@ -135,7 +165,9 @@ def shared_batches(first: Record, second: Record, contents: tuple[ContentsOf, Co
     found = _same(first, second, _hashes(first), _hashes(second))
     if found:
         return found, "hashes"
-    one, other = (contents_of(record) for record, contents_of in zip((first, second), contents, strict=True))
+    one, other = (
+        contents_of(record) for record, contents_of in zip((first, second), contents, strict=True)
+    )
     if one is None or other is None:
         return _same(first, second, _described(first), _described(second)), "description"
     return _same(first, second, one, other), "contents"
@@ -144,13 +176,22 @@ def shared_batches(first: Record, second: Record, contents: tuple[ContentsOf, Co
 def sentences(comparison: Comparison) -> Iterator[str]:
     """What may be said of the leading metric, setting by setting."""
     for one in comparison.settings:
-        found = [difference for difference in one.differences if difference.metric == comparison.metric]
-        said = next((difference for difference in found if difference.attack == WORST), found[0] if found else None)
+        found = [
+            difference for difference in one.differences if difference.metric == comparison.metric
+        ]
+        said = next(
+            (difference for difference in found if difference.attack == WORST),
+            found[0] if found else None,
+        )
         where = f"{one.setting}: " if len(comparison.settings) > 1 else ""
         if said is None:
             yield f"{where}{comparison.metric} was not measured in both."
             continue
-        words = {LESS: "Less leaks in B than in A", MORE: "More leaks in B than in A", SAME: "No difference is shown"}
+        words = {
+            LESS: "Less leaks in B than in A",
+            MORE: "More leaks in B than in A",
+            SAME: "No difference is shown",
+        }
         unit = " points" if said.unit == "fraction" else ""
         told = f"{where}{words[said.reading]}: {said.metric} changed by {change_text(said)}{unit}"
         yield f"{told}, over {counted(one.batches, 'client batch', 'client batches')} that both have."
@@ -169,11 +210,16 @@ def print_comparison(console: Console, comparison: Comparison, names: tuple[str,
     for letter, name in zip("AB", names, strict=True):
         console.print(f"{letter}: {name}", soft_wrap=True)
     for one in comparison.settings:
-        console.print(f"\n{one.setting}, {counted(one.batches, 'shared batch', 'shared batches')}", style="bold")
+        console.print(
+            f"\n{one.setting}, {counted(one.batches, 'shared batch', 'shared batches')}",
+            style="bold",
+        )
         for change in one.changes:
             console.print(f"{change.what}: {change.first} in A, {change.second} in B")
         console.print(_table(one))
-    console.print("\nFractions in %; B − A with its 95 % interval, paired over client batches.", style="dim")
+    console.print(
+        "\nFractions in %; B − A with its 95 % interval, paired over client batches.", style="dim"
+    )
     for reason in comparison.left_out:
         console.print(f"Not compared: {reason}.")
     for sentence in sentences(comparison):
@@ -182,7 +228,9 @@ def print_comparison(console: Console, comparison: Comparison, names: tuple[str,
 
 def change_text(one: Difference) -> str:
     """`-35.2 [-50.1, -20.3]`."""
-    mean, low, high = (_signed(value, one.unit) for value in (one.change.mean, one.change.low, one.change.high))
+    mean, low, high = (
+        _signed(value, one.unit) for value in (one.change.mean, one.change.low, one.change.high)
+    )
     return f"{mean} [{low}, {high}]"
 
 
@@ -203,13 +251,19 @@ def _table(one: ComparedSetting) -> Table:
 
 
 def _compared(
-    one: Setting, other: Setting, batches: Sequence[tuple[int, int]], matched_by: str, labels: Labels
+    one: Setting,
+    other: Setting,
+    batches: Sequence[tuple[int, int]],
+    matched_by: str,
+    labels: Labels,
 ) -> ComparedSetting:
     changes = tuple(_changes(one.record, other.record))
     places = _places(one, other, batches)
     found = [_difference(one, columns, places) for columns in _columns(one, other)]
     return ComparedSetting(
-        setting=labels.setting(one.record, but=[change.what.replace(" ", "_") for change in changes]),
+        setting=labels.setting(
+            one.record, but=[change.what.replace(" ", "_") for change in changes]
+        ),
         changes=changes,
         batches=len(batches),
         matched_by=matched_by,
@@ -233,10 +287,16 @@ def _columns(one: Setting, other: Setting) -> Iterator[_Columns]:
     metrics = [name for name in one.metrics() if name in other.metrics()]
     partners = _same_attacks(one, other)
     if len(one.attacks) > 1 or len(other.attacks) > 1 or not partners:
-        yield from (_Columns(WORST, name, one.values(name)[0], other.values(name)[0]) for name in metrics)
+        yield from (
+            _Columns(WORST, name, one.values(name)[0], other.values(name)[0]) for name in metrics
+        )
     for mine, theirs in partners:
         first, second = mine.columns.values, theirs.columns.values
-        yield from (_Columns(mine.key, name, first[name], second[name]) for name in metrics if name in first and name in second)
+        yield from (
+            _Columns(mine.key, name, first[name], second[name])
+            for name in metrics
+            if name in first and name in second
+        )
 
 
 def _same_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
@@ -254,7 +314,9 @@ def _same_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
     return found
 
 
-def _places(one: Setting, other: Setting, batches: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def _places(
+    one: Setting, other: Setting, batches: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
     """Of each example of a shared batch its place in both columns, and its batch; draws of a batch are paired in order."""
     first, second = _examples(one), _examples(other)
     found = []
@@ -264,7 +326,11 @@ def _places(one: Setting, other: Setting, batches: Sequence[tuple[int, int]]) ->
             range(theirs, max(second) + 1, other.record.data.batches),
             strict=False,
         )
-        found += [(a, b, mine) for here, there in draws for a, b in zip(first[here], second[there], strict=True)]
+        found += [
+            (a, b, mine)
+            for here, there in draws
+            for a, b in zip(first[here], second[there], strict=True)
+        ]
     return found
 
 
@@ -276,7 +342,9 @@ def _examples(setting: Setting) -> dict[int, list[int]]:
     return found
 
 
-def _difference(setting: Setting, columns: _Columns, places: Sequence[tuple[int, int, int]]) -> Difference | None:
+def _difference(
+    setting: Setting, columns: _Columns, places: Sequence[tuple[int, int, int]]
+) -> Difference | None:
     """Over the examples that have a value in both."""
     found = [(columns.first[a], columns.second[b], batch) for a, b, batch in places]
     kept = [(a, b, batch) for a, b, batch in found if a is not None and b is not None]
@@ -301,8 +369,13 @@ def _changes(first: Record, second: Record) -> Iterator[Change]:
         one, other = first.spec.get(field), second.spec.get(field)
         if field != "metrics" and _key(one) != _key(other):
             yield Change(field.replace("_", " "), _written(one), _written(other))
-    if first.target.name == second.target.name and first.target.fingerprint != second.target.fingerprint:
-        yield Change("weights of the target", first.target.fingerprint[:12], second.target.fingerprint[:12])
+    if (
+        first.target.name == second.target.name
+        and first.target.fingerprint != second.target.fingerprint
+    ):
+        yield Change(
+            "weights of the target", first.target.fingerprint[:12], second.target.fingerprint[:12]
+        )
     versions = [record.versions.get("gradleak", "-") for record in (first, second)]
     if versions[0] != versions[1]:
         yield Change("gradleak", *versions)
@@ -318,12 +391,18 @@ def _why_apart(first: Record, second: Record) -> str:
     return f"{data[0]} held other examples for B than for A, or has changed since"
 
 
-def _same(first: Record, second: Record, one: Identities, other: Identities) -> list[tuple[int, int]]:
+def _same(
+    first: Record, second: Record, one: Identities, other: Identities
+) -> list[tuple[int, int]]:
     """The batches of both that hold the same; those that hold it twice are paired in order."""
     places: dict[Hashable, list[int]] = {}
     for batch, held in _by_batch(second, other).items():
         places.setdefault(held, []).append(batch)
-    return [(batch, places[held].pop(0)) for batch, held in _by_batch(first, one).items() if places.get(held)]
+    return [
+        (batch, places[held].pop(0))
+        for batch, held in _by_batch(first, one).items()
+        if places.get(held)
+    ]
 
 
 def _by_batch(record: Record, identities: Identities) -> dict[int, Hashable]:
@@ -331,7 +410,9 @@ def _by_batch(record: Record, identities: Identities) -> dict[int, Hashable]:
     held: dict[int, list[Hashable]] = {}
     for secret in record.secrets:
         if secret.batch < record.data.batches:  # later ones are further draws of these
-            held.setdefault(secret.batch, []).append(identities.get((secret.batch, secret.position)))
+            held.setdefault(secret.batch, []).append(
+                identities.get((secret.batch, secret.position))
+            )
     return {batch: tuple(examples) for batch, examples in held.items() if None not in examples}
 
 
@@ -342,8 +423,16 @@ def _hashes(record: Record) -> Identities:
 def _described(record: Record) -> Identities:
     """Each example by data set, row and length, where its row is known."""
     data = record.spec.get("data")
-    source = _key({name: value for name, value in data.items() if name != "rows"}) if isinstance(data, dict) else _key(data)
-    return {(one.batch, one.position): (source, one.row, one.tokens) for one in record.secrets if one.row is not None}
+    source = (
+        _key({name: value for name, value in data.items() if name != "rows"})
+        if isinstance(data, dict)
+        else _key(data)
+    )
+    return {
+        (one.batch, one.position): (source, one.row, one.tokens)
+        for one in record.secrets
+        if one.row is not None
+    }
 
 
 def _fields(setting: Setting, fields: Sequence[str]) -> str:

@@ -17,21 +17,38 @@ def open_console(to_stderr: bool = False) -> Console:
     """The terminal, or plain text of a fixed width where output is piped."""
     stream = sys.stderr if to_stderr else sys.stdout
     ask_terminal = stream.isatty() or "COLUMNS" in os.environ
-    return Console(stderr=to_stderr, width=None if ask_terminal else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+    return Console(
+        stderr=to_stderr,
+        width=None if ask_terminal else PIPED_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def plain_table() -> Table:
     """An empty table in the house's look."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False, header_style="bold")
+    return Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        show_edge=False,
+        header_style="bold",
+    )
 
 
-def fitting(console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]) -> Iterator[Table]:
+def fitting(
+    console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
+) -> Iterator[Table]:
     """As few tables as hold all items, each with as many of them as fit the width."""
     unlimited = console.options.update(max_width=10_000)
     rest = list(items)
     while rest:
         count = len(rest)
-        while count > 1 and console.measure(build(rest[:count]), options=unlimited).maximum > console.width:
+        while (
+            count > 1
+            and console.measure(build(rest[:count]), options=unlimited).maximum > console.width
+        ):
             count -= 1
         yield build(rest[:count])
         rest = rest[count:]

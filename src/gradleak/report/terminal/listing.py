@@ -10,12 +10,20 @@ from rich.text import Text
 
 from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
+from gradleak.report.labels import chain, line
 from gradleak.report.numbers import MISSING, mean_and_interval, number
 from gradleak.report.terminal.console import fitting, plain_table
-from gradleak.report.terminal.record_screen import chain, line
 
 CELL_METRICS = (
-    *("rouge1", "rouge2", "rougeL", "exact_match", "rouge1_legacy", "rouge2_legacy", "rougeL_legacy"),
+    *(
+        "rouge1",
+        "rouge2",
+        "rougeL",
+        "exact_match",
+        "rouge1_legacy",
+        "rouge2_legacy",
+        "rougeL_legacy",
+    ),
     *("mse", "psnr", "ssim", "lpips", "lpips_legacy"),
 )
 
@@ -32,15 +40,27 @@ class Row:
 def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> None:
     """The records of a folder, by file name: as a table where it fits the width, else one below the other."""
     table = folder_table(records)
-    if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
+    if (
+        console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        <= console.width
+    ):
         console.print(table)
         return
     for name, record in records:
         metric = _leading(record)
         console.print(Text(name, style="bold"), soft_wrap=True)
-        console.print(Padding(f"{', '.join(_described(record))}, n = {record.data.examples}", (0, 0, 0, 2)))
-        console.print(Padding(f"worst {metric} {_score(record, metric, between=', ')}", (0, 0, 0, 2)))
-        console.print(Padding(f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}", (0, 0, 0, 2)))
+        console.print(
+            Padding(f"{', '.join(_described(record))}, n = {record.data.examples}", (0, 0, 0, 2))
+        )
+        console.print(
+            Padding(f"worst {metric} {_score(record, metric, between=', ')}", (0, 0, 0, 2))
+        )
+        console.print(
+            Padding(
+                f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}",
+                (0, 0, 0, 2),
+            )
+        )
         console.print()
 
 
@@ -71,7 +91,14 @@ def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):
         flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
-        table.add_row(name, *_described(record), str(record.data.examples), _score(record, metric), flags, end_section=True)
+        table.add_row(
+            name,
+            *_described(record),
+            str(record.data.examples),
+            _score(record, metric),
+            flags,
+            end_section=True,
+        )
     return table
 
 
@@ -101,4 +128,8 @@ def _cell(row: Row, metric: str) -> str:
 
 def _score(record: Record, metric: str, between: str = "\n") -> str:
     score = record.worst_case.get(metric)
-    return MISSING if score is None else f"{mean_and_interval(score)}{between}blind {number(score.blind, score.unit)}"
+    return (
+        MISSING
+        if score is None
+        else f"{mean_and_interval(score)}{between}blind {number(score.blind, score.unit)}"
+    )

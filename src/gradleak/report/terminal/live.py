@@ -53,7 +53,12 @@ class TerminalDisplay:
             return
         view = View(title, progress, self.show_guesses)
         # Live's own thread asks for the view, so the attack is never called from here nor calls anybody
-        with Live(get_renderable=view.draw, console=self.console, refresh_per_second=POLLS_PER_SECOND, transient=True):
+        with Live(
+            get_renderable=view.draw,
+            console=self.console,
+            refresh_per_second=POLLS_PER_SECOND,
+            transient=True,
+        ):
             yield
 
 
@@ -62,7 +67,9 @@ class View:
 
     def __init__(self, title: str, progress: Blackboard, show_guesses: bool) -> None:
         self.title, self.progress, self.show_guesses = title, progress, show_guesses
-        self.first: tuple[float, int] | None = None  # when the first step was seen, and which it was
+        self.first: tuple[float, int] | None = (
+            None  # when the first step was seen, and which it was
+        )
 
     def draw(self) -> RenderableType:
         """The bar, and below it the sentences of the current guess."""
@@ -71,7 +78,10 @@ class View:
         bar = ProgressBar(total=total or None, completed=done, width=BAR, pulse=not total)
         head.add_row(Text(self.title), bar, Text(self._status(done, total), style="dim"))
         sentences = self.progress.guesses[:SENTENCES] if self.show_guesses else ()
-        return Group(head, *(Text("  " + printable(one), no_wrap=True, overflow="ellipsis") for one in sentences))
+        return Group(
+            head,
+            *(Text("  " + printable(one), no_wrap=True, overflow="ellipsis") for one in sentences),
+        )
 
     def _status(self, done: int, total: int) -> str:
         if not total:
@@ -82,7 +92,9 @@ class View:
 
     def _time_left(self, done: int, total: int) -> str:
         now = time.monotonic()
-        if self.first is None or done < self.first[1]:  # an attack may count several searches one after the other
+        if (
+            self.first is None or done < self.first[1]
+        ):  # an attack may count several searches one after the other
             self.first = (now, done)
         began, before = self.first
         if done <= before:

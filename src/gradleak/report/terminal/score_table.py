@@ -20,14 +20,21 @@ def score_tables(console: Console, record: Record, full: bool = False) -> Iterat
     if len(columns) > 1:
         columns.append((WORST, record.worst_case))
     left_out = set() if full else hidden(record)
-    shown = [(name, {metric: score for metric, score in scores.items() if metric not in left_out}) for name, scores in columns]
+    shown = [
+        (name, {metric: score for metric, score in scores.items() if metric not in left_out})
+        for name, scores in columns
+    ]
     yield from fitting(console, shown, _table)
 
 
 def hidden(record: Record) -> set[str]:
     """Legacy metrics that stand beside the honest ones they repeat: for comparison with published tables, on request."""
     metrics = {metric for attack in record.attacks.values() for metric in attack.scores}
-    return {metric for metric in metrics if metric.endswith(LEGACY) and metric.removesuffix(LEGACY) in metrics}
+    return {
+        metric
+        for metric in metrics
+        if metric.endswith(LEGACY) and metric.removesuffix(LEGACY) in metrics
+    }
 
 
 def _table(columns: Sequence[Column]) -> Table:
@@ -38,7 +45,9 @@ def _table(columns: Sequence[Column]) -> Table:
         table.add_column("\nblind", justify="right", style="dim")
         table.add_column("\ngain", justify="right")
     for metric in dict.fromkeys(metric for _, scores in columns for metric in scores):
-        table.add_row(metric, *(text for _, scores in columns for text in _cells(scores.get(metric))))
+        table.add_row(
+            metric, *(text for _, scores in columns for text in _cells(scores.get(metric)))
+        )
     return table
 
 
