@@ -26,7 +26,10 @@ def guarantee_lines(record: Record) -> Iterator[str]:
             "" if first.against_server else "; not against the server, which sees updates before it"
         )
         run = _sampling(record, defense) if reading == "whole run" else ""
-        yield f"{defense}, {reading}{run}, per {first.protects}: {values} at δ {first.delta:g}{against}"
+        yield (
+            f"{defense}, {reading}{run}, per {first.protects}: {values} at δ "
+            f"{first.delta:g}{against}"
+        )
 
 
 def _sampling(record: Record, defense: str) -> str:

@@ -63,19 +63,28 @@ def closing_sentence(judgement: Judgement, record: Record) -> str:
         return f"This setting leaks: {reason(judgement, record)}. {_room(judgement, record)}"
     chance = _chance(record)
     if judgement.verdict == NOT_SHOWN:
-        return f"Not shown either way: {chance}. That bounds these attacks, not what a stronger one could do."
-    return f"Could not be judged: {chance}, and that says nothing. In doubt: {', '.join(judgement.doubts)}."
+        return (
+            f"Not shown either way: {chance}. That bounds these attacks, not what a stronger "
+            f"one could do."
+        )
+    return (
+        f"Could not be judged: {chance}, and that says nothing. In doubt: "
+        f"{', '.join(judgement.doubts)}."
+    )
 
 
 def reason(judgement: Judgement, record: Record) -> str:
     """Why it is said to leak, the strongest reason first."""
     of, batches = judgement.examples, record.data.batches
     found = {
-        f"the update proves {judgement.proven} of {counted(of, 'guess', 'guesses')}": judgement.proven,
+        f"the update proves {judgement.proven} of "
+        f"{counted(of, 'guess', 'guesses')}": judgement.proven,
         f"{judgement.whole} of {of} rebuilt to the last word, which is not luck": judgement.whole
         > judgement.proven,
-        f"more was rebuilt than by a blind guess ({', '.join(judgement.above_blind)})": judgement.above_blind,
-        f"the updates name every word in {judgement.named} of {batches} batches, without any attack": judgement.named,
+        f"more was rebuilt than by a blind guess "
+        f"({', '.join(judgement.above_blind)})": judgement.above_blind,
+        f"the updates name every word in {judgement.named} of {batches} batches, without any "
+        f"attack": judgement.named,
     }
     return "; ".join(words for words, holds in found.items() if holds)
 

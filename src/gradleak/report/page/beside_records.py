@@ -134,7 +134,8 @@ def _read_beside(run: JudgedRun, name: str, wanted: Any) -> Any:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RecordError(
-            f"{path} is not a whole JSON file. Make it again, or delete it to have a report without it."
+            f"{path} is not a whole JSON file. Make it again, or delete it to have a report "
+            f"without it."
         ) from error
     return from_plain(wanted, plain, name)
 

@@ -158,7 +158,8 @@ def _describe_threat(settings: Sequence[Setting]) -> list[Entry]:
     return [
         Entry(
             "who",
-            "An honest but curious server, or who reads what it receives: it has the model and each client's update.",
+            "An honest but curious server, or who reads what it receives: it has the model and "
+            "each client's update.",
         ),
         Entry("sees", f"{views}: {_write_share_seen(records)} of the parameters"),
         Entry("may be told", list_facts(sorted(granted)) or "nothing beyond the update"),

@@ -31,7 +31,8 @@ from gradleak.report.page.section import SCHEMA, Report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OFFLINE = (
-    "--headless=new --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking --disable-sync "
+    "--headless=new --disable-gpu --disable-dev-shm-usage --no-first-run "
+    "--disable-background-networking --disable-sync "
     "--disable-component-update --disable-extensions --disable-default-apps --no-pdf-header-footer"
 ).split()
 PATIENCE = 120  # seconds
@@ -88,7 +89,8 @@ def find_browser() -> str:
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         raise RecordError(
-            "A PDF is printed by Chromium, and there is none on the PATH. Install it (Debian, Ubuntu: apt install chromium), "
+            "A PDF is printed by Chromium, and there is none on the PATH. Install it (Debian, "
+            "Ubuntu: apt install chromium), "
             "or write the HTML page and print it from any browser."
         )
     return found
@@ -119,12 +121,14 @@ def write_pdf(report: Report) -> bytes:
             )
         except subprocess.TimeoutExpired as error:
             raise RecordError(
-                f"{browser} did not print the page within {PATIENCE} s. Print the HTML page yourself."
+                f"{browser} did not print the page within {PATIENCE} s. Print the HTML page "
+                f"yourself."
             ) from error
         if not printed.is_file():
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise RecordError(
-                f"{browser} could not print the page and said: {said}. Print the HTML page from any browser."
+                f"{browser} could not print the page and said: {said}. Print the HTML page from "
+                f"any browser."
             )
         return printed.read_bytes()
 

@@ -58,7 +58,8 @@ def index_html(title: str, runs: Sequence[RunLine], css: str) -> str:
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="generator" content="gradleak">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        "'unsafe-inline'\">\n"
         f"<title>gradleak: runs in {escape(title)}</title>\n<style>{css}</style>\n</head>\n<body>\n"
     )
     return (
@@ -143,7 +144,10 @@ def audit_name(record: Record) -> str:
     """`minilm on canaries, no defense, by portfolio`: an audit as a person would call it."""
     defenses = chain(record.spec.get("defenses"))
     kept = "no defense" if defenses == "none" else defenses
-    return f"{record.target.name} on {line(record.spec.get('data'))}, {kept}, by {', '.join(record.attacks)}"
+    return (
+        f"{record.target.name} on {line(record.spec.get('data'))}, {kept}, by "
+        f"{', '.join(record.attacks)}"
+    )
 
 
 def _study_name(folder: Path) -> str | None:

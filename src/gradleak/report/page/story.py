@@ -62,14 +62,26 @@ def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> st
     )
     if not leaking:
         named = judgement.named
-        outright = f", yet the updates themselves name every word in {named} of {setting.record.data.batches} batches"
-        sentence = f"no attack is shown to have rebuilt more of the {score.n} {things} than a blind guess would"
+        outright = (
+            f", yet the updates themselves name every word in {named} of "
+            f"{setting.record.data.batches} batches"
+        )
+        sentence = (
+            f"no attack is shown to have rebuilt more of the {score.n} {things} than a "
+            f"blind guess would"
+        )
         sentence += outright if named else ""
     elif exact is not None and whole:
-        sentence = f"{whole} of {exact.n} {_name_things(metric, exact.n)} {'was' if whole == 1 else 'were'} rebuilt word for word"
+        sentence = (
+            f"{whole} of {exact.n} {_name_things(metric, exact.n)} "
+            f"{'was' if whole == 1 else 'were'} rebuilt word for word"
+        )
     elif score.unit == "fraction" and metric not in OF_PICTURES:
         much, blind = number(score.mean, score.unit), number(score.blind, score.unit)
-        sentence = f"about {much} % of the words of {score.n} {things} were rebuilt, where a blind guess gets {blind} %"
+        sentence = (
+            f"about {much} % of the words of {score.n} {things} were rebuilt, where a "
+            f"blind guess gets {blind} %"
+        )
         sentence += "; none came out whole" if exact is not None else ""
     else:
         much, blind = number(score.mean, score.unit), number(score.blind, score.unit)
@@ -109,29 +121,35 @@ def _say_what_it_means(setting: Setting, judgement: Judgement) -> list[str]:
     things = _name_things(metric)
     if leaking and exact is not None and exact.mean:
         found = [
-            f"Whoever receives such updates can read {things} out of them: protect an update as you protect the data."
+            f"Whoever receives such updates can read {things} out of them: protect an update as "
+            f"you protect the data."
         ]
         if judgement.proven:
             found.append(
-                f"{judgement.proven} of these guesses are proven: the update itself shows that they are right, without the data."
+                f"{judgement.proven} of these guesses are proven: the update itself shows that "
+                f"they are right, without the data."
             )
         return found
     if leaking:
         return [
-            f"Updates give away more of the {things} than could be guessed without them: treat them as personal data.",
+            f"Updates give away more of the {things} than could be guessed without them: treat "
+            f"them as personal data.",
             "What came out is a lower bound: a stronger attack gets as much or more.",
         ]
     if judgement.named:
         return [
-            f"The words of {things} can be read off the updates, though not their order: treat them as personal data."
+            f"The words of {things} can be read off the updates, though not their order: treat "
+            f"them as personal data."
         ]
     if judgement.doubts:
         return [
-            "Nothing can be concluded about safety: the attacks, and not a defense, may be why little was rebuilt "
+            "Nothing can be concluded about safety: the attacks, and not a defense, may be why "
+            "little was rebuilt "
             f"({', '.join(judgement.doubts)})."
         ]
     return [
-        "These attacks got no further than chance. That bounds these attacks; it does not show that updates are safe."
+        "These attacks got no further than chance. That bounds these attacks; it does not show "
+        "that updates are safe."
     ]
 
 
@@ -148,7 +166,8 @@ def _say_what_was_not_tried(settings: Sequence[Setting]) -> list[str]:
         f"Any attack but {', '.join(attacks)}.",
         "A server that sends a model made to leak: this one is honest and only looks.",
         "Several rounds of one client put together: every update is attacked by itself.",
-        f"Other batch sizes than {', '.join(map(str, sizes))}, other data than {_list_values(records, 'data')}, "
+        f"Other batch sizes than {', '.join(map(str, sizes))}, other data than "
+        f"{_list_values(records, 'data')}, "
         f"another protocol than {_list_values(records, 'protocol')}.",
     ]
     if most < FEWEST_EXAMPLES:
@@ -163,7 +182,10 @@ def _say_what_would_change_it(run: JudgedRun) -> list[str]:
     leaking, judged = run.leaking, run.judgements
     quiet = [(one, bool(judged[one].doubts)) for one in run.settings if not judged[one].leaks]
     if leaking and quiet:
-        believed = "No leak was shown, by attacks that can be believed, under: {}. What that costs: gradleak tradeoff."
+        believed = (
+            "No leak was shown, by attacks that can be believed, under: {}. What that "
+            "costs: gradleak tradeoff."
+        )
         doubted = "Little came out, for reasons that may be the attacks' own, under: {}."
         for in_doubt, words in ((False, believed), (True, doubted)):
             group = [run.labels.setting(one.record) for one, unsure in quiet if unsure == in_doubt]

@@ -104,8 +104,10 @@ class Filled:
         if not elsewhere:
             return f"{self.run} of {self.places} places were run."
         return (
-            f"{_count_run(here)} of {len(here)} places that models at hand can fill were run (MiniLM-L6, plain or fine-tuned, "
-            f"stands for BERT-base), {_count_run(elsewhere)} of {len(elsewhere)} that need weights from the hub."
+            f"{_count_run(here)} of {len(here)} places that models at hand can fill were run "
+            f"(MiniLM-L6, plain or fine-tuned, "
+            f"stands for BERT-base), {_count_run(elsewhere)} of {len(elsewhere)} that need "
+            f"weights from the hub."
         )
 
     @property

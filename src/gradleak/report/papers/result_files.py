@@ -42,11 +42,14 @@ STEPS = 6
 SECRETS = 3
 Texts = Mapping[tuple[int, int], str]  # by batch and position
 EXPLANATION = (
-    "Mean [95 % interval over client batches], fractions in %; blind: the same knowledge without the update, in the order of "
-    "the columns. Seconds are of the attack, all examples together; cells attacked in one call share them."
+    "Mean [95 % interval over client batches], fractions in %; blind: the same knowledge without "
+    "the update, in the order of "
+    "the columns. Seconds are of the attack, all examples together; cells attacked in one call "
+    "share them."
 )
 NOISE_EXPLANATION = (
-    "Noise: the expected norm of what defenses add, as a multiple of the norm of what would be seen without it; tensor by tensor "
+    "Noise: the expected norm of what defenses add, as a multiple of the norm of what would be "
+    "seen without it; tensor by tensor "
     "in the records."
 )
 
@@ -83,7 +86,10 @@ def results_markdown(
     )
     yield from _guarantees([one.record for one in answers])
     if missing:
-        yield f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the first of it alone:"
+        yield (
+            f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the "
+            f"first of it alone:"
+        )
         yield from (
             "",
             f"    gradleak run {shlex.join(study)}",
@@ -108,11 +114,20 @@ def _provenance(
     if others:
         attacks = _spread(name for record in others.values() for name in record.attacks)
         when = _spread(record.created[:10] for record in others.values())
-        yield f"- Of no cell of this study, but in the papers' tables below: {len(others)} records of {attacks} ({when})"
-    yield f"- When: {_spread(record.created[:10] for record in records)}. Where: {_spread(map(machine_of, records))}."
+        yield (
+            f"- Of no cell of this study, but in the papers' tables below: {len(others)} "
+            f"records of {attacks} ({when})"
+        )
+    yield (
+        f"- When: {_spread(record.created[:10] for record in records)}. Where: "
+        f"{_spread(map(machine_of, records))}."
+    )
     for label, model in _models(records).items():
         yield f"- Model {model}: {label}"
-    yield f"- Seed: {_spread(str(record.spec.get('seed')) for record in records)}. Data: {_spread(map(_data, records))}."
+    yield (
+        f"- Seed: {_spread(str(record.spec.get('seed')) for record in records)}. Data: "
+        f"{_spread(map(_data, records))}."
+    )
     yield from (f"- Software: {_spread(map(_versions, records))}.", "")
 
 
@@ -222,7 +237,10 @@ def name_of(record: Record) -> str:
 
 def _versions(record: Record) -> str:
     ours = record.versions.get("gradleak", "not installed")
-    return f"gradleak {'from source' if ours == 'not installed' else ours}, torch {record.versions.get('torch')}"
+    return (
+        f"gradleak {'from source' if ours == 'not installed' else ours}, torch "
+        f"{record.versions.get('torch')}"
+    )
 
 
 def machine_of(record: Record) -> str:

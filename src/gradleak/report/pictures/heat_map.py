@@ -19,7 +19,10 @@ from gradleak.report.pictures.svg import (
 
 WHOLE = "whole"  # the column of layers seen whole
 NONE = "–"  # a cell that is not there
-DOUBT = "? may be more: the search failed, could not be checked, or something else stands against it; its record says what."
+DOUBT = (
+    "? may be more: the search failed, could not be checked, or something else stands "
+    "against it; its record says what."
+)
 GRID = HeatGrid(left=96, top=66, width=116, height=34)
 
 
@@ -125,7 +128,8 @@ def describe_setup(heat_map: HeatMap) -> str:
     """All that was held fixed."""
     told = ", ".join(heat_map.knows) or "nothing"
     return (
-        f"target {heat_map.target} · data {heat_map.data} · attack {heat_map.attack} · n = {heat_map.examples} in "
+        f"target {heat_map.target} · data {heat_map.data} · attack {heat_map.attack} · n = "
+        f"{heat_map.examples} in "
         f"{heat_map.batches} batches · told {told} · seed {heat_map.seed}"
     )
 
@@ -148,7 +152,10 @@ def conclude(heat_map: HeatMap) -> Iterator[str]:
     yield from _name_leader(heat_map)
     if WHOLE in heat_map.overall:
         score = heat_map.overall[WHOLE][heat_map.metric]
-        yield f"Whole layers: {mean_and_interval(score)}, with {count_parameters(heat_map, WHOLE)[1]} of the parameters each."
+        yield (
+            f"Whole layers: {mean_and_interval(score)}, with "
+            f"{count_parameters(heat_map, WHOLE)[1]} of the parameters each."
+        )
     yield from _name_failures(heat_map)
     few = few_examples(heat_map.examples)
     if few is not None:
@@ -171,8 +178,14 @@ def _name_leader(heat_map: HeatMap) -> Iterator[str]:
     yield f"{lead.first} {most}: {heat_map.metric} {mean_and_interval(score)}, {blind}, {over}."
     yield _count_verdicts(heat_map)
     if lead.difference is not None:
-        ends = f"[{number(lead.difference.low, score.unit)}, {number(lead.difference.high, score.unit)}]"
-        by = f"That is {number(lead.difference.mean, score.unit)} {ends} more than {lead.second}, the next"
+        ends = (
+            f"[{number(lead.difference.low, score.unit)}, "
+            f"{number(lead.difference.high, score.unit)}]"
+        )
+        by = (
+            f"That is {number(lead.difference.mean, score.unit)} {ends} more than "
+            f"{lead.second}, the next"
+        )
         yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
 
 
@@ -193,12 +206,18 @@ def _count_verdicts(heat_map: HeatMap) -> str:
 def _name_failures(heat_map: HeatMap) -> Iterator[str]:
     told = [cell for cell in heat_map.cells if cell.search_failed is not None]
     if not told:
-        yield "This attack has no objective, so that a failed search cannot be told from a view that hides."
+        yield (
+            "This attack has no objective, so that a failed search cannot be told from a view "
+            "that hides."
+        )
         return
     failed = [cell for cell in told if (cell.search_failed or 0.0) >= FAILED_SHARE]
     if failed:
         where = f"in {len(failed)} of {len(told)} cells"
-        yield f"The search failed in at least {FAILED_SHARE:.0%} of the batches {where}: these are lower bounds."
+        yield (
+            f"The search failed in at least {FAILED_SHARE:.0%} of the batches {where}: these "
+            f"are lower bounds."
+        )
     if any(heat_map.in_doubt(cell) for cell in heat_map.cells):
         yield DOUBT
 
@@ -297,7 +316,8 @@ def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | 
     exact = cell.scores.get("exact_match")
     blind = f"blind {number(score.blind, score.unit)}"
     parts = [
-        f"layer {layer}, {module}: {heat_map.metric} {mean_and_interval(score)}, {blind}, n = {score.n}",
+        f"layer {layer}, {module}: {heat_map.metric} {mean_and_interval(score)}, {blind}, n = "
+        f"{score.n}",
         f"word for word {number(exact.mean, exact.unit)} %"
         if exact and exact.mean is not None
         else "",

@@ -121,11 +121,15 @@ def describe_setup(tradeoff: Tradeoff) -> list[str]:
     schedule = tradeoff.training
     draws = f", {tradeoff.draws} draws each" if tradeoff.draws > 1 else ""
     return [
-        f"Leak: target {tradeoff.target} · data {tradeoff.data} · {tradeoff.batches} client batches of {tradeoff.batch_size}"
+        f"Leak: target {tradeoff.target} · data {tradeoff.data} · {tradeoff.batches} client "
+        f"batches of {tradeoff.batch_size}"
         f"{draws} · worst case over {', '.join(tradeoff.attacks)} · told {told}",
-        f"Utility: trained on {tradeoff.training_examples} examples of {tradeoff.train_data} in steps of "
-        f"{schedule['batch_size']:g}, learning rate {schedule['learning_rate']:g}, epochs: {schedule['epochs']:g}, "
-        f"each step's gradient defended; tested on {tradeoff.test_examples} ({tradeoff.eval_data}) · seed {schedule['seed']:g}",
+        f"Utility: trained on {tradeoff.training_examples} examples of {tradeoff.train_data} in "
+        f"steps of "
+        f"{schedule['batch_size']:g}, learning rate {schedule['learning_rate']:g}, epochs: "
+        f"{schedule['epochs']:g}, "
+        f"each step's gradient defended; tested on {tradeoff.test_examples} "
+        f"({tradeoff.eval_data}) · seed {schedule['seed']:g}",
     ]
 
 
@@ -159,9 +163,13 @@ def conclude(tradeoff: Tradeoff) -> Iterator[str]:
     if few is not None:
         yield few.detail
     if any(point.one_draw for point in tradeoff.points):
-        yield "Randomised defenses were attacked on one draw of each update: raise --draws to see how far it matters."
+        yield (
+            "Randomised defenses were attacked on one draw of each update: raise --draws to "
+            "see how far it matters."
+        )
     yield (
-        f"95 % intervals: gain over client batches, paired with blind; utility over the {tradeoff.test_examples} test examples "
+        f"95 % intervals: gain over client batches, paired with blind; utility over the "
+        f"{tradeoff.test_examples} test examples "
         "of one training (mcc and f1 bootstrapped, accuracy exact): another seed may move it."
     )
     yield from _name_unbounded(tradeoff)
@@ -189,7 +197,10 @@ def _recommend(tradeoff: Tradeoff) -> str:
         )
         near = f"{_name_setting(nearest)}, gain {write_point_gain(nearest)}{more}"
         return f"None of these settings meets the target, {target}. The nearest setting: {near}."
-    found = f"{_name_setting(chosen)}, gain {write_point_gain(chosen)}, {_describe_cost(tradeoff, chosen)}"
+    found = (
+        f"{_name_setting(chosen)}, gain {write_point_gain(chosen)}, "
+        f"{_describe_cost(tradeoff, chosen)}"
+    )
     leaks = (
         " It leaks all the same: more than a blind guess, within the target."
         if chosen.verdict == LEAKS
@@ -228,11 +239,17 @@ def _name_doubts(tradeoff: Tradeoff) -> Iterator[str]:
         instead = "No setting meets the target without this doubt."
         if best is not None:
             instead = f"The weakest without this doubt is {_name_setting(best)}."
-        yield f"But {chosen.why_in_doubt}: more may leak. {instead} Try a stronger --attack, such as portfolio."
+        yield (
+            f"But {chosen.why_in_doubt}: more may leak. {instead} Try a stronger --attack, "
+            f"such as portfolio."
+        )
     elif chosen is not None:
         yield "That bounds these attacks on these examples, not what a stronger one could do."
     if any(point.in_doubt for point in tradeoff.points):
-        yield "? may be more: the search failed, no attack was adapted to the defense, or else; its record says what."
+        yield (
+            "? may be more: the search failed, no attack was adapted to the defense, or else; "
+            "its record says what."
+        )
 
 
 def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
@@ -329,7 +346,10 @@ def _list_settings(tradeoff: Tradeoff) -> list[str]:
         _describe_point(tradeoff, place, point)
         for place, point in enumerate(tradeoff.points, start=1)
     ]
-    shapes = f"Round: the interval of the gain ends at {limit} (dashed) or below; square and red: it does not."
+    shapes = (
+        f"Round: the interval of the gain ends at {limit} (dashed) or below; square and "
+        f"red: it does not."
+    )
     return [*rows, f"{shapes} Green: no doubt is known; grey: more may leak."]
 
 
@@ -337,7 +357,10 @@ def _describe_point(tradeoff: Tradeoff, place: int, point: Point) -> str:
     """A setting in words."""
     proven = "" if not point.guarantees else f", {write_epsilon(point)} over the run"
     utility = f"{tradeoff.utility} {write_utility(point.utility[tradeoff.utility])}"
-    return f"{place}  {point.defense}: gain {write_point_gain(point)}, {point.verdict}, {utility}{proven}"
+    return (
+        f"{place}  {point.defense}: gain {write_point_gain(point)}, {point.verdict}, "
+        f"{utility}{proven}"
+    )
 
 
 def _utility_ends(tradeoff: Tradeoff, point: Point) -> tuple[float, float]:

@@ -27,7 +27,8 @@ IN_TABLE = {LESS: "less", MORE: "more", SAME: "not shown"}
 MATCHED = {
     "hashes": "",
     "contents": "",
-    "description": "The examples are taken to be the same by their rows and lengths: without the keys nothing more can be told.",
+    "description": "The examples are taken to be the same by their rows and lengths: without the "
+    "keys nothing more can be told.",
 }
 Identities = Mapping[
     tuple[int, int], Hashable
@@ -108,12 +109,14 @@ def compare(
     if not compared:
         why = reasons[0] if reasons else left_out[0]
         raise RecordError(
-            f"These runs share no client batch ({why}), and only the same examples can be compared pair by pair. "
+            f"These runs share no client batch ({why}), and only the same examples can be "
+            f"compared pair by pair. "
             "Run both on the same --data, --limit and --batch-size."
         )
     if not any(one.differences for one in compared):
         raise RecordError(
-            "These runs share client batches and no metric. Add one to both: gradleak score RUN --metric rouge1."
+            "These runs share client batches and no metric. Add one to both: gradleak score RUN "
+            "--metric rouge1."
         )
     metric = judge_setting(pairs[0][0]).metric
     return Comparison(metric, tuple(compared), (*left_out, *reasons))
@@ -194,11 +197,18 @@ def sentences(comparison: Comparison) -> Iterator[str]:
         }
         unit = " points" if said.unit == "fraction" else ""
         told = f"{where}{words[said.reading]}: {said.metric} changed by {change_text(said)}{unit}"
-        yield f"{told}, over {counted(one.batches, 'client batch', 'client batches')} that both have."
+        yield (
+            f"{told}, over {counted(one.batches, 'client batch', 'client batches')} that both have."
+        )
         if said.reading == LESS and one.doubts:
-            yield f"In doubt: {', '.join(one.doubts)} in B. Its attacks, and not what changed, may be why less was rebuilt."
+            yield (
+                f"In doubt: {', '.join(one.doubts)} in B. Its attacks, and not what changed, "
+                f"may be why less was rebuilt."
+            )
         if said.reading == SAME:
-            yield "That is not evidence that nothing changed: more batches would narrow the interval."
+            yield (
+                "That is not evidence that nothing changed: more batches would narrow the interval."
+            )
         if one.batches < FEWEST_EXAMPLES:
             yield f"Fewer than {FEWEST_EXAMPLES} batches: take the interval for a hint."
         if MATCHED[one.matched_by]:

@@ -66,7 +66,8 @@ def print_record(
         some = f"first {shown} of " if shown < len(attack.examples) else ""
         console.print(
             Text(
-                f"\n{name}: {some}{counted(len(attack.examples), 'reconstruction', 'reconstructions')}",
+                f"\n{name}: "
+                f"{some}{counted(len(attack.examples), 'reconstruction', 'reconstructions')}",
                 style="bold",
             )
         )
@@ -91,13 +92,17 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
         console.print(table)
         console.print()
     left_out = "" if full or not hidden(record) else " Legacy metrics: gradleak show RECORD --full."
-    legend = "Fractions in %; intervals over client batches; gain: how much more than the blind attack gets."
+    legend = (
+        "Fractions in %; intervals over client batches; gain: how much more than the blind "
+        "attack gets."
+    )
     console.print(legend + left_out, style="dim")
     console.print()
     for name, attack in record.attacks.items():
         if attack.label_accuracy is not None:
             console.print(
-                f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none of them told."
+                f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none "
+                f"of them told."
             )
     console.print(worst_case_sentence(record), style="bold")
     judgement = judge_record(record)
@@ -131,7 +136,10 @@ def fate_words(fate: FateRecord) -> str:
         "no_time": "was not begun on",
     }
     said = f": {fate.reason}" if fate.reason and fate.fate in ("refused", "failed") else ""
-    return f"{words.get(fate.fate, fate.fate)} {batches}{said or (' (out of time)' if fate.fate in ('cut', 'no_time') else '')}"
+    return (
+        f"{words.get(fate.fate, fate.fate)} "
+        f"{batches}{said or (' (out of time)' if fate.fate in ('cut', 'no_time') else '')}"
+    )
 
 
 def heading(record: Record) -> str:
@@ -203,7 +211,10 @@ def _rightness(name: str, found: Sequence[FindingRecord]) -> str:
     if name == "bag_of_words":
         if recall == precision == 1:
             return "all of them and no others"
-        return f"{number(recall, 'fraction')} % of the true ones among them, {number(precision, 'fraction')} % of them true"
+        return (
+            f"{number(recall, 'fraction')} % of the true ones among them, "
+            f"{number(precision, 'fraction')} % of them true"
+        )
     return f"{number(recall, 'fraction')} % right"
 
 
@@ -264,7 +275,10 @@ def _losses(batch: BatchRecord) -> str:
     if len(batch.losses) < 2:
         return ""
     (_, first), (step, last) = batch.losses[0], batch.losses[-1]
-    return f": objective {number(first, 'objective')} at the start, {number(last, 'objective')} at step {step}"
+    return (
+        f": objective {number(first, 'objective')} at the start, {number(last, 'objective')} "
+        f"at step {step}"
+    )
 
 
 def _grid() -> Table:
