@@ -13,11 +13,11 @@ from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, T
 from gradleak.records.settings import settings_of
 from gradleak.records.store import write_record
 from gradleak.records.summary import columns_of, read_summaries, read_summary
-from gradleak.report.labels import natural
+from gradleak.report.naming import rank_naturally
 from gradleak.report.page.attack_heat import AttacksUnderDefenses
 from gradleak.report.page.build import build_report
 from gradleak.report.page.forms import report_schema, write_html, write_json, write_markdown
-from gradleak.report.page.gallery import Gallery
+from gradleak.report.page.gallery import GuessGallery
 from gradleak.report.page.opening import Opening
 from gradleak.report.page.searches import Searches, measure_likeness
 from gradleak.report.page.setting_list import SettingList
@@ -122,7 +122,9 @@ def test_the_noise_of_a_defense_is_named_once(tmp_path: Path, make_record: Make)
 
 def test_marks_survive_redaction(run: Path) -> None:
     marks = [
-        [word.mark for word in item.words] for item in build_report(run, nothing).find(Gallery).gallery if item.attack == "dlg"
+        [word.mark for word in item.words]
+        for item in build_report(run, nothing).find(GuessGallery).gallery
+        if item.attack == "dlg"
     ]
     assert marks == [["pair"] * 4]
 
@@ -184,7 +186,7 @@ def misfits(schema: dict[str, Any], value: Any, root: dict[str, Any], where: str
 
 def test_names_are_sorted_as_people_do() -> None:
     names = ["noise:std=0.1", "noise:std=0.01", "no defense", "a:x=10", "a:x=2"]
-    assert sorted(names, key=natural) == ["no defense", "a:x=2", "a:x=10", "noise:std=0.01", "noise:std=0.1"]
+    assert sorted(names, key=rank_naturally) == ["no defense", "a:x=2", "a:x=10", "noise:std=0.01", "noise:std=0.1"]
 
 
 def test_pictures_are_drawn_where_they_may_be_seen_and_withheld_otherwise(tmp_path: Path, make_record: Make) -> None:

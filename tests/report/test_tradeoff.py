@@ -11,7 +11,7 @@ from gradleak.records.judgement import Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
 from gradleak.report.pictures.svg import Axis
-from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, conclude, draw_tradeoff, write_epsilon
+from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, conclude, draw_tradeoff, write_point_epsilon
 from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
 
 NO_DOUBT = Judgement("not shown", "rouge1", (), 0, 0, 40, 0, ())
@@ -127,7 +127,7 @@ def test_the_table_shows_every_setting_and_fits(tradeoff: Tradeoff, width: int) 
 
 def test_an_epsilon_that_could_not_be_computed_is_said_to_be_not_known_and_why(tradeoff: Tradeoff) -> None:
     unknown = replace(tradeoff, points=(tradeoff.points[0], point("strong", (0.0, -0.02, 0.02), 0.3, UNKNOWN)))
-    assert [write_epsilon(one) for one in unknown.points] == ["–", "ε not known"]
+    assert [write_point_epsilon(one) for one in unknown.points] == ["–", "ε not known"]
     assert "ε not known" in printed(unknown, 200) and "ε not known over the run" in "".join(
         ElementTree.fromstring(draw_tradeoff(unknown)).itertext()
     )

@@ -37,8 +37,8 @@ from gradleak.records.settings import Setting
 from gradleak.records.statistics import Interval
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
-from gradleak.report.gate_files import junit, sarif
-from gradleak.report.labels import Labels
+from gradleak.report.gate_files import write_junit, write_sarif
+from gradleak.report.naming import Labels
 from gradleak.report.page.attack_heat import compare_attacks
 from gradleak.report.page.build import build_report
 from gradleak.report.page.forms import write_html, write_markdown
@@ -165,9 +165,9 @@ def test_the_files_of_a_gate_hold_the_word_of_the_page(word: str) -> None:
     chosen = {LEAKS: ("one is proven", ()), NOT_SHOWN: ("nothing", ("near_chance",)), NOT_JUDGED: ("nothing", ("search_failed",))}
     record = record_of(*chosen[word])
     findings = [replace(one, passed=False) for one in check_setting(setting_of(record), Labels([record]), BOUNDS)]
-    results = json.loads(sarif(findings, "0"))["runs"][0]["results"]
+    results = json.loads(write_sarif(findings, "0"))["runs"][0]["results"]
     assert {result["properties"]["verdict"] for result in results} == {word}
-    root = ET.fromstring(junit(findings))
+    root = ET.fromstring(write_junit(findings))
     assert {one.get("value") for one in root.iter("property") if one.get("name") == "verdict"} == {word}
 
 

@@ -180,12 +180,12 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
 def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:
     """A picture file for each attack that guessed pictures, beside the record."""
     from gradleak.records.files import write_whole_bytes
-    from gradleak.report.terminal.record_screen import has_pictures, picture_grid
+    from gradleak.report.terminal.record_screen import draw_picture_grid, has_pictures
 
     written = []
     for place, attack in enumerate(record.attacks.values()):
         if has_pictures(attack):
             path = beside.with_name(f"{beside.stem}-{place + 1}-{attack.spec['name']}.png")
-            write_whole_bytes(path, picture_grid(attack, secrets))
+            write_whole_bytes(path, draw_picture_grid(attack, secrets))
             written.append(path)
     return written

@@ -39,7 +39,9 @@ def compare(
     for setting, told in zip(found.settings, plain["settings"], strict=True):
         for one, line in zip(setting.differences, told["differences"], strict=True):
             line["reading"] = one.reading
-    typer.echo(json.dumps({**plain, "says": list(comparison.sentences(found))}, indent=1, ensure_ascii=False, allow_nan=False))
+    typer.echo(
+        json.dumps({**plain, "says": list(comparison.conclude_comparison(found))}, indent=1, ensure_ascii=False, allow_nan=False)
+    )
 
 
 def contents_of(run: Path) -> "ContentsOf":

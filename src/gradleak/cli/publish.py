@@ -21,7 +21,7 @@ def publish(
     """
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
     from gradleak.report.terminal.console import open_console
     from gradleak.study.publishing import published_runs
 
@@ -33,5 +33,5 @@ def publish(
     content = pack(whole)
     write_to_publish(path, content)
     examples = sum(cell.examples for cell in whole.cells)
-    told = f"{counted(len(whole.cells), 'cell', 'cells')}, {counted(examples, 'example', 'examples')}, {len(content):,} bytes"
+    told = f"{write_count(len(whole.cells), 'cell', 'cells')}, {write_count(examples, 'example', 'examples')}, {len(content):,} bytes"
     open_console().print(f"Published: {path}: {told}", soft_wrap=True)

@@ -66,20 +66,20 @@ def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
     from gradleak.report.page.forms import read_style
-    from gradleak.report.page.runs_page import index_html, read_runs
+    from gradleak.report.page.runs_page import read_runs, write_runs_page
     from gradleak.report.terminal.console import open_console
 
     if out is not None and out.parent.resolve() != folder.resolve():
         raise GradleakError(f"Links of an index start from its folder: write it into {folder}, or leave --out out.")
     runs = read_runs(folder)
     path = out or folder / "index.html"
-    write_whole(path, index_html(str(folder), runs, read_style()))
+    write_whole(path, write_runs_page(str(folder), runs, read_style()))
     console = open_console()
     for run in runs:
         console.print(f"{run.name}: {run.sentence}", soft_wrap=True)
-    console.print(f"Index of {counted(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)
+    console.print(f"Index of {write_count(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)
 
 
 def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":

@@ -11,7 +11,7 @@ UNEXPLAINED = (
 )
 
 
-def guarantee_lines(record: Record) -> Iterator[str]:
+def write_guarantees(record: Record) -> Iterator[str]:
     """One line a defense and reading: `dp_sgd, one release, per example: ε 4.38 (analytic Gaussian), … at δ 1e-05`.
 
     Of a whole run the sampling rate and the number of steps are said too, as ε holds for these only.
@@ -21,18 +21,18 @@ def guarantee_lines(record: Record) -> Iterator[str]:
     ):
         readings = list(group)
         first = readings[0]
-        values = ", ".join(epsilons(readings))
+        values = ", ".join(write_epsilons(readings))
         against = (
             "" if first.against_server else "; not against the server, which sees updates before it"
         )
-        run = _sampling(record, defense) if reading == "whole run" else ""
+        run = _describe_sampling(record, defense) if reading == "whole run" else ""
         yield (
             f"{defense}, {reading}{run}, per {first.protects}: {values} at δ "
             f"{first.delta:g}{against}"
         )
 
 
-def _sampling(record: Record, defense: str) -> str:
+def _describe_sampling(record: Record, defense: str) -> str:
     """` (q = 0.01, T = 1000)`; empty where the spec does not have them."""
     for described in record.spec.get("defenses", []):
         if described.get("name") == defense and {"sampling_rate", "steps"} <= described.keys():
@@ -40,7 +40,7 @@ def _sampling(record: Record, defense: str) -> str:
     return ""
 
 
-def noise_size(record: Record) -> str | None:
+def describe_noise(record: Record) -> str | None:
     """How large the noise was: `1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`."""
     noise = record.noise
     if noise is None:
@@ -54,15 +54,15 @@ def noise_size(record: Record) -> str | None:
     return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
 
 
-def epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
+def write_epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
     """`ε 4.377 (PRV (Opacus))`, or what it is instead and why; accountants that say the same are named together."""
     for said, group in groupby(
-        readings, key=lambda one: epsilon(one.epsilon, one.epsilon_in_words)
+        readings, key=lambda one: write_epsilon(one.epsilon, one.epsilon_in_words)
     ):
         yield f"ε {said} ({', '.join(one.accountant for one in group)})"
 
 
-def epsilon(value: float | None, in_words: str) -> str:
+def write_epsilon(value: float | None, in_words: str) -> str:
     """A finite ε as a number; else in words: infinite or not known, a colon, and why."""
     return f"{value:.4g}" if is_finite(value) else in_words or UNEXPLAINED
 

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 WORD = re.compile(r"[^\W_]+")  # as the honest ROUGE metrics cut texts
 
 
-class Mark(Enum):
+class WordMark(Enum):
     """What a guessed word is, and how it is drawn."""
 
     PAIR = "green"  # right, next to the right neighbour
@@ -26,53 +26,53 @@ class Mark(Enum):
     WRONG = "dim"
 
 
-def mark_words(secret: str, guess: str) -> list[tuple[str, Mark]]:
+def mark_words(secret: str, guess: str) -> list[tuple[str, WordMark]]:
     """The words of the guess in order, each marked; a word of the secret is spent on one word of the guess, as in ROUGE."""
-    known, guessed = words_of(secret), words_of(guess)
+    known, guessed = split_words(secret), split_words(guess)
     if known == guessed:
-        return [(word, Mark.PAIR) for word in guessed]  # a secret of one word has no pairs
-    marks = [Mark.WRONG] * len(guessed)
+        return [(word, WordMark.PAIR) for word in guessed]  # a secret of one word has no pairs
+    marks = [WordMark.WRONG] * len(guessed)
     pairs_left = Counter(pairwise(known))
     for place, pair in enumerate(pairwise(guessed)):
         if pairs_left[pair] > 0:
             pairs_left[pair] -= 1
-            marks[place] = marks[place + 1] = Mark.PAIR
+            marks[place] = marks[place + 1] = WordMark.PAIR
     words_left = Counter(known)
     words_left.subtract(
-        word for word, mark in zip(guessed, marks, strict=True) if mark is Mark.PAIR
+        word for word, mark in zip(guessed, marks, strict=True) if mark is WordMark.PAIR
     )
     for place, word in enumerate(guessed):
-        if marks[place] is Mark.WRONG and words_left[word] > 0:
+        if marks[place] is WordMark.WRONG and words_left[word] > 0:
             words_left[word] -= 1
-            marks[place] = Mark.WORD
+            marks[place] = WordMark.WORD
     return list(zip(guessed, marks, strict=True))
 
 
-def coloured(secret: str, guess: str) -> Text:
+def colour_words(secret: str, guess: str) -> Text:
     """The guess as it was written, its words coloured."""
-    text = Text(printable(guess), style=Mark.WRONG.value)
+    text = Text(make_printable(guess), style=WordMark.WRONG.value)
     for found, (_, mark) in zip(
         WORD.finditer(text.plain), mark_words(secret, text.plain), strict=True
     ):
         text.stylize(
-            "not dim " + mark.value if mark is not Mark.WRONG else mark.value,
+            "not dim " + mark.value if mark is not WordMark.WRONG else mark.value,
             found.start(),
             found.end(),
         )
     return text
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Without control characters: a text under audit must not be able to drive the terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text, in small letters."""
     return [word.lower() for word in WORD.findall(text)]
 
 
-def kept_secrets(record: Record) -> Secrets:
+def find_kept_secrets(record: Record) -> Secrets:
     """The private texts the record itself holds."""
     return {(one.batch, one.position): one.text for one in record.secrets if one.text is not None}
 

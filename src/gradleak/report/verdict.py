@@ -12,7 +12,7 @@ from gradleak.records.judgement import (
     leading_metric,
 )
 from gradleak.records.schema import Record
-from gradleak.report.numbers import counted, gain, mean_and_interval, number
+from gradleak.report.numbers import write_count, write_gain, write_interval, write_number
 
 
 def explain(name: str, details: dict[str, str]) -> str:
@@ -45,11 +45,11 @@ def worst_case_sentence(record: Record) -> str:
     score = record.worst_case.get(metric)
     if score is None or score.mean is None:
         return "Worst case: no score."
-    attacks = counted(len(record.attacks), "attack", "attacks")
+    attacks = write_count(len(record.attacks), "attack", "attacks")
     percent = ", in %" if score.unit == "fraction" else ""
     sentence = (
-        f"Worst case over {attacks}, n = {score.n}: {metric} {mean_and_interval(score)}, "
-        f"blind {number(score.blind, score.unit)}, gain {gain(score)}{percent}"
+        f"Worst case over {attacks}, n = {score.n}: {metric} {write_interval(score)}, "
+        f"blind {write_number(score.blind, score.unit)}, gain {write_gain(score)}{percent}"
     )
     exact = record.worst_case.get("exact_match")
     if exact is not None and exact.mean is not None:
@@ -78,7 +78,7 @@ def reason(judgement: Judgement, record: Record) -> str:
     of, batches = judgement.examples, record.data.batches
     found = {
         f"the update proves {judgement.proven} of "
-        f"{counted(of, 'guess', 'guesses')}": judgement.proven,
+        f"{write_count(of, 'guess', 'guesses')}": judgement.proven,
         f"{judgement.whole} of {of} rebuilt to the last word, which is not luck": judgement.whole
         > judgement.proven,
         f"more was rebuilt than by a blind guess "
@@ -125,6 +125,6 @@ def _chance(record: Record) -> str:
     score = record.worst_case.get(leading_metric(record.worst_case))
     if score is None or score.mean is None:
         return "nothing was measured"
-    if not gain(score).startswith("+"):
+    if not write_gain(score).startswith("+"):
         return "no more was rebuilt than by a blind guess"
-    return f"a gain of {gain(score)} over a blind guess may be luck with n = {score.n}"
+    return f"a gain of {write_gain(score)} over a blind guess may be luck with n = {score.n}"

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from gradleak.records.judgement import LEAKS, judge, leading_metric
 from gradleak.records.schema import Score
 from gradleak.records.settings import Ran, Setting
-from gradleak.report.labels import natural
-from gradleak.report.numbers import gain, mean_and_interval, number
+from gradleak.report.naming import rank_naturally
+from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.setting_list import SettingList
 from gradleak.report.pictures.heat_grid import HeatBox, HeatGrid
@@ -119,10 +119,10 @@ def compare_attacks(run: JudgedRun) -> AttackHeat:
             if line is not None:
                 found.setdefault((line.attack, line.defense), []).append(line)
     cells = [_choose_worst(lines) for lines in found.values()]
-    attacks = sorted({cell.attack for cell in cells}, key=natural)[:ROOM]
-    defenses = sorted({cell.defense for cell in cells}, key=natural)[:ROOM]
+    attacks = sorted({cell.attack for cell in cells}, key=rank_naturally)[:ROOM]
+    defenses = sorted({cell.defense for cell in cells}, key=rank_naturally)[:ROOM]
     shown = [cell for cell in cells if cell.attack in attacks and cell.defense in defenses]
-    shown.sort(key=lambda cell: (natural(cell.defense), natural(cell.attack)))
+    shown.sort(key=lambda cell: (rank_naturally(cell.defense), rank_naturally(cell.attack)))
     return AttackHeat(tuple(attacks), tuple(defenses), tuple(shown), len(cells) - len(shown))
 
 
@@ -200,27 +200,31 @@ def draw_attack_heat(heat: AttackHeat) -> str:
 def _fill_box(cell: HeatLine | None, attack: str, defense: str) -> HeatBox:
     if cell is None:
         return HeatBox("", None, f"{attack} under {defense}: not run")
-    shown = number(cell.score.mean, cell.score.unit) + ("?" if cell.in_doubt else "")
+    shown = write_number(cell.score.mean, cell.score.unit) + ("?" if cell.in_doubt else "")
     return HeatBox(shown, measure_leak(cell.score), _describe_cell(cell))
 
 
 def _describe_cell(cell: HeatLine) -> str:
     doubt = "; may be more: the search failed, could not be checked, or ignored the defense"
     most = f"; the most of {cell.settings} settings" if cell.settings > 1 else ""
-    blind = f"blind {number(cell.score.blind, cell.score.unit)}, n = {cell.score.n}"
-    score = f"{cell.metric} {mean_and_interval(cell.score)}, {blind}"
+    blind = f"blind {write_number(cell.score.blind, cell.score.unit)}, n = {cell.score.n}"
+    score = f"{cell.metric} {write_interval(cell.score)}, {blind}"
     doubt = doubt if cell.in_doubt else ""
     return f"{cell.attack} under {cell.defense}: {score}; {cell.verdict}{doubt}{most}"
 
 
 def _write_score(cell: HeatLine) -> str:
-    return mean_and_interval(cell.score) + ("?" if cell.in_doubt else "")
+    return write_interval(cell.score) + ("?" if cell.in_doubt else "")
 
 
 def _list_cells(cell: HeatLine) -> list[str | Markup]:
     return [
         *(cell.attack, cell.defense, _write_score(cell)),
-        *(number(cell.score.blind, cell.score.unit), gain(cell.score), str(cell.score.n)),
+        *(
+            write_number(cell.score.blind, cell.score.unit),
+            write_gain(cell.score),
+            str(cell.score.n),
+        ),
         *(cell.verdict, Markup("<code>{}</code>").format(cell.record)),
     ]
 

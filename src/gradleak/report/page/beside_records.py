@@ -10,7 +10,7 @@ from markupsafe import Markup
 from gradleak.records.errors import RecordError
 from gradleak.records.judgement import Judgement, judge_summary
 from gradleak.records.plain import from_plain
-from gradleak.report.numbers import mean_and_interval
+from gradleak.report.numbers import write_interval
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.pictures import heat_map, tradeoff_chart
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap
@@ -152,7 +152,7 @@ def _list_point(found: Tradeoff, point: Point) -> list[str]:
         point.defense,
         tradeoff_chart.write_point_gain(point),
         tradeoff_chart.write_utility(point.utility[found.utility]),
-        tradeoff_chart.write_epsilon(point),
+        tradeoff_chart.write_point_epsilon(point),
         f"{meets}{', in doubt' if point.in_doubt else ''}",
         point.verdict,
     ]
@@ -161,7 +161,7 @@ def _list_point(found: Tradeoff, point: Point) -> list[str]:
 def _list_cell(found: HeatMap, cell: HeatCell) -> list[str | Markup]:
     doubt = "?" if found.in_doubt(cell) else ""
     return [
-        *(str(cell.layer), cell.module, mean_and_interval(cell.scores[found.metric]) + doubt),
+        *(str(cell.layer), cell.module, write_interval(cell.scores[found.metric]) + doubt),
         *(f"{cell.parameters:,}", f"{100 * cell.share:.2f} %", cell.verdict),
         Markup("<code>{}</code>").format(cell.record),
     ]

@@ -9,7 +9,7 @@ from gradleak.records.schema import now
 from gradleak.report.page.attack_heat import AttacksUnderDefenses
 from gradleak.report.page.beside_records import LeakAgainstUtility, LeakMapOverLayers
 from gradleak.report.page.facts import Costs, Provenance, Reproduction, ThreatModel
-from gradleak.report.page.gallery import Gallery
+from gradleak.report.page.gallery import GuessGallery
 from gradleak.report.page.glossary import Glossary
 from gradleak.report.page.opening import Opening
 from gradleak.report.page.searches import Searches
@@ -26,7 +26,7 @@ SECTIONS: Sequence[type[Section]] = (
     LeakAgainstUtility,
     LeakMapOverLayers,
     Searches,
-    Gallery,
+    GuessGallery,
     Costs,
     Provenance,
     Reproduction,

@@ -8,11 +8,11 @@ from typing import Any, Self
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
 from gradleak.records.summary import Summary
-from gradleak.report.labels import chain, line
-from gradleak.report.numbers import duration
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import write_duration
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.story import list_facts
-from gradleak.report.privacy import guarantee_lines, noise_size
+from gradleak.report.privacy import describe_noise, write_guarantees
 from gradleak.report.table_markup import (
     Column,
     draw_html_table,
@@ -29,7 +29,7 @@ ENTRIES = """
 
 
 @dataclass(frozen=True)
-class Entry:
+class NamedFact:
     """A named fact of the threat model or of where the numbers come from."""
 
     name: str
@@ -45,7 +45,7 @@ class ThreatModel(Section):
     heading = "Who attacks, and what it knows"
     template = ENTRIES
 
-    threat_model: tuple[Entry, ...]
+    threat_model: tuple[NamedFact, ...]
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
@@ -106,7 +106,7 @@ class Provenance(Section):
     title = heading = "Provenance"
     template = ENTRIES
 
-    provenance: tuple[Entry, ...]
+    provenance: tuple[NamedFact, ...]
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
@@ -144,31 +144,34 @@ class Reproduction(Section):
         yield from ("```yaml", self.reproduce, "```")
 
 
-def _write_entries(entries: Iterable[Entry]) -> Iterator[str]:
+def _write_entries(entries: Iterable[NamedFact]) -> Iterator[str]:
     return (f"- {entry.name}: {entry.value}" for entry in entries)
 
 
-def _describe_threat(settings: Sequence[Setting]) -> list[Entry]:
+def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:
     records = [setting.record for setting in settings]
-    guarantees = _join_distinct(proven for record in records for proven in guarantee_lines(record))
-    noise = _join_distinct(size for one in records if (size := noise_size(one)) is not None)
+    guarantees = _join_distinct(proven for record in records for proven in write_guarantees(record))
+    noise = _join_distinct(size for one in records if (size := describe_noise(one)) is not None)
     priors = (one.record.spec.get("prior") for setting in settings for one in setting.summaries)
     granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
     views = _join_fields(records, "view")
     return [
-        Entry(
+        NamedFact(
             "who",
             "An honest but curious server, or who reads what it receives: it has the model and "
             "each client's update.",
         ),
-        Entry("sees", f"{views}: {_write_share_seen(records)} of the parameters"),
-        Entry("may be told", list_facts(sorted(granted)) or "nothing beyond the update"),
-        Entry("protocol", _join_fields(records, "protocol")),
-        Entry("defenses", _join_distinct(chain(record.spec.get("defenses")) for record in records)),
-        Entry("differential privacy", guarantees or "none of these defenses proves any"),
-        *([Entry("noise", noise)] if noise else []),
-        Entry("believes beforehand", _join_distinct(map(line, priors))),
-        Entry(
+        NamedFact("sees", f"{views}: {_write_share_seen(records)} of the parameters"),
+        NamedFact("may be told", list_facts(sorted(granted)) or "nothing beyond the update"),
+        NamedFact("protocol", _join_fields(records, "protocol")),
+        NamedFact(
+            "defenses",
+            _join_distinct(write_chain(record.spec.get("defenses")) for record in records),
+        ),
+        NamedFact("differential privacy", guarantees or "none of these defenses proves any"),
+        *([NamedFact("noise", noise)] if noise else []),
+        NamedFact("believes beforehand", _join_distinct(map(write_component, priors))),
+        NamedFact(
             "examples a batch",
             _join_distinct(str(record.spec.get("batch_size", "-")) for record in records),
         ),
@@ -203,14 +206,14 @@ def _add_costs(run: JudgedRun) -> list[CostLine]:
 def _list_cost(cost: CostLine) -> list[str]:
     peak = cost.peak_memory_bytes
     return [
-        *(cost.attack, str(cost.records), str(cost.examples), duration(cost.seconds)),
-        duration(cost.seconds / cost.examples) if cost.examples else "–",
+        *(cost.attack, str(cost.records), str(cost.examples), write_duration(cost.seconds)),
+        write_duration(cost.seconds / cost.examples) if cost.examples else "–",
         str(cost.steps),
         f"{peak / 2**30:.1f} GiB" if peak else "–",
     ]
 
 
-def _describe_provenance(summaries: Sequence[Summary]) -> list[Entry]:
+def _describe_provenance(summaries: Sequence[Summary]) -> list[NamedFact]:
     records = [summary.record for summary in summaries]
     times = sorted(record.created for record in records)
     targets = (f"{one.target.name} (fingerprint {one.target.fingerprint[:16]})" for one in records)
@@ -218,16 +221,16 @@ def _describe_provenance(summaries: Sequence[Summary]) -> list[Entry]:
     devices = (f"{one.get('device', '-')} ({one.get('name', '-')})" for one in machines)
     seeds = (str(record.spec.get("seed", "-")) for record in records)
     return [
-        Entry("audited", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"),
-        Entry("target", _join_distinct(targets)),
+        NamedFact("audited", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"),
+        NamedFact("target", _join_distinct(targets)),
         *_enter_where_known("model", (record.target.model for record in records)),
-        Entry("data", _join_fields(records, "data")),
+        NamedFact("data", _join_fields(records, "data")),
         *_enter_where_known("how it was read", (" ".join(one.data.remarks) for one in records)),
-        Entry("data hash (keyed)", _join_distinct(record.data.hash[:16] for record in records)),
-        Entry("seeds", _join_distinct(seeds)),
-        Entry("versions", _list_versions(records)),
-        Entry("machines", _join_distinct(devices)),
-        Entry("records", _join_distinct(summary.id for summary in summaries)),
+        NamedFact("data hash (keyed)", _join_distinct(record.data.hash[:16] for record in records)),
+        NamedFact("seeds", _join_distinct(seeds)),
+        NamedFact("versions", _list_versions(records)),
+        NamedFact("machines", _join_distinct(devices)),
+        NamedFact("records", _join_distinct(summary.id for summary in summaries)),
     ]
 
 
@@ -239,14 +242,14 @@ def _list_versions(records: Sequence[Record]) -> str:
     return ", ".join(f"{name} {' and '.join(versions)}" for name, versions in found.items())
 
 
-def _enter_where_known(name: str, texts: Iterable[str]) -> list[Entry]:
+def _enter_where_known(name: str, texts: Iterable[str]) -> list[NamedFact]:
     """Makes an entry of what some records say and others, or older ones, do not."""
     known = [text for text in texts if text]
-    return [Entry(name, _join_distinct(known))] if known else []
+    return [NamedFact(name, _join_distinct(known))] if known else []
 
 
 def _join_fields(records: Sequence[Record], field: str) -> str:
-    return _join_distinct(line(record.spec.get(field)) for record in records)
+    return _join_distinct(write_component(record.spec.get(field)) for record in records)
 
 
 def _join_distinct(texts: Iterable[str]) -> str:

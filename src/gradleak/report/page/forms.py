@@ -23,7 +23,7 @@ from markupsafe import Markup
 from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Score
-from gradleak.report.numbers import duration, gain, mean_and_interval, number
+from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
 from gradleak.report.page.build import SECTIONS
 from gradleak.report.page.glossary import WordLinks, explain_words
 from gradleak.report.page.opening import Opening
@@ -53,11 +53,11 @@ def write_html(report: Report) -> str:
         "report": report,
         "term": links.link,
         "explained": links.link_if_known,
-        "number": number,
-        "interval": mean_and_interval,
-        "gain": gain,
+        "number": write_number,
+        "interval": write_interval,
+        "gain": write_gain,
         "percent": _write_percent,
-        "duration": duration,
+        "duration": write_duration,
     }
     insides = []
     for section in shown:

@@ -13,24 +13,24 @@ from markupsafe import Markup, escape
 from gradleak.records.judgement import leading_metric
 from gradleak.records.schema import ExampleRecord
 from gradleak.records.settings import Ran, Setting
-from gradleak.report.numbers import number
+from gradleak.report.numbers import write_number
 from gradleak.report.page.opening import Opening
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.setting_list import SettingList
 from gradleak.report.shown_guesses import (
     WORD,
-    Mark,
+    WordMark,
     choose_evenly,
+    find_kept_secrets,
     is_picture,
-    kept_secrets,
+    make_printable,
     mark_words,
-    printable,
 )
 from gradleak.report.table_markup import draw_markdown_table
 
 ITEMS = 200
 PAIRS = 40  # attacks on settings, of which guesses are shown
-NAMES = {Mark.PAIR: "pair", Mark.WORD: "word", Mark.WRONG: "wrong"}
+NAMES = {WordMark.PAIR: "pair", WordMark.WORD: "word", WordMark.WRONG: "wrong"}
 TITLES = {"pair": "right pair", "word": "right word", "wrong": "wrong", "unknown": "not compared"}
 IN_MARKDOWN = {"pair": "**{}**", "word": "_{}_", "wrong": "{}", "unknown": "{}"}
 BLOCK = "▇▇▇"  # a word withheld: always as long, so that not even its length is told
@@ -66,7 +66,7 @@ class GalleryItem:
 
 
 @dataclass(frozen=True)
-class Gallery(Section):
+class GuessGallery(Section):
     """The first examples of every attack, not the best: chosen ones would flatter it."""
 
     name = "guesses"
@@ -162,7 +162,7 @@ class Gallery(Section):
 
 def _show_guesses(run: JudgedRun, setting: Setting, ran: Ran, most: int) -> Iterator[GalleryItem]:
     record = ran.source.whole()
-    secrets = {**run.secrets_of(record), **kept_secrets(record)}
+    secrets = {**run.secrets_of(record), **find_kept_secrets(record)}
     hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
     for example in ran.find_in(record).examples[:most]:
         place = (example.batch, example.position)
@@ -182,7 +182,7 @@ def _compare(
         position=example.position,
         record=ran.source.id,
         secret_hash=key[:12],
-        secret=printable(secret) if show and secret is not None else None,
+        secret=make_printable(secret) if show and secret is not None else None,
         words=() if pictured else tuple(_mark_guess(secret, example.guess, show)),
         picture=example.guess if show and pictured else None,
         metric=metric,
@@ -201,7 +201,7 @@ def _mark_guess(secret: str | None, guess: str | None, show: bool) -> Iterator[W
     if secret is not None:
         marks = [NAMES[mark] for _, mark in mark_words(secret, guess)]
     for mark, text in zip(marks, written, strict=True):
-        yield Word(mark, printable(text) if show else None)
+        yield Word(mark, make_printable(text) if show else None)
 
 
 def _draw_guess(item: GalleryItem) -> Markup:
@@ -240,4 +240,4 @@ def _draw_picture(address: str, name: str) -> Markup:
 def _list_cells(item: GalleryItem) -> list[str]:
     words = (IN_MARKDOWN[word.mark].format(word.text or BLOCK) for word in item.words)
     secret = item.secret or f"hash {item.secret_hash}"
-    return [item.attack, item.defense, secret, " ".join(words), number(item.score, item.unit)]
+    return [item.attack, item.defense, secret, " ".join(words), write_number(item.score, item.unit)]

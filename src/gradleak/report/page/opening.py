@@ -16,7 +16,7 @@ from gradleak.records.judgement import (
 )
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Setting
-from gradleak.report.numbers import gain, mean_and_interval, number
+from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.story import Story, tell_story
 from gradleak.report.verdict import closing_sentence, shares, worst_case_sentence
@@ -238,9 +238,9 @@ def _write_headline(run: JudgedRun) -> str:
 
 def _quote_score(setting: Setting, judgement: Judgement) -> str:
     score = setting.worst(judgement.metric)
-    blind = f"blind {number(score.blind, score.unit)}, gain {gain(score)}"
+    blind = f"blind {write_number(score.blind, score.unit)}, gain {write_gain(score)}"
     percent = " (in %)" if score.unit == "fraction" else ""
-    return f"{judgement.metric} {mean_and_interval(score)}, {blind}{percent}"
+    return f"{judgement.metric} {write_interval(score)}, {blind}{percent}"
 
 
 def _name_gaps(coverage: Coverage) -> str:

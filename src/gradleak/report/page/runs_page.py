@@ -11,8 +11,8 @@ from gradleak.records.errors import RecordError
 from gradleak.records.judgement import Coverage
 from gradleak.records.schema import Record, now
 from gradleak.records.summary import RECORD, Summary, read_summary
-from gradleak.report.labels import chain, line
-from gradleak.report.numbers import counted
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import write_count
 from gradleak.report.page.opening import reach_verdict
 from gradleak.report.page.section import JudgedRun
 from gradleak.report.page.story import tell_story
@@ -48,13 +48,13 @@ def read_runs(root: Path) -> list[RunLine]:
     folders = sorted({path.parent for path in root.rglob(RECORD)} - set(root.rglob(TRAININGS)))
     if not folders:
         raise RecordError(f"{root} holds no records. Name the folder that was given as --out.")
-    found = [run for folder in folders for run in _runs_of(folder, root)]
+    found = [run for folder in folders for run in _read_runs_of(folder, root)]
     return sorted(found, key=lambda run: run.created, reverse=True)
 
 
-def index_html(title: str, runs: Sequence[RunLine], css: str) -> str:
+def write_runs_page(title: str, runs: Sequence[RunLine], css: str) -> str:
     """The page."""
-    rows = "\n".join(map(_row, runs))
+    rows = "\n".join(map(_draw_row, runs))
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="generator" content="gradleak">\n'
@@ -63,19 +63,19 @@ def index_html(title: str, runs: Sequence[RunLine], css: str) -> str:
         f"<title>gradleak: runs in {escape(title)}</title>\n<style>{css}</style>\n</head>\n<body>\n"
     )
     return (
-        f"{head}<header>\n<h1>{counted(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
+        f"{head}<header>\n<h1>{write_count(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
         f'<p class="soft small">Drawn {now()[:16].replace("T", " ")} UTC, the latest run first. It shows no private data.</p>\n'
         f'</header>\n<main>\n<ul class="flags runs">\n{rows}\n</ul>\n</main>\n</body>\n</html>\n'
     )
 
 
-def _row(run: RunLine) -> str:
+def _draw_row(run: RunLine) -> str:
     name = escape(run.name)
     title = f'<a href="{quote(run.report)}">{name}</a>' if run.report else name
     badge = f'<span class="badge {"bad" if run.state in ("leaks", "broken") else ""}">{STATES[run.state]}</span>'
     facts = [
         run.created[:16].replace("T", " "),
-        counted(run.records, "record", "records"),
+        write_count(run.records, "record", "records"),
         run.folder,
     ]
     notes = "".join(f'<p class="bad">{escape(note)}</p>' for note in run.notes)
@@ -91,7 +91,7 @@ def _row(run: RunLine) -> str:
     )
 
 
-def _runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
+def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
     """A study is one run; audits by themselves are one each."""
     summaries, broken = [], []
     for path in sorted(folder.glob(RECORD)):
@@ -100,18 +100,18 @@ def _runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
         except RecordError:
             broken.append(f"{path.name} cannot be read: delete it and run its audit again.")
     failed = len(list(folder.glob(FAILED)))
-    notes = [*([f"{counted(failed, 'cell', 'cells')} failed."] if failed else []), *broken]
-    study = _study_name(folder)
+    notes = [*([f"{write_count(failed, 'cell', 'cells')} failed."] if failed else []), *broken]
+    study = _read_study_name(folder)
     if study is not None and summaries:
-        yield _run(study, summaries, folder, root, notes)
+        yield _describe_run(study, summaries, folder, root, notes)
         return
     for summary in summaries:
-        yield _run(audit_name(summary.record), [summary], folder, root, [])
+        yield _describe_run(name_audit(summary.record), [summary], folder, root, [])
     if notes or not summaries:
         here = folder.name or str(folder)
         yield RunLine(
             here,
-            _below(folder, root),
+            _name_folder(folder, root),
             "",
             0,
             "Not all of this folder could be read.",
@@ -121,7 +121,7 @@ def _runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
         )
 
 
-def _run(
+def _describe_run(
     name: str, summaries: Sequence[Summary], folder: Path, root: Path, notes: Sequence[str]
 ) -> RunLine:
     records = [summary.record for summary in summaries]
@@ -130,7 +130,7 @@ def _run(
     page = folder / "report.html"
     return RunLine(
         name=name,
-        folder=_below(folder, root),
+        folder=_name_folder(folder, root),
         created=max(record.created for record in records),
         records=len(records),
         sentence=tell_story(run).happened,
@@ -140,22 +140,22 @@ def _run(
     )
 
 
-def audit_name(record: Record) -> str:
+def name_audit(record: Record) -> str:
     """`minilm on canaries, no defense, by portfolio`: an audit as a person would call it."""
-    defenses = chain(record.spec.get("defenses"))
+    defenses = write_chain(record.spec.get("defenses"))
     kept = "no defense" if defenses == "none" else defenses
     return (
-        f"{record.target.name} on {line(record.spec.get('data'))}, {kept}, by "
+        f"{record.target.name} on {write_component(record.spec.get('data'))}, {kept}, by "
         f"{', '.join(record.attacks)}"
     )
 
 
-def _study_name(folder: Path) -> str | None:
+def _read_study_name(folder: Path) -> str | None:
     try:
         return str(json.loads((folder / "study.json").read_text(encoding="utf-8"))["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _below(folder: Path, root: Path) -> str:
+def _name_folder(folder: Path, root: Path) -> str:
     return str(root if folder == root else root / folder.relative_to(root))

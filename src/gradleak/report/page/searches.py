@@ -13,7 +13,7 @@ from markupsafe import Markup
 from gradleak.records.schema import AttackRecord
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.page.section import JudgedRun, Report, Section
-from gradleak.report.shown_guesses import Secrets, choose_evenly, kept_secrets, words_of
+from gradleak.report.shown_guesses import Secrets, choose_evenly, find_kept_secrets, split_words
 from gradleak.report.table_markup import Column, draw_html_table, number_columns
 
 LINES = 6  # searches drawn
@@ -101,7 +101,7 @@ def trace_searches(run: JudgedRun) -> list[TraceLine]:
     for name, (setting, ran) in choose_evenly(list(firsts.items()), 2 * LINES):
         record = ran.source.whole()
         attack = ran.find_in(record)
-        secrets = {**run.secrets_of(record), **kept_secrets(record)}
+        secrets = {**run.secrets_of(record), **find_kept_secrets(record)}
         objective, similarity = _trace_objective(attack), _trace_similarity(attack, secrets)
         if len(objective) > 1 or len(similarity) > 1:
             label = run.labels.setting(setting.record)
@@ -111,7 +111,7 @@ def trace_searches(run: JudgedRun) -> list[TraceLine]:
 
 def measure_likeness(secret: str, guess: str) -> float:
     """Returns the F1 of shared words, each spent once: ROUGE-1 without special tokens."""
-    known, guessed = Counter(words_of(secret)), Counter(words_of(guess))
+    known, guessed = Counter(split_words(secret)), Counter(split_words(guess))
     shared, total = sum((known & guessed).values()), known.total() + guessed.total()
     return 2 * shared / total if total else 0.0
 

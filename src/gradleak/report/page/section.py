@@ -16,7 +16,7 @@ from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting, settings_of
 from gradleak.records.summary import Summary
-from gradleak.report.labels import Labels, natural
+from gradleak.report.naming import Labels, rank_naturally
 from gradleak.report.shown_guesses import SecretsOf
 
 SCHEMA = "gradleak.report/1"
@@ -54,7 +54,9 @@ class JudgedRun:
 
     @cached_property
     def settings_by_name(self) -> Sequence[Setting]:
-        return sorted(self.settings, key=lambda one: natural(self.labels.setting(one.record)))
+        return sorted(
+            self.settings, key=lambda one: rank_naturally(self.labels.setting(one.record))
+        )
 
     @property
     def leaking(self) -> Sequence[Setting]:

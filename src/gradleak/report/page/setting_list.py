@@ -7,7 +7,7 @@ from typing import Any, Self
 from gradleak.records.judgement import raised_beside
 from gradleak.records.schema import Score
 from gradleak.records.settings import Setting
-from gradleak.report.numbers import gain, mean_and_interval, number
+from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.opening import FlagLine, list_flags
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.table_markup import draw_markdown_table
@@ -107,10 +107,10 @@ class SettingList(Section):
         metric = f"{row.metric} " if len(self.metrics) > 1 else ""
         return [
             row.label,
-            metric + mean_and_interval(row.score),
-            number(row.score.blind, row.score.unit),
-            gain(row.score),
-            mean_and_interval(row.exact) if row.exact else "–",
+            metric + write_interval(row.score),
+            write_number(row.score.blind, row.score.unit),
+            write_gain(row.score),
+            write_interval(row.exact) if row.exact else "–",
             row.verdict,
             ", ".join(row.flags),
         ]

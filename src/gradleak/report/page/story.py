@@ -7,8 +7,8 @@ from gradleak.records.flags import FEWEST_EXAMPLES, FLAGS
 from gradleak.records.judgement import OF_PICTURES, Judgement
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Ran, Setting
-from gradleak.report.labels import line
-from gradleak.report.numbers import counted, number
+from gradleak.report.naming import write_component
+from gradleak.report.numbers import write_count, write_number
 from gradleak.report.page.section import JudgedRun
 
 TOLD = {
@@ -54,7 +54,7 @@ def _is_rebuilt(judgement: Judgement) -> bool:
 
 def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> str:
     leaking, metric = _is_rebuilt(judgement), judgement.metric
-    score, exact = setting.worst(metric), _exact_score(setting)
+    score, exact = setting.worst(metric), _find_exact_score(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
     things, place = (
         _name_things(metric, score.n),
@@ -77,14 +77,14 @@ def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> st
             f"{'was' if whole == 1 else 'were'} rebuilt word for word"
         )
     elif score.unit == "fraction" and metric not in OF_PICTURES:
-        much, blind = number(score.mean, score.unit), number(score.blind, score.unit)
+        much, blind = write_number(score.mean, score.unit), write_number(score.blind, score.unit)
         sentence = (
             f"about {much} % of the words of {score.n} {things} were rebuilt, where a "
             f"blind guess gets {blind} %"
         )
         sentence += "; none came out whole" if exact is not None else ""
     else:
-        much, blind = number(score.mean, score.unit), number(score.blind, score.unit)
+        much, blind = write_number(score.mean, score.unit), write_number(score.blind, score.unit)
         came = f"{score.n} {things} {'was' if score.n == 1 else 'were'} rebuilt"
         sentence = f"{came} more closely than by a blind guess ({metric} {much}, blind {blind})"
     sentence = (
@@ -117,7 +117,7 @@ def list_facts(facts: Sequence[str]) -> str:
 
 
 def _say_what_it_means(setting: Setting, judgement: Judgement) -> list[str]:
-    exact, leaking, metric = _exact_score(setting), _is_rebuilt(judgement), judgement.metric
+    exact, leaking, metric = _find_exact_score(setting), _is_rebuilt(judgement), judgement.metric
     things = _name_things(metric)
     if leaking and exact is not None and exact.mean:
         found = [
@@ -172,7 +172,7 @@ def _say_what_was_not_tried(settings: Sequence[Setting]) -> list[str]:
     ]
     if most < FEWEST_EXAMPLES:
         found.append(
-            f"More than {counted(most, 'example', 'examples')}: rare bad cases may be missing."
+            f"More than {write_count(most, 'example', 'examples')}: rare bad cases may be missing."
         )
     return found
 
@@ -205,8 +205,8 @@ def _say_what_would_change_it(run: JudgedRun) -> list[str]:
 
 
 def _list_values(records: Sequence[Record], field: str) -> str:
-    return " or ".join(dict.fromkeys(line(record.spec.get(field)) for record in records))
+    return " or ".join(dict.fromkeys(write_component(record.spec.get(field)) for record in records))
 
 
-def _exact_score(setting: Setting) -> Score | None:
+def _find_exact_score(setting: Setting) -> Score | None:
     return setting.worst("exact_match") if "exact_match" in setting.metrics() else None

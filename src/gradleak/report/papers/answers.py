@@ -27,7 +27,7 @@ MUST_AGREE = (
 
 
 @dataclass(frozen=True)
-class PlannedCell:
+class StudyCell:
     """A cell of a study: where it lies on the axes, and its spec as plain values."""
 
     axes: Mapping[str, str]
@@ -61,7 +61,7 @@ class Answer:
 class Answered:
     """A cell with its answers, one an attack and model; none where it was not run."""
 
-    cell: PlannedCell
+    cell: StudyCell
     answers: Sequence[Answer]
 
     def attack(self, found: Answer | None = None) -> str:
@@ -76,22 +76,22 @@ class Answered:
         )
 
 
-def answer(cells: Sequence[PlannedCell], summaries: Sequence[Summary]) -> list[Answered]:
+def find_answers(cells: Sequence[StudyCell], summaries: Sequence[Summary]) -> list[Answered]:
     """Every cell of the study, in its order; of several records for one model and version the one with most examples."""
     exact: dict[str, list[Summary]] = {}
     for summary in summaries:
-        exact.setdefault(_key(summary.record.spec), []).append(summary)
-    keys = [_key(cell.spec) for cell in cells]
+        exact.setdefault(_make_key(summary.record.spec), []).append(summary)
+    keys = [_make_key(cell.spec) for cell in cells]
     # What fits no cell to the letter may be of an earlier version. Few are: all of them are compared with every cell.
     planned = set(keys)
     rest = [summary for key, found in exact.items() if key not in planned for summary in found]
     return [
-        Answered(cell, list(_best(cell, [*exact.get(key, ()), *rest])))
+        Answered(cell, list(_choose_best(cell, [*exact.get(key, ()), *rest])))
         for cell, key in zip(cells, keys, strict=True)
     ]
 
 
-def run_command(study: Sequence[str], cell: PlannedCell, record: Record | None = None) -> str:
+def write_command(study: Sequence[str], cell: StudyCell, record: Record | None = None) -> str:
     """What runs this one cell; for a record with its number of batches and its model, where these are not the study's own.
 
     `study` is the path of the YAML and the options that change it.
@@ -103,29 +103,29 @@ def run_command(study: Sequence[str], cell: PlannedCell, record: Record | None =
         return " ".join(shlex.quote(word) for word in words)
     if record.spec["limit"] != cell.spec["limit"]:
         words += ["--set", f"limit={record.spec['limit']}"]
-    if not same(cell.spec["target"], record.spec["target"]):
-        words += ["--set", f"target={_changed(cell.spec['target'], record.spec['target'])}"]
+    if not values_agree(cell.spec["target"], record.spec["target"]):
+        words += ["--set", f"target={_describe_change(cell.spec['target'], record.spec['target'])}"]
     return " ".join(shlex.quote(word) for word in words)
 
 
-def same(one: Any, other: Any) -> bool:
+def values_agree(one: Any, other: Any) -> bool:
     """Whether two values agree in all that both have: a field that came later is at its default in older records."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.get("name") == other.get("name") and all(
-            same(one[key], other[key]) for key in one.keys() & other.keys()
+            values_agree(one[key], other[key]) for key in one.keys() & other.keys()
         )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(values_agree, one, other))
     return bool(one == other)
 
 
-def _best(cell: PlannedCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
+def _choose_best(cell: StudyCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
     fit = [summary for summary in summaries if _fits(cell, summary.record.spec)]
     for wanted in cell.spec["attacks"]:
         by_model: dict[str, dict[int, list[Answer]]] = {}
         for summary in fit:
             for key, attack in summary.record.attacks.items():
-                if _same_component(cell, wanted, attack.spec):
+                if _components_agree(cell, wanted, attack.spec):
                     versions = by_model.setdefault(summary.record.target.fingerprint, {})
                     versions.setdefault(attack.version, []).append(Answer(summary, key))
         for versions in by_model.values():
@@ -140,34 +140,34 @@ def _best(cell: PlannedCell, summaries: Sequence[Summary]) -> Iterator[Answer]:
                 )
 
 
-def _key(spec: Mapping[str, Any]) -> str:
+def _make_key(spec: Mapping[str, Any]) -> str:
     return json.dumps([spec.get(field) for field in (*MUST_AGREE, "attacks")], sort_keys=True)
 
 
-def _fits(cell: PlannedCell, spec: Mapping[str, Any]) -> bool:
+def _fits(cell: StudyCell, spec: Mapping[str, Any]) -> bool:
     target = {key: value for key, value in cell.spec["target"].items() if key not in WEIGHTS}
-    return _same_component(cell, target, spec["target"]) and all(
-        same(cell.spec[name], spec[name])
+    return _components_agree(cell, target, spec["target"]) and all(
+        values_agree(cell.spec[name], spec[name])
         for name in MUST_AGREE
         if name in cell.spec and name in spec
     )
 
 
-def _same_component(cell: PlannedCell, planned: Mapping[str, Any], ran: Mapping[str, Any]) -> bool:
+def _components_agree(cell: StudyCell, planned: Mapping[str, Any], ran: Mapping[str, Any]) -> bool:
     """Whether they agree, and what the older one has not is at its default in the newer."""
     usual = cell.defaults.get(str(planned["name"]), {})
-    return same(planned, ran) and all(
+    return values_agree(planned, ran) and all(
         planned[key] == usual.get(key) for key in planned.keys() - ran.keys()
     )
 
 
-def _changed(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
+def _describe_change(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
     """The model on one line: what differs from the study's, or all that is set. Of a path its end: the rest is a machine's."""
     alike = planned["name"] == ran["name"]
     fields = {
         key: value
         for key, value in ran.items()
-        if key != "name" and not (alike and same(planned.get(key), value))
+        if key != "name" and not (alike and values_agree(planned.get(key), value))
     }
     if "path" in fields:
         return (

@@ -122,7 +122,7 @@ def _count_run(lines: Sequence[Line]) -> int:
 
 
 @cache
-def papers() -> list[PaperTable]:
+def read_paper_tables() -> list[PaperTable]:
     """Every printed table we know."""
     found = []
     for name in FACTS:
@@ -148,7 +148,7 @@ def papers() -> list[PaperTable]:
     return found
 
 
-def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
+def fill_table(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
     """The table with our numbers, and below the paper's rows the attacks that only we ran."""
     ran = [
         (summary.record, attack)
@@ -157,7 +157,8 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
         for attack in summary.record.attacks.values()
     ]
     by_column = {
-        column.name: [pair for pair in ran if _is_of(column, pair[0])] for column in table.columns
+        column.name: [pair for pair in ran if _is_of_column(column, pair[0])]
+        for column in table.columns
     }
     lines: list[Line] = []
     used: set[int] = set()
@@ -167,13 +168,13 @@ def fill(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
                 fit = [
                     pair
                     for pair in by_column[column.name]
-                    if fits(row.match, pair[0].spec) and _is(row, pair[1])
+                    if fits(row.match, pair[0].spec) and _is_of_row(row, pair[1])
                 ]
                 used |= {id(attack) for _, attack in fit}
-                found = _lines(table, row.name, column.name, row.values[column.name], fit)
+                found = _fill_lines(table, row.name, column.name, row.values[column.name], fit)
                 nearest = row.nearest.get(column.name, ())
                 lines += [replace(line, hub=column.hub, nearest=nearest) for line in found]
-    return Filled(table, [*lines, *_ours_alone(table, by_column, used)])
+    return Filled(table, [*lines, *_list_ours_alone(table, by_column, used)])
 
 
 def fits(pattern: Any, value: Any) -> bool:
@@ -196,18 +197,18 @@ def fits(pattern: Any, value: Any) -> bool:
     return bool(pattern == value)
 
 
-def _is_of(column: PaperColumn, record: Record) -> bool:
+def _is_of_column(column: PaperColumn, record: Record) -> bool:
     """Whether a record is of this column. A place for weights of the hub is never filled by a model with random ones."""
     return fits(column.match, record.spec) and not (
         column.hub and record.target.fingerprint.startswith("made:")
     )
 
 
-def _is(row: PaperRow, attack: AttackRecord) -> bool:
+def _is_of_row(row: PaperRow, attack: AttackRecord) -> bool:
     return fits(row.attack, attack.spec)
 
 
-def _lines(
+def _fill_lines(
     table: PaperTable,
     row: str,
     column: str,
@@ -220,7 +221,7 @@ def _lines(
         groups.setdefault(str(pair[1].spec.get("name")), {}).setdefault(pair[1].version, []).append(
             pair
         )
-    yield _line(
+    yield _fill_line(
         table,
         row,
         column,
@@ -229,11 +230,11 @@ def _lines(
     )
     for versions in groups.values():
         for version in sorted(versions, reverse=True)[1:]:
-            older = _line(table, f"{row} (version {version})", column, (), versions[version])
+            older = _fill_line(table, f"{row} (version {version})", column, (), versions[version])
             yield replace(older, in_paper=False)
 
 
-def _line(
+def _fill_line(
     table: PaperTable,
     row: str,
     column: str,
@@ -256,7 +257,7 @@ def _line(
     )
 
 
-def _ours_alone(
+def _list_ours_alone(
     table: PaperTable,
     by_column: Mapping[str, Sequence[tuple[Record, AttackRecord]]],
     used: set[int],
@@ -272,7 +273,7 @@ def _ours_alone(
                 if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
                     names.setdefault(name, []).append((record, attack))
             for name, fit in names.items():
-                for line in _lines(
+                for line in _fill_lines(
                     table,
                     f"{setting}, {name} (not in this table)".removeprefix(", "),
                     column,

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gradleak.records.schema import Record
-from gradleak.report.labels import Labels
-from gradleak.report.numbers import duration, mean_and_interval, number
-from gradleak.report.papers.answers import Answer, Answered, run_command
+from gradleak.report.naming import Labels
+from gradleak.report.numbers import write_duration, write_interval, write_number
+from gradleak.report.papers.answers import Answer, Answered, write_command
 from gradleak.report.papers.table_files import NOT_RUN, NOT_SCORED
-from gradleak.report.privacy import guarantee_lines
+from gradleak.report.privacy import write_guarantees
 from gradleak.report.shown_guesses import choose_evenly
 from gradleak.report.table_markup import draw_markdown_table
 
@@ -54,7 +54,7 @@ NOISE_EXPLANATION = (
 )
 
 
-def results_markdown(
+def write_results_markdown(
     study: Sequence[str],
     answered: Sequence[Answered],
     command: str,
@@ -64,11 +64,11 @@ def results_markdown(
     answers = [one for cell in answered for one in cell.answers]
     missing = [one.cell for one in answered if not one.answers]
     yield from (f"# Results of {study[0]}", "", f"Written by `{command}`.", "")
-    yield from _provenance(study, answered, [one.record for one in answers], compared)
+    yield from _describe_origin(study, answered, [one.record for one in answers], compared)
     noisy = any(one.record.noise is not None for one in answers)
     yield from ("## Cells", "", f"{EXPLANATION} {NOISE_EXPLANATION}" if noisy else EXPLANATION, "")
-    axes, metrics = axes_of(answered), headlines(answers)
-    models = _models([one.record for one in answers])
+    axes, metrics = list_axes(answered), list_headlines(answers)
+    models = _letter_models([one.record for one in answers])
     head = [
         *axes,
         *(["noise"] if noisy else []),
@@ -82,9 +82,10 @@ def results_markdown(
         "record",
     ]
     yield from draw_markdown_table(
-        head, [row for one in answered for row in _rows(one, axes, metrics, models, noisy=noisy)]
+        head,
+        [row for one in answered for row in _list_rows(one, axes, metrics, models, noisy=noisy)],
     )
-    yield from _guarantees([one.record for one in answers])
+    yield from _list_guarantees([one.record for one in answers])
     if missing:
         yield (
             f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the "
@@ -93,51 +94,51 @@ def results_markdown(
         yield from (
             "",
             f"    gradleak run {shlex.join(study)}",
-            f"    {run_command(study, missing[0])}",
+            f"    {write_command(study, missing[0])}",
             "",
         )
 
 
-def _provenance(
+def _describe_origin(
     study: Sequence[str],
     answered: Sequence[Answered],
     records: Sequence[Record],
     compared: Sequence[Record],
 ) -> Iterator[str]:
     commands = Counter(
-        run_command(study, one.cell, found.record) for one in answered for found in one.answers
+        write_command(study, one.cell, found.record) for one in answered for found in one.answers
     )
     yield from ("## How it was run", "")
     yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
     ours = {record.id for record in records}
     others = {record.id: record for record in compared if record.id not in ours}
     if others:
-        attacks = _spread(name for record in others.values() for name in record.attacks)
-        when = _spread(record.created[:10] for record in others.values())
+        attacks = _join_distinct(name for record in others.values() for name in record.attacks)
+        when = _join_distinct(record.created[:10] for record in others.values())
         yield (
             f"- Of no cell of this study, but in the papers' tables below: {len(others)} "
             f"records of {attacks} ({when})"
         )
     yield (
-        f"- When: {_spread(record.created[:10] for record in records)}. Where: "
-        f"{_spread(map(machine_of, records))}."
+        f"- When: {_join_distinct(record.created[:10] for record in records)}. Where: "
+        f"{_join_distinct(map(name_machine, records))}."
     )
-    for label, model in _models(records).items():
+    for label, model in _letter_models(records).items():
         yield f"- Model {model}: {label}"
     yield (
-        f"- Seed: {_spread(str(record.spec.get('seed')) for record in records)}. Data: "
-        f"{_spread(map(_data, records))}."
+        f"- Seed: {_join_distinct(str(record.spec.get('seed')) for record in records)}. Data: "
+        f"{_join_distinct(map(_describe_data, records))}."
     )
-    yield from (f"- Software: {_spread(map(_versions, records))}.", "")
+    yield from (f"- Software: {_join_distinct(map(_describe_software, records))}.", "")
 
 
-def _guarantees(records: Sequence[Record]) -> Iterator[str]:
+def _list_guarantees(records: Sequence[Record]) -> Iterator[str]:
     """What differential privacy proves of each setting, every setting once."""
     labels = Labels(records)
     proven = {
         (labels.defense(record), line): None
         for record in records
-        for line in guarantee_lines(record)
+        for line in write_guarantees(record)
     }
     if proven:
         yield from (
@@ -148,7 +149,7 @@ def _guarantees(records: Sequence[Record]) -> Iterator[str]:
         )
 
 
-def _rows(
+def _list_rows(
     one: Answered,
     axes: Sequence[str],
     metrics: Sequence[str],
@@ -173,16 +174,16 @@ def _rows(
     for found in one.answers:
         scores = [found.attack.scores.get(metric) for metric in metrics]
         texts = [
-            NOT_SCORED if score is None or not score.n else mean_and_interval(score)
+            NOT_SCORED if score is None or not score.n else write_interval(score)
             for score in scores
         ]
         blind = " / ".join(
-            "–" if score is None or not score.n else number(score.blind, score.unit)
+            "–" if score is None or not score.n else write_number(score.blind, score.unit)
             for score in scores
         )
         flags = ", ".join(flag.name for flag in found.attack.flags)
-        cost = duration(found.attack.cost.seconds)
-        model = models[_model(found.record)]
+        cost = write_duration(found.attack.cost.seconds)
+        model = models[_describe_model(found.record)]
         noise = (
             [f"{found.record.noise.ratio:.3g}" if found.record.noise is not None else ""]
             if noisy
@@ -202,7 +203,7 @@ def _rows(
         ]
 
 
-def axes_of(answered: Sequence[Answered]) -> list[str]:
+def list_axes(answered: Sequence[Answered]) -> list[str]:
     """The axes, but for the attacks': these have a column anyway."""
     return [
         axis
@@ -211,31 +212,29 @@ def axes_of(answered: Sequence[Answered]) -> list[str]:
     ]
 
 
-def headlines(answers: Sequence[Answer]) -> list[str]:
+def list_headlines(answers: Sequence[Answer]) -> list[str]:
     scored = {metric for one in answers for metric, score in one.attack.scores.items() if score.n}
     return [metric for metric in HEADLINES if metric in scored]
 
 
-def _models(records: Sequence[Record]) -> dict[str, str]:
+def _letter_models(records: Sequence[Record]) -> dict[str, str]:
     """A letter for each model."""
     return {
         label: chr(ord("A") + place)
-        for place, label in enumerate(dict.fromkeys(map(_model, records)))
+        for place, label in enumerate(dict.fromkeys(map(_describe_model, records)))
     }
 
 
-def _model(record: Record) -> str:
-    return (
-        f"{name_of(record)}, {record.target.fingerprint}, {record.target.parameters:,} parameters"
-    )
+def _describe_model(record: Record) -> str:
+    return f"{name_model(record)}, {record.target.fingerprint}, {record.target.parameters:,} parameters"
 
 
-def name_of(record: Record) -> str:
+def name_model(record: Record) -> str:
     """Of a folder its own name: the rest is a machine's."""
     return str(record.target.name).rstrip("/").rsplit("/", 1)[-1]
 
 
-def _versions(record: Record) -> str:
+def _describe_software(record: Record) -> str:
     ours = record.versions.get("gradleak", "not installed")
     return (
         f"gradleak {'from source' if ours == 'not installed' else ours}, torch "
@@ -243,22 +242,22 @@ def _versions(record: Record) -> str:
     )
 
 
-def machine_of(record: Record) -> str:
+def name_machine(record: Record) -> str:
     return str(record.machine.get("name") or record.machine.get("device", "unknown"))
 
 
-def _data(record: Record) -> str:
+def _describe_data(record: Record) -> str:
     data = record.spec.get("data", {})
     return " ".join(str(data[key]) for key in ("name", "split", "selection") if data.get(key))
 
 
-def _spread(values: Iterable[str]) -> str:
+def _join_distinct(values: Iterable[str]) -> str:
     return "; ".join(sorted(set(values))) or "nothing was run"
 
 
-def results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
+def write_results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
     """One line a number; of a cell that was not run the command that runs it."""
-    axes = axes_of(answered)
+    axes = list_axes(answered)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*axes, *HEAD])
@@ -266,7 +265,7 @@ def results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
         place = [one.cell.axes.get(axis, "") for axis in axes]
         if not one.answers:
             writer.writerow(
-                [*place, one.attack(), "", NOT_RUN, *[""] * 10, run_command(study, one.cell)]
+                [*place, one.attack(), "", NOT_RUN, *[""] * 10, write_command(study, one.cell)]
             )
         writer.writerows(
             [*place, one.attack(found), *line]
@@ -278,12 +277,12 @@ def results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
 
 def _list_numbers(found: Answer) -> Iterator[list[object]]:
     record, attack = found.record, found.attack
-    model = f"{name_of(record)} {record.target.fingerprint[:15]}"
+    model = f"{name_model(record)} {record.target.fingerprint[:15]}"
     cost = round(attack.cost.seconds, 1)
     ran = [
         model,
         record.spec.get("seed"),
-        machine_of(record),
+        name_machine(record),
         record.created[:10],
         cost,
         record.id,
@@ -296,10 +295,10 @@ def _list_numbers(found: Answer) -> Iterator[list[object]]:
             yield [metric, *values, score.n, *ran]
 
 
-def examples_csv(answered: Sequence[Answered]) -> str:
+def write_examples_csv(answered: Sequence[Answered]) -> str:
     """One line an example: its keyed hash and what the attack scored on it."""
     answers = [one for cell in answered for one in cell.answers]
-    metrics = headlines(answers)
+    metrics = list_headlines(answers)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["record", "attack", "batch", "position", "secret", "tokens", *metrics])
@@ -323,7 +322,7 @@ def examples_csv(answered: Sequence[Answered]) -> str:
     return file.getvalue()
 
 
-def guesses_markdown(
+def write_guesses(
     answered: Sequence[Answered], texts_of: Callable[[Record], Texts]
 ) -> Iterator[str]:
     """A table for each of the first secrets; nothing for data that is not our own."""
@@ -352,9 +351,9 @@ def guesses_markdown(
             "",
         )
         rows = [
-            [_title(one, found), step, guess]
+            [_name_answer(one, found), step, guess]
             for one, found, whole in wholes
-            for step, guess in _guesses(whole, found, place, steps)
+            for step, guess in _list_guesses(whole, found, place, steps)
         ]
         yield from draw_markdown_table(["cell", "step", "guess"], rows)
 
@@ -364,13 +363,13 @@ def is_canaries(record: Record) -> bool:
     return isinstance(data, Mapping) and data.get("name") == "canaries"
 
 
-def _title(one: Answered, found: Answer) -> str:
+def _name_answer(one: Answered, found: Answer) -> str:
     return ", ".join(
         [*(value for axis, value in one.cell.axes.items() if axis != "attacks"), one.attack(found)]
     )
 
 
-def _guesses(
+def _list_guesses(
     whole: Record, found: Answer, place: tuple[int, int], steps: int
 ) -> Iterator[tuple[str, str]]:
     """Some of the guesses on the way, and the answer. On the way a batch's are in no order: only single ones are shown."""

@@ -5,7 +5,7 @@ import io
 import shlex
 from collections.abc import Iterator, Sequence
 
-from gradleak.report.numbers import mean_and_interval, number
+from gradleak.report.numbers import write_interval, write_number
 from gradleak.report.papers.paper_tables import Filled, Line
 from gradleak.report.table_markup import draw_markdown_table
 
@@ -29,7 +29,7 @@ CSV_HEAD = (
 )
 
 
-def markdown(filled: Sequence[Filled], command: str) -> str:
+def write_tables_markdown(filled: Sequence[Filled], command: str) -> str:
     """One table after the other; ours with a 95 % interval, theirs as printed."""
     lines = [
         "# The papers' tables, ours beside theirs",
@@ -38,24 +38,24 @@ def markdown(filled: Sequence[Filled], command: str) -> str:
         f"the update; fractions in %.",
         "",
     ]
-    return "\n".join([*lines, *markdown_sections(filled)])
+    return "\n".join([*lines, *write_sections(filled)])
 
 
-def markdown_sections(filled: Sequence[Filled]) -> Iterator[str]:
+def write_sections(filled: Sequence[Filled]) -> Iterator[str]:
     """A heading, what was run, the table, and how to run the rest."""
     for one in filled:
         yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.count_in_words}", "")
         if one.table.note:
             yield from (one.table.note, "")
         yield from draw_markdown_table(
-            [*_head(one), *_nearest_head(one)],
-            [[*_row(one, line), *_nearest(one, line)] for line in one.lines],
+            [*_list_head(one), *_list_nearest_head(one)],
+            [[*_list_row(one, line), *_list_nearest(one, line)] for line in one.lines],
         )
         if one.run < one.places and one.table.studies:
-            yield from (*_commands(one), "")
+            yield from (*_list_commands(one), "")
 
 
-def _commands(one: Filled) -> Iterator[str]:
+def _list_commands(one: Filled) -> Iterator[str]:
     """How to run what is missing: with what is at hand, and with weights that have to be fetched."""
     runs = [f"gradleak run studies/{name}.yaml" for name in one.table.studies]
     yield "What was not run: " + ", ".join(f"`{run}`" for run in runs) + "."
@@ -66,29 +66,29 @@ def _commands(one: Filled) -> Iterator[str]:
     if fetched:
         yield "On the paper's own models, whose weights have to be fetched:"
         yield ""
-        yield from (f"    {runs[0]} {_options(fields)}" for fields in fetched)
+        yield from (f"    {runs[0]} {_write_options(fields)}" for fields in fetched)
 
 
-def _options(fields: Sequence[str]) -> str:
+def _write_options(fields: Sequence[str]) -> str:
     return " ".join(f"--set {shlex.quote(field)}" for field in fields)
 
 
-def _nearest_head(one: Filled) -> list[str]:
+def _list_nearest_head(one: Filled) -> list[str]:
     return ["paper, TinyBERT-6"] if any(line.nearest for line in one.lines) else []
 
 
-def _nearest(one: Filled, line: Line) -> list[str]:
+def _list_nearest(one: Filled, line: Line) -> list[str]:
     """Theirs on TinyBERT-6: six layers as MiniLM-L6, and so the nearer one to hold ours against."""
     texts = [" / ".join(f"{value:g}" for value in line.nearest) if line.nearest else ""]
-    return texts if _nearest_head(one) else []
+    return texts if _list_nearest_head(one) else []
 
 
-def latex(filled: Sequence[Filled]) -> str:
+def write_latex(filled: Sequence[Filled]) -> str:
     """A tabular each, without a package but the ones everybody has."""
     parts = []
     for one in filled:
         columns = "ll" + "r" * (2 * len(one.table.metrics) + 2) + "l"
-        rows = [_head(one), *(_row(one, line) for line in one.lines)]
+        rows = [_list_head(one), *(_list_row(one, line) for line in one.lines)]
         body = [" & ".join(text.translate(LATEX) for text in row) + r" \\" for row in rows]
         head = [
             r"\begin{table}",
@@ -107,7 +107,7 @@ def latex(filled: Sequence[Filled]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def comma_separated(filled: Sequence[Filled]) -> str:
+def write_csv(filled: Sequence[Filled]) -> str:
     """One line a number, for programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -116,12 +116,12 @@ def comma_separated(filled: Sequence[Filled]) -> str:
         for line in one.lines:
             for place, (printed, _) in enumerate(one.table.metrics):
                 writer.writerow(
-                    [one.table.name, line.row, line.column, printed, *_numbers(line, place)]
+                    [one.table.name, line.row, line.column, printed, *_list_numbers(line, place)]
                 )
     return file.getvalue()
 
 
-def _numbers(line: Line, place: int) -> list[object]:
+def _list_numbers(line: Line, place: int) -> list[object]:
     score, record = line.ours[place], line.record
     theirs = line.theirs[place] if line.theirs else ""
     if score is None or record is None:
@@ -157,25 +157,25 @@ def _numbers(line: Line, place: int) -> list[object]:
     ]
 
 
-def _head(one: Filled) -> list[str]:
+def _list_head(one: Filled) -> list[str]:
     pairs = [text for printed, _ in one.table.metrics for text in (printed, f"{printed} (paper)")]
     return ["row", "column", *pairs, "blind", "n", "our target, seed, date"]
 
 
-def _row(one: Filled, line: Line) -> list[str]:
+def _list_row(one: Filled, line: Line) -> list[str]:
     texts = [line.row, line.column]
     for place, score in enumerate(line.ours):
         if line.record is None:
             texts.append(NOT_RUN)
         else:
             texts.append(
-                NOT_SCORED if score is None or score.mean is None else mean_and_interval(score)
+                NOT_SCORED if score is None or score.mean is None else write_interval(score)
             )
         texts.append(f"{line.theirs[place]:g}" if line.theirs else "–")
     if line.record is None:
         return [*texts, "", "", ""]
     blind = " / ".join(
-        "–" if score is None else number(score.blind, score.unit) for score in line.ours
+        "–" if score is None else write_number(score.blind, score.unit) for score in line.ours
     )
     seed = line.record.spec.get("seed", "–")
     return [

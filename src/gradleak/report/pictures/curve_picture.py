@@ -76,14 +76,14 @@ def draw_curves(
     )
 
 
-def _x(place: int, places: int) -> float:
+def _place_across(place: int, places: int) -> float:
     return LEFT + WIDTH * (place + 0.5) / places
 
 
 def _draw_frame(places: Sequence[str], axis: Axis, across: str, upwards: str) -> Iterator[str]:
     yield f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>'
     for number, place in enumerate(places):
-        yield draw_text(_x(number, len(places)), TOP + HEIGHT + 18, place, style="small")
+        yield draw_text(_place_across(number, len(places)), TOP + HEIGHT + 18, place, style="small")
     for value in axis.ticks():
         y = axis.at(value)
         yield f'<line class="grid" x1="{LEFT}" y1="{y:g}" x2="{LEFT + WIDTH}" y2="{y:g}"/>'
@@ -95,7 +95,7 @@ def _draw_frame(places: Sequence[str], axis: Axis, across: str, upwards: str) ->
 def _draw_curve(number: int, curve: Curve, axis: Axis) -> Iterator[str]:
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
     spots = [
-        (_x(place, len(curve.points)), axis.at(point.value), point)
+        (_place_across(place, len(curve.points)), axis.at(point.value), point)
         for place, point in enumerate(curve.points)
     ]
     path = " ".join(f"{x:g},{y:g}" for x, y, _ in spots)

@@ -7,7 +7,7 @@ from gradleak.records.flags import FAILED_SHARE, few_examples
 from gradleak.records.judgement import LEAKS, NOT_JUDGED, NOT_SHOWN, Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
-from gradleak.report.numbers import mean_and_interval, number
+from gradleak.report.numbers import write_interval, write_number
 from gradleak.report.pictures.heat_grid import STOPS, HeatBox, HeatGrid, mix_paper
 from gradleak.report.pictures.svg import (
     LINE,
@@ -121,7 +121,7 @@ def write_score(heat_map: HeatMap, cell: HeatCell | None) -> str:
     score = cell.scores.get(heat_map.metric) if cell else None
     if cell is None or score is None or score.mean is None:
         return NONE
-    return number(score.mean, score.unit) + ("?" if heat_map.in_doubt(cell) else "")
+    return write_number(score.mean, score.unit) + ("?" if heat_map.in_doubt(cell) else "")
 
 
 def describe_setup(heat_map: HeatMap) -> str:
@@ -153,7 +153,7 @@ def conclude(heat_map: HeatMap) -> Iterator[str]:
     if WHOLE in heat_map.overall:
         score = heat_map.overall[WHOLE][heat_map.metric]
         yield (
-            f"Whole layers: {mean_and_interval(score)}, with "
+            f"Whole layers: {write_interval(score)}, with "
             f"{count_parameters(heat_map, WHOLE)[1]} of the parameters each."
         )
     yield from _name_failures(heat_map)
@@ -172,18 +172,18 @@ def _name_leader(heat_map: HeatMap) -> Iterator[str]:
     score = heat_map.overall[lead.first][heat_map.metric]
     layers, share = len(heat_map.of(lead.first)), count_parameters(heat_map, lead.first)[1]
     over = f"mean of {layers} layer{'s' if layers > 1 else ''}, each with {share} of the parameters"
-    blind = f"blind {number(score.blind, score.unit)}"
+    blind = f"blind {write_number(score.blind, score.unit)}"
     leaks = any(cell.verdict == LEAKS for cell in heat_map.of(lead.first))
     most = "leaks most" if leaks else "scores highest, and no layer of it is shown to leak"
-    yield f"{lead.first} {most}: {heat_map.metric} {mean_and_interval(score)}, {blind}, {over}."
+    yield f"{lead.first} {most}: {heat_map.metric} {write_interval(score)}, {blind}, {over}."
     yield _count_verdicts(heat_map)
     if lead.difference is not None:
         ends = (
-            f"[{number(lead.difference.low, score.unit)}, "
-            f"{number(lead.difference.high, score.unit)}]"
+            f"[{write_number(lead.difference.low, score.unit)}, "
+            f"{write_number(lead.difference.high, score.unit)}]"
         )
         by = (
-            f"That is {number(lead.difference.mean, score.unit)} {ends} more than "
+            f"That is {write_number(lead.difference.mean, score.unit)} {ends} more than "
             f"{lead.second}, the next"
         )
         yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
@@ -273,11 +273,9 @@ def _draw_totals(heat_map: HeatMap) -> Iterator[str]:
         yield draw_text(GRID.left - 10, GRID.baseline(line) + 4, name, anchor="end", style="small")
     for place, module in enumerate(heat_map.modules):
         score = heat_map.overall.get(module, {}).get(heat_map.metric)
-        shown = number(score.mean, score.unit) if score and score.mean is not None else NONE
+        shown = write_number(score.mean, score.unit) if score and score.mean is not None else NONE
         words = (
-            f"{module}, mean over layers: {mean_and_interval(score)}"
-            if score
-            else f"{module}: none"
+            f"{module}, mean over layers: {write_interval(score)}" if score else f"{module}: none"
         )
         yield GRID.draw_box(row, place, HeatBox(shown, heat_map.leak(score), words), lower=4)
         for line, size in enumerate(count_parameters(heat_map, module), start=row + 1):
@@ -314,11 +312,11 @@ def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | 
         return f"layer {layer}, {module}: not attacked. {' '.join(why)}"
     score = cell.scores[heat_map.metric]
     exact = cell.scores.get("exact_match")
-    blind = f"blind {number(score.blind, score.unit)}"
+    blind = f"blind {write_number(score.blind, score.unit)}"
     parts = [
-        f"layer {layer}, {module}: {heat_map.metric} {mean_and_interval(score)}, {blind}, n = "
+        f"layer {layer}, {module}: {heat_map.metric} {write_interval(score)}, {blind}, n = "
         f"{score.n}",
-        f"word for word {number(exact.mean, exact.unit)} %"
+        f"word for word {write_number(exact.mean, exact.unit)} %"
         if exact and exact.mean is not None
         else "",
         f"search failed in {cell.search_failed:.0%} of the batches"

@@ -12,7 +12,7 @@ from gradleak.records.flags import few_examples
 from gradleak.records.judgement import LEAKS, NOT_JUDGED, Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.numbers import number
+from gradleak.report.numbers import write_number
 from gradleak.report.pictures.svg import (
     LINE,
     Axis,
@@ -21,7 +21,7 @@ from gradleak.report.pictures.svg import (
     draw_text,
     wrap_sentence,
 )
-from gradleak.report.privacy import epsilon, epsilons, is_finite
+from gradleak.report.privacy import is_finite, write_epsilon, write_epsilons
 
 NONE = "–"
 WHY = {"search_failed": "the search failed there", "not_adaptive": "no attack was adapted to it"}
@@ -137,8 +137,8 @@ def write_point_gain(point: Point) -> str:
     """`+45.2 [30.1, 60.3]`, with a question mark where that is in doubt."""
     unit = point.leak.unit
     sign = "+" if point.gain.mean > 0 else ""
-    ends = f"[{number(point.gain.low, unit)}, {number(point.gain.high, unit)}]"
-    return f"{sign}{number(point.gain.mean, unit)} {ends}" + ("?" if point.in_doubt else "")
+    ends = f"[{write_number(point.gain.low, unit)}, {write_number(point.gain.high, unit)}]"
+    return f"{sign}{write_number(point.gain.mean, unit)} {ends}" + ("?" if point.in_doubt else "")
 
 
 def write_utility(found: Interval) -> str:
@@ -146,12 +146,12 @@ def write_utility(found: Interval) -> str:
     return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
-def write_epsilon(point: Point) -> str:
+def write_point_epsilon(point: Point) -> str:
     """`ε 12.3 (PRV)`, by the first accountant that gives one, or `ε not known`; all are in tradeoff.json."""
     if not point.guarantees:
         return NONE
     found = next((one for one in point.guarantees if is_finite(one.epsilon)), point.guarantees[0])
-    said, why, _ = epsilon(found.epsilon, found.epsilon_in_words).partition(":")
+    said, why, _ = write_epsilon(found.epsilon, found.epsilon_in_words).partition(":")
     return f"ε {said}" if why else f"ε {said} ({found.accountant})"
 
 
@@ -181,11 +181,11 @@ def _name_unbounded(tradeoff: Tradeoff) -> Iterator[str]:
     """Why a setting that is meant to be differentially private has no ε."""
     for point in tradeoff.points:
         if point.guarantees and not any(is_finite(one.epsilon) for one in point.guarantees):
-            yield f"Over the whole run, {point.defense}: {', '.join(epsilons(point.guarantees))}."
+            yield f"Over the whole run, {point.defense}: {', '.join(write_epsilons(point.guarantees))}."
 
 
 def _recommend(tradeoff: Tradeoff) -> str:
-    limit = number(tradeoff.max_leak, tradeoff.points[0].leak.unit)
+    limit = write_number(tradeoff.max_leak, tradeoff.points[0].leak.unit)
     target = f"a gain over blind ({tradeoff.metric}) whose interval ends at {limit} or below"
     chosen = tradeoff.weakest
     if chosen is None:
@@ -256,7 +256,7 @@ def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
     """Draws the trade-off. Where it does not stand alone, what may be concluded stands beside it, not in it."""
     title = f"Trade-off: what leaks ({tradeoff.metric} above blind) against {tradeoff.utility}"
     gains = [end for point in tradeoff.points for end in (point.gain.low, point.gain.high)]
-    utilities = [end for point in tradeoff.points for end in _utility_ends(tradeoff, point)]
+    utilities = [end for point in tradeoff.points for end in _find_utility_ends(tradeoff, point)]
     across = Axis([0.0, *utilities], LEFT, WIDTH)
     upwards = Axis([0.0, tradeoff.max_leak, *gains], TOP + HEIGHT, -HEIGHT)
     sentences = [*conclude(tradeoff), *describe_setup(tradeoff)]
@@ -316,7 +316,7 @@ def _draw_points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[st
         label = f"{place}?" if point.in_doubt else str(place)
         look = _choose_look(tradeoff, point)
         x, y = across.at(point.utility[tradeoff.utility].mean), upwards.at(point.gain.mean)
-        left, right = (across.at(end) for end in _utility_ends(tradeoff, point))
+        left, right = (across.at(end) for end in _find_utility_ends(tradeoff, point))
         bottom, top = upwards.at(point.gain.low), upwards.at(point.gain.high)
         yield (
             f'<g class="point" role="img"><title>{escape(_describe_point(tradeoff, place, point))}</title>'
@@ -341,7 +341,7 @@ def _draw_mark(tradeoff: Tradeoff, point: Point, x: float, y: float, look: str) 
 
 def _list_settings(tradeoff: Tradeoff) -> list[str]:
     percent = " %" if tradeoff.points[0].leak.unit == "fraction" else ""
-    limit = f"{number(tradeoff.max_leak, tradeoff.points[0].leak.unit)}{percent}"
+    limit = f"{write_number(tradeoff.max_leak, tradeoff.points[0].leak.unit)}{percent}"
     rows = [
         _describe_point(tradeoff, place, point)
         for place, point in enumerate(tradeoff.points, start=1)
@@ -355,7 +355,7 @@ def _list_settings(tradeoff: Tradeoff) -> list[str]:
 
 def _describe_point(tradeoff: Tradeoff, place: int, point: Point) -> str:
     """A setting in words."""
-    proven = "" if not point.guarantees else f", {write_epsilon(point)} over the run"
+    proven = "" if not point.guarantees else f", {write_point_epsilon(point)} over the run"
     utility = f"{tradeoff.utility} {write_utility(point.utility[tradeoff.utility])}"
     return (
         f"{place}  {point.defense}: gain {write_point_gain(point)}, {point.verdict}, "
@@ -363,6 +363,6 @@ def _describe_point(tradeoff: Tradeoff, place: int, point: Point) -> str:
     )
 
 
-def _utility_ends(tradeoff: Tradeoff, point: Point) -> tuple[float, float]:
+def _find_utility_ends(tradeoff: Tradeoff, point: Point) -> tuple[float, float]:
     found = point.utility[tradeoff.utility]
     return found.low, found.high

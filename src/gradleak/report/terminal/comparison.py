@@ -16,9 +16,9 @@ from gradleak.records.schema import Record
 from gradleak.records.settings import OF_THE_ATTACKER, Ran, Setting
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.summary import Column
-from gradleak.report.labels import Labels, chain, line
-from gradleak.report.numbers import counted, number
-from gradleak.report.terminal.console import plain_table
+from gradleak.report.naming import Labels, write_chain, write_component
+from gradleak.report.numbers import write_count, write_number
+from gradleak.report.terminal.console import build_table
 
 SCHEMA = "gradleak.comparison/1"
 WORST = "worst case"  # over all attacks of a setting
@@ -62,7 +62,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedChoice:
     """A choice that the two runs made differently."""
 
     what: str
@@ -75,7 +75,7 @@ class ComparedSetting:
     """One setting of each run, on the client batches that both have."""
 
     setting: str
-    changes: tuple[Change, ...]
+    changes: tuple[ChangedChoice, ...]
     batches: int
     matched_by: str  # hashes, contents or description
     doubts: tuple[str, ...]  # flags of the second run by which less may be the attack's failure
@@ -99,13 +99,15 @@ def compare(
     pairs, left_out = pair_settings(first, second, labels)
     compared, reasons = [], []
     for one, other in pairs:
-        batches, matched_by = shared_batches(
+        batches, matched_by = match_batches(
             one.summaries[0].whole(), other.summaries[0].whole(), contents
         )
         if batches:
-            compared.append(_compared(one, other, batches, matched_by, labels))
+            compared.append(_compare_settings(one, other, batches, matched_by, labels))
         else:
-            reasons.append(f"{labels.setting(one.record)}: {_why_apart(one.record, other.record)}")
+            reasons.append(
+                f"{labels.setting(one.record)}: {_explain_mismatch(one.record, other.record)}"
+            )
     if not compared:
         why = reasons[0] if reasons else left_out[0]
         raise RecordError(
@@ -135,7 +137,7 @@ def pair_settings(
         if field not in OF_THE_ATTACKER
     }
     values = {
-        field: [{_key(setting.record.spec.get(field)) for setting in side} for side in sides]
+        field: [{_make_key(setting.record.spec.get(field)) for setting in side} for side in sides]
         for field in fields
     }
     telling = sorted(
@@ -143,11 +145,11 @@ def pair_settings(
         for field, (one, other) in values.items()
         if len(one) > 1 or len(other) > 1 or one == other
     )
-    partners = {_fields(setting, telling): setting for setting in second}
+    partners = {_make_fields_key(setting, telling): setting for setting in second}
     pairs = [
         (setting, partners[key])
         for setting in first
-        if (key := _fields(setting, telling)) in partners
+        if (key := _make_fields_key(setting, telling)) in partners
     ]
     if not pairs and 1 in (len(first), len(second)):  # one setting beside each of several
         pairs = [(one, other) for one in first for other in second]
@@ -158,25 +160,27 @@ def pair_settings(
     ]
 
 
-def shared_batches(
+def match_batches(
     first: Record, second: Record, contents: tuple[ContentsOf, ContentsOf]
 ) -> tuple[list[tuple[int, int]], str]:
     """Batches, by their numbers in both, that hold the same examples in the same order; and how that is known.
 
     Hashes tell it where both runs have one key. Else the examples are read again, or, where they are gone, described.
     """
-    found = _same(first, second, _hashes(first), _hashes(second))
+    found = _pair_batches(first, second, _read_hashes(first), _read_hashes(second))
     if found:
         return found, "hashes"
     one, other = (
         contents_of(record) for record, contents_of in zip((first, second), contents, strict=True)
     )
     if one is None or other is None:
-        return _same(first, second, _described(first), _described(second)), "description"
-    return _same(first, second, one, other), "contents"
+        return _pair_batches(
+            first, second, _describe_examples(first), _describe_examples(second)
+        ), "description"
+    return _pair_batches(first, second, one, other), "contents"
 
 
-def sentences(comparison: Comparison) -> Iterator[str]:
+def conclude_comparison(comparison: Comparison) -> Iterator[str]:
     """What may be said of the leading metric, setting by setting."""
     for one in comparison.settings:
         found = [
@@ -196,9 +200,9 @@ def sentences(comparison: Comparison) -> Iterator[str]:
             SAME: "No difference is shown",
         }
         unit = " points" if said.unit == "fraction" else ""
-        told = f"{where}{words[said.reading]}: {said.metric} changed by {change_text(said)}{unit}"
+        told = f"{where}{words[said.reading]}: {said.metric} changed by {write_change(said)}{unit}"
         yield (
-            f"{told}, over {counted(one.batches, 'client batch', 'client batches')} that both have."
+            f"{told}, over {write_count(one.batches, 'client batch', 'client batches')} that both have."
         )
         if said.reading == LESS and one.doubts:
             yield (
@@ -221,31 +225,32 @@ def print_comparison(console: Console, comparison: Comparison, names: tuple[str,
         console.print(f"{letter}: {name}", soft_wrap=True)
     for one in comparison.settings:
         console.print(
-            f"\n{one.setting}, {counted(one.batches, 'shared batch', 'shared batches')}",
+            f"\n{one.setting}, {write_count(one.batches, 'shared batch', 'shared batches')}",
             style="bold",
         )
         for change in one.changes:
             console.print(f"{change.what}: {change.first} in A, {change.second} in B")
-        console.print(_table(one))
+        console.print(_build_setting_table(one))
     console.print(
         "\nFractions in %; B − A with its 95 % interval, paired over client batches.", style="dim"
     )
     for reason in comparison.left_out:
         console.print(f"Not compared: {reason}.")
-    for sentence in sentences(comparison):
+    for sentence in conclude_comparison(comparison):
         console.print(sentence, style="bold")
 
 
-def change_text(one: Difference) -> str:
+def write_change(one: Difference) -> str:
     """`-35.2 [-50.1, -20.3]`."""
     mean, low, high = (
-        _signed(value, one.unit) for value in (one.change.mean, one.change.low, one.change.high)
+        _write_signed(value, one.unit)
+        for value in (one.change.mean, one.change.low, one.change.high)
     )
     return f"{mean} [{low}, {high}]"
 
 
-def _table(one: ComparedSetting) -> Table:
-    table = plain_table()
+def _build_setting_table(one: ComparedSetting) -> Table:
+    table = build_table()
     for name in ("attack", "metric"):
         table.add_column(name, overflow="fold")
     for name in ("A", "B", "B − A [95 %]"):
@@ -255,21 +260,21 @@ def _table(one: ComparedSetting) -> Table:
     for before, found in pairwise([None, *shown]):
         assert found is not None
         attack = "" if before is not None and before.attack == found.attack else found.attack
-        means = (number(found.first, found.unit), number(found.second, found.unit))
-        table.add_row(attack, found.metric, *means, change_text(found), IN_TABLE[found.reading])
+        means = (write_number(found.first, found.unit), write_number(found.second, found.unit))
+        table.add_row(attack, found.metric, *means, write_change(found), IN_TABLE[found.reading])
     return table
 
 
-def _compared(
+def _compare_settings(
     one: Setting,
     other: Setting,
     batches: Sequence[tuple[int, int]],
     matched_by: str,
     labels: Labels,
 ) -> ComparedSetting:
-    changes = tuple(_changes(one.record, other.record))
-    places = _places(one, other, batches)
-    found = [_difference(one, columns, places) for columns in _columns(one, other)]
+    changes = tuple(_list_changes(one.record, other.record))
+    places = _find_places(one, other, batches)
+    found = [_measure_difference(one, columns, places) for columns in _pair_columns(one, other)]
     return ComparedSetting(
         setting=labels.setting(
             one.record, but=[change.what.replace(" ", "_") for change in changes]
@@ -292,10 +297,10 @@ class _Columns:
     second: Column
 
 
-def _columns(one: Setting, other: Setting) -> Iterator[_Columns]:
+def _pair_columns(one: Setting, other: Setting) -> Iterator[_Columns]:
     """The worst case over all attacks where there are several, then every attack that both runs have."""
     metrics = [name for name in one.metrics() if name in other.metrics()]
-    partners = _same_attacks(one, other)
+    partners = _pair_attacks(one, other)
     if len(one.attacks) > 1 or len(other.attacks) > 1 or not partners:
         yield from (
             _Columns(WORST, name, one.values(name)[0], other.values(name)[0]) for name in metrics
@@ -309,26 +314,26 @@ def _columns(one: Setting, other: Setting) -> Iterator[_Columns]:
         )
 
 
-def _same_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
+def _pair_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
     """Attacks with the same fields, and those of one name where each run has one of it."""
-    exactly = {_key(ran.attack.spec): ran for ran in other.attacks}
+    exactly = {_make_key(ran.attack.spec): ran for ran in other.attacks}
     names = [[ran.attack.spec.get("name") for ran in side.attacks] for side in (one, other)]
     alone = {ran.attack.spec.get("name"): ran for ran in other.attacks}
     found = []
     for ran in one.attacks:
         name = ran.attack.spec.get("name")
         unique = all(side.count(name) == 1 for side in names)
-        partner = exactly.get(_key(ran.attack.spec)) or (alone[name] if unique else None)
+        partner = exactly.get(_make_key(ran.attack.spec)) or (alone[name] if unique else None)
         if partner is not None:
             found.append((ran, partner))
     return found
 
 
-def _places(
+def _find_places(
     one: Setting, other: Setting, batches: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
     """Of each example of a shared batch its place in both columns, and its batch; draws of a batch are paired in order."""
-    first, second = _examples(one), _examples(other)
+    first, second = _find_examples(one), _find_examples(other)
     found = []
     for mine, theirs in batches:
         draws = zip(
@@ -344,7 +349,7 @@ def _places(
     return found
 
 
-def _examples(setting: Setting) -> dict[int, list[int]]:
+def _find_examples(setting: Setting) -> dict[int, list[int]]:
     """The places of a batch's examples in every column."""
     found: dict[int, list[int]] = {}
     for place, batch in enumerate(setting.attacks[0].columns.batches):
@@ -352,7 +357,7 @@ def _examples(setting: Setting) -> dict[int, list[int]]:
     return found
 
 
-def _difference(
+def _measure_difference(
     setting: Setting, columns: _Columns, places: Sequence[tuple[int, int, int]]
 ) -> Difference | None:
     """Over the examples that have a value in both."""
@@ -373,49 +378,49 @@ def _difference(
     )
 
 
-def _changes(first: Record, second: Record) -> Iterator[Change]:
+def _list_changes(first: Record, second: Record) -> Iterator[ChangedChoice]:
     """What the two audits chose differently, scores aside."""
     for field in dict.fromkeys([*first.spec, *second.spec]):
         one, other = first.spec.get(field), second.spec.get(field)
-        if field != "metrics" and _key(one) != _key(other):
-            yield Change(field.replace("_", " "), _written(one), _written(other))
+        if field != "metrics" and _make_key(one) != _make_key(other):
+            yield ChangedChoice(field.replace("_", " "), _write_value(one), _write_value(other))
     if (
         first.target.name == second.target.name
         and first.target.fingerprint != second.target.fingerprint
     ):
-        yield Change(
+        yield ChangedChoice(
             "weights of the target", first.target.fingerprint[:12], second.target.fingerprint[:12]
         )
     versions = [record.versions.get("gradleak", "-") for record in (first, second)]
     if versions[0] != versions[1]:
-        yield Change("gradleak", *versions)
+        yield ChangedChoice("gradleak", *versions)
 
 
-def _why_apart(first: Record, second: Record) -> str:
+def _explain_mismatch(first: Record, second: Record) -> str:
     sizes = [record.spec.get("batch_size", 1) for record in (first, second)]
     if sizes[0] != sizes[1]:
         return f"A has {sizes[0]} and B {sizes[1]} examples a batch"
-    data = [line(record.spec.get("data")) for record in (first, second)]
+    data = [write_component(record.spec.get("data")) for record in (first, second)]
     if data[0] != data[1]:
         return f"the data of A is {data[0]}, of B {data[1]}"
     return f"{data[0]} held other examples for B than for A, or has changed since"
 
 
-def _same(
+def _pair_batches(
     first: Record, second: Record, one: Identities, other: Identities
 ) -> list[tuple[int, int]]:
     """The batches of both that hold the same; those that hold it twice are paired in order."""
     places: dict[Hashable, list[int]] = {}
-    for batch, held in _by_batch(second, other).items():
+    for batch, held in _group_by_batch(second, other).items():
         places.setdefault(held, []).append(batch)
     return [
         (batch, places[held].pop(0))
-        for batch, held in _by_batch(first, one).items()
+        for batch, held in _group_by_batch(first, one).items()
         if places.get(held)
     ]
 
 
-def _by_batch(record: Record, identities: Identities) -> dict[int, Hashable]:
+def _group_by_batch(record: Record, identities: Identities) -> dict[int, Hashable]:
     """What each batch holds, in order; batches of which some example is not known are left out."""
     held: dict[int, list[Hashable]] = {}
     for secret in record.secrets:
@@ -426,17 +431,17 @@ def _by_batch(record: Record, identities: Identities) -> dict[int, Hashable]:
     return {batch: tuple(examples) for batch, examples in held.items() if None not in examples}
 
 
-def _hashes(record: Record) -> Identities:
+def _read_hashes(record: Record) -> Identities:
     return {(one.batch, one.position): one.hash for one in record.secrets}
 
 
-def _described(record: Record) -> Identities:
+def _describe_examples(record: Record) -> Identities:
     """Each example by data set, row and length, where its row is known."""
     data = record.spec.get("data")
     source = (
-        _key({name: value for name, value in data.items() if name != "rows"})
+        _make_key({name: value for name, value in data.items() if name != "rows"})
         if isinstance(data, dict)
-        else _key(data)
+        else _make_key(data)
     )
     return {
         (one.batch, one.position): (source, one.row, one.tokens)
@@ -445,18 +450,18 @@ def _described(record: Record) -> Identities:
     }
 
 
-def _fields(setting: Setting, fields: Sequence[str]) -> str:
-    return _key([setting.record.spec.get(field) for field in fields])
+def _make_fields_key(setting: Setting, fields: Sequence[str]) -> str:
+    return _make_key([setting.record.spec.get(field) for field in fields])
 
 
-def _written(value: Any) -> str:
-    return chain(value) if isinstance(value, list) else line(value)
+def _write_value(value: Any) -> str:
+    return write_chain(value) if isinstance(value, list) else write_component(value)
 
 
-def _signed(value: float, unit: str) -> str:
-    text = number(value, unit)
+def _write_signed(value: float, unit: str) -> str:
+    text = write_number(value, unit)
     return text if value <= 0 or float(text) == 0 else f"+{text}"
 
 
-def _key(value: Any) -> str:
+def _make_key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)

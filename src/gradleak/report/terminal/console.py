@@ -26,7 +26,7 @@ def open_console(to_stderr: bool = False) -> Console:
     )
 
 
-def plain_table() -> Table:
+def build_table() -> Table:
     """An empty table in the house's look."""
     return Table(
         box=box.SIMPLE_HEAD,
@@ -37,7 +37,7 @@ def plain_table() -> Table:
     )
 
 
-def fitting(
+def split_to_fit(
     console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
 ) -> Iterator[Table]:
     """As few tables as hold all items, each with as many of them as fit the width."""

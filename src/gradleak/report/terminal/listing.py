@@ -10,9 +10,9 @@ from rich.text import Text
 
 from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
-from gradleak.report.labels import chain, line
-from gradleak.report.numbers import MISSING, mean_and_interval, number
-from gradleak.report.terminal.console import fitting, plain_table
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import MISSING, write_interval, write_number
+from gradleak.report.terminal.console import build_table, split_to_fit
 
 CELL_METRICS = (
     *(
@@ -29,7 +29,7 @@ CELL_METRICS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class CellRow:
     """A cell of a study: its value on each axis, and its record or why there is none."""
 
     axes: Mapping[str, str]
@@ -39,7 +39,7 @@ class Row:
 
 def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> None:
     """The records of a folder, by file name: as a table where it fits the width, else one below the other."""
-    table = folder_table(records)
+    table = build_folder_table(records)
     if (
         console.measure(table, options=console.options.update(max_width=10_000)).maximum
         <= console.width
@@ -47,13 +47,15 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
         console.print(table)
         return
     for name, record in records:
-        metric = _leading(record)
+        metric = _choose_metric(record)
         console.print(Text(name, style="bold"), soft_wrap=True)
         console.print(
-            Padding(f"{', '.join(_described(record))}, n = {record.data.examples}", (0, 0, 0, 2))
+            Padding(
+                f"{', '.join(_describe_record(record))}, n = {record.data.examples}", (0, 0, 0, 2)
+            )
         )
         console.print(
-            Padding(f"worst {metric} {_score(record, metric, between=', ')}", (0, 0, 0, 2))
+            Padding(f"worst {metric} {_write_score(record, metric, between=', ')}", (0, 0, 0, 2))
         )
         console.print(
             Padding(
@@ -64,72 +66,72 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
         console.print()
 
 
-def _leading(record: Record) -> str:
+def _choose_metric(record: Record) -> str:
     return leading_metric(record.worst_case)
 
 
-def _described(record: Record) -> tuple[str, str, str, str]:
+def _describe_record(record: Record) -> tuple[str, str, str, str]:
     """Target, data, defense and attacks."""
     spec = record.spec
-    defense = chain(spec.get("defenses"))
+    defense = write_chain(spec.get("defenses"))
     return (
         record.target.name,
-        line(spec.get("data")),
+        write_component(spec.get("data")),
         "no defense" if defense == "none" else defense,
         ", ".join(record.attacks),
     )
 
 
-def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
+def build_folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     """The records of a folder, by file name."""
-    table = plain_table()
+    table = build_table()
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
-    leading = [_leading(record) for _, record in records]
+    leading = [_choose_metric(record) for _, record in records]
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):
         flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
         table.add_row(
             name,
-            *_described(record),
+            *_describe_record(record),
             str(record.data.examples),
-            _score(record, metric),
+            _write_score(record, metric),
             flags,
             end_section=True,
         )
     return table
 
 
-def cell_tables(console: Console, rows: Sequence[Row]) -> Iterator[Table]:
+def build_cell_tables(console: Console, rows: Sequence[CellRow]) -> Iterator[Table]:
     """One row a cell, as many metrics side by side as fit; the worst case over a cell's attacks, blind below it."""
     present = {name for row in rows if row.record for name in row.record.worst_case}
     metrics = [name for name in CELL_METRICS if name in present] or ["rouge1"]
     axes = list(dict.fromkeys(axis for row in rows for axis in row.axes))
 
     def build(chosen: Sequence[str]) -> Table:
-        table = plain_table()
+        table = build_table()
         for axis in axes or ["cell"]:
             table.add_column(axis, overflow="fold")
         for metric in chosen:
             table.add_column(metric, justify="right", no_wrap=True)
         for row in rows:
             names = [row.axes.get(axis, MISSING) for axis in axes] or ["1"]
-            table.add_row(*names, *(_cell(row, metric) for metric in chosen))
+            table.add_row(*names, *(_write_cell(row, metric) for metric in chosen))
         return table
 
-    yield from fitting(console, metrics, build)
+    yield from split_to_fit(console, metrics, build)
 
 
-def _cell(row: Row, metric: str) -> str:
-    return row.note if row.record is None else _score(row.record, metric)
+def _write_cell(row: CellRow, metric: str) -> str:
+    return row.note if row.record is None else _write_score(row.record, metric)
 
 
-def _score(record: Record, metric: str, between: str = "\n") -> str:
+def _write_score(record: Record, metric: str, between: str = "\n") -> str:
     score = record.worst_case.get(metric)
     return (
         MISSING
         if score is None
-        else f"{mean_and_interval(score)}{between}blind {number(score.blind, score.unit)}"
+        else f"{write_interval(score)}{between}blind {write_number(score.blind, score.unit)}"
     )

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gradleak.report.numbers import duration
-from gradleak.report.shown_guesses import printable
+from gradleak.report.numbers import write_duration
+from gradleak.report.shown_guesses import make_printable
 
 POLLS_PER_SECOND = 4
 SENTENCES = 6  # lines of guesses on screen
@@ -43,7 +43,7 @@ class TerminalDisplay:
     def say(self, sentence: str) -> None:
         """One line of news."""
         if not self.quiet:
-            self.console.print(Text(printable(sentence), style="dim"))
+            self.console.print(Text(make_printable(sentence), style="dim"))
 
     @contextmanager
     def watch(self, title: str, progress: Blackboard) -> Iterator[None]:
@@ -51,7 +51,7 @@ class TerminalDisplay:
         if self.quiet or not self.console.is_terminal:
             yield
             return
-        view = View(title, progress, self.show_guesses)
+        view = LiveView(title, progress, self.show_guesses)
         # Live's own thread asks for the view, so the attack is never called from here nor calls anybody
         with Live(
             get_renderable=view.draw,
@@ -62,7 +62,7 @@ class TerminalDisplay:
             yield
 
 
-class View:
+class LiveView:
     """One blackboard, drawn as often as asked."""
 
     def __init__(self, title: str, progress: Blackboard, show_guesses: bool) -> None:
@@ -80,7 +80,10 @@ class View:
         sentences = self.progress.guesses[:SENTENCES] if self.show_guesses else ()
         return Group(
             head,
-            *(Text("  " + printable(one), no_wrap=True, overflow="ellipsis") for one in sentences),
+            *(
+                Text("  " + make_printable(one), no_wrap=True, overflow="ellipsis")
+                for one in sentences
+            ),
         )
 
     def _status(self, done: int, total: int) -> str:
@@ -99,4 +102,4 @@ class View:
         began, before = self.first
         if done <= before:
             return ""
-        return f", {duration((now - began) * (total - done) / (done - before))} left"
+        return f", {write_duration((now - began) * (total - done) / (done - before))} left"

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradleak.report.numbers import mean_and_interval, number
+from gradleak.report.numbers import write_interval, write_number
 from gradleak.report.pictures import heat_map as maps
 from gradleak.report.pictures import tradeoff_chart as tradeoffs
 from gradleak.report.pictures.heat_grid import choose_ink, mix_paper
 from gradleak.report.pictures.heat_map import NONE, WHOLE, HeatCell, HeatMap
 from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
-from gradleak.report.terminal.console import fitting, plain_table
+from gradleak.report.terminal.console import build_table, split_to_fit
 
 EXACT = "exact_match"
 Draw = Callable[[HeatCell | None], Text]
@@ -37,7 +37,7 @@ def print_heat_map(console: Console, heat_map: HeatMap) -> None:
 
 def _print_grid(console: Console, heat_map: HeatMap, draw: Draw, with_totals: bool = False) -> None:
     def build(modules: Sequence[str]) -> Table:
-        table = plain_table()
+        table = build_table()
         table.add_column("layer", no_wrap=True)
         for module in modules:
             table.add_column(module.replace("_", "_\n"), justify="right", no_wrap=True)
@@ -47,7 +47,7 @@ def _print_grid(console: Console, heat_map: HeatMap, draw: Draw, with_totals: bo
             _add_totals(table, heat_map, modules)
         return table
 
-    for table in fitting(console, heat_map.modules, build):
+    for table in split_to_fit(console, heat_map.modules, build):
         console.print(table)
         console.print()
 
@@ -58,7 +58,7 @@ def _add_totals(table: Table, heat_map: HeatMap, modules: Sequence[str]) -> None
     table.add_row(
         "mean",
         *(
-            _shade(number(score.mean, score.unit), heat_map.leak(score)) if score else NONE
+            _shade(write_number(score.mean, score.unit), heat_map.leak(score)) if score else NONE
             for score in scores
         ),
     )
@@ -84,7 +84,9 @@ def _shade(text: str, leak: float | None) -> Text:
 
 def _write_exact(cell: HeatCell | None) -> Text:
     score = cell.scores.get(EXACT) if cell else None
-    return Text(NONE if score is None or score.mean is None else number(score.mean, score.unit))
+    return Text(
+        NONE if score is None or score.mean is None else write_number(score.mean, score.unit)
+    )
 
 
 def _write_failed(cell: HeatCell | None) -> Text:
@@ -112,7 +114,7 @@ def print_tradeoff(console: Console, tradeoff: Tradeoff) -> None:
     for line in tradeoffs.describe_setup(tradeoff):
         console.print(line, style="dim")
     console.print()
-    for table in fitting(
+    for table in split_to_fit(
         console, _list_columns(tradeoff), lambda columns: _build_table(tradeoff, columns)
     ):
         console.print(table)
@@ -127,16 +129,16 @@ def _list_columns(tradeoff: Tradeoff) -> list[PointColumn]:
         *(name for name in ("mcc", "f1", "accuracy") if name != tradeoff.utility),
     ]
     with_epsilon = any(
-        tradeoffs.write_epsilon(point) != tradeoffs.NONE for point in tradeoff.points
+        tradeoffs.write_point_epsilon(point) != tradeoffs.NONE for point in tradeoff.points
     )
     return [
         ("gain", tradeoffs.write_point_gain),
         ("verdict", lambda point: point.verdict),
         *((name, _write_utility(name)) for name in names[:1]),
-        (tradeoff.metric, lambda point: mean_and_interval(point.leak)),
-        ("blind", lambda point: number(point.leak.blind, point.leak.unit)),
+        (tradeoff.metric, lambda point: write_interval(point.leak)),
+        ("blind", lambda point: write_number(point.leak.blind, point.leak.unit)),
         *((name, _write_utility(name)) for name in names[1:]),
-        *([("whole run", tradeoffs.write_epsilon)] if with_epsilon else []),
+        *([("whole run", tradeoffs.write_point_epsilon)] if with_epsilon else []),
     ]
 
 
@@ -145,7 +147,7 @@ def _write_utility(name: str) -> Callable[[Point], str]:
 
 
 def _build_table(tradeoff: Tradeoff, columns: Sequence[PointColumn]) -> Table:
-    table = plain_table()
+    table = build_table()
     table.add_column("", no_wrap=True)
     table.add_column("defense", no_wrap=True)
     for name, _ in columns:

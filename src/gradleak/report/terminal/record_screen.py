@@ -18,11 +18,11 @@ from gradleak.records.schema import (
     Record,
     StageRecord,
 )
-from gradleak.report.labels import chain, line
-from gradleak.report.numbers import counted, duration, number
-from gradleak.report.privacy import guarantee_lines, noise_size
-from gradleak.report.shown_guesses import Secrets, coloured, is_picture, printable
-from gradleak.report.terminal.score_table import hidden, score_tables
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import write_count, write_duration, write_number
+from gradleak.report.privacy import describe_noise, write_guarantees
+from gradleak.report.shown_guesses import Secrets, colour_words, is_picture, make_printable
+from gradleak.report.terminal.score_table import build_score_tables, find_hidden
 from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
 
 SHOWN = 3  # the first ones, not the best: chosen examples would flatter the attack
@@ -50,14 +50,14 @@ def print_record(
             style="bold",
         )
     )
-    console.print(heading(record), style="dim")
+    console.print(describe_audit(record), style="dim")
     for remark in record.data.remarks:
         console.print(Text(f"Data: {remark}"))
-    for line_of_privacy in guarantee_lines(record):
+    for line_of_privacy in write_guarantees(record):
         console.print(line_of_privacy)
-    if (of_noise := noise_size(record)) is not None:
+    if (of_noise := describe_noise(record)) is not None:
         console.print(f"Noise: {of_noise}")
-    said = outright(record)
+    said = build_findings_table(record)
     if said is not None:
         console.print(Text("\nWhat the update says outright", style="bold"))
         console.print(Padding(said, (0, 0, 0, 2)))
@@ -67,20 +67,20 @@ def print_record(
         console.print(
             Text(
                 f"\n{name}: "
-                f"{some}{counted(len(attack.examples), 'reconstruction', 'reconstructions')}",
+                f"{some}{write_count(len(attack.examples), 'reconstruction', 'reconstructions')}",
                 style="bold",
             )
         )
         if guesses:
-            console.print(Padding(reconstructions(record, attack, secrets, shown), (0, 0, 0, 2)))
+            console.print(Padding(build_guess_table(record, attack, secrets, shown), (0, 0, 0, 2)))
         else:
             console.print(
                 "  hidden, since a good guess is the private text; add --show to see them.",
                 style="dim",
             )
         for stage in attack.stages:
-            console.print(f"  {stage_sentence(stage)}", style="dim")
-        for title, table in trace(attack, secrets) if with_trace and guesses else ():
+            console.print(f"  {describe_stage(stage)}", style="dim")
+        for title, table in build_trace_tables(attack, secrets) if with_trace and guesses else ():
             console.print(Text(f"\n  {title}", style="bold"))
             console.print(Padding(table, (0, 0, 0, 2)))
     _print_scores(console, record, full)
@@ -88,10 +88,12 @@ def print_record(
 
 def _print_scores(console: Console, record: Record, full: bool) -> None:
     console.print()
-    for table in score_tables(console, record, full):
+    for table in build_score_tables(console, record, full):
         console.print(table)
         console.print()
-    left_out = "" if full or not hidden(record) else " Legacy metrics: gradleak show RECORD --full."
+    left_out = (
+        "" if full or not find_hidden(record) else " Legacy metrics: gradleak show RECORD --full."
+    )
     legend = (
         "Fractions in %; intervals over client batches; gain: how much more than the blind "
         "attack gets."
@@ -111,24 +113,24 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     console.print(closing_sentence(judgement, record), style="bold")
 
 
-def stage_sentence(stage: StageRecord) -> str:
+def describe_stage(stage: StageRecord) -> str:
     """What one attack of several did: `span: 3 batches, 3 proven, 100.0 % word for word, 20 s; refused 1 batch: …`."""
     exact = stage.scores.get("exact_match")
     scored = (
         "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
     )
-    reached = counted(len(stage.batches), "batch", "batches")
+    reached = write_count(len(stage.batches), "batch", "batches")
     did = (
-        [f"{reached}, {stage.certified} proven{scored}, {duration(stage.seconds)}"]
+        [f"{reached}, {stage.certified} proven{scored}, {write_duration(stage.seconds)}"]
         if stage.batches
         else []
     )
-    return f"{stage.attack}: {'; '.join([*did, *map(fate_words, stage.fates)])}"
+    return f"{stage.attack}: {'; '.join([*did, *map(describe_fate, stage.fates)])}"
 
 
-def fate_words(fate: FateRecord) -> str:
+def describe_fate(fate: FateRecord) -> str:
     """`refused 2 batches: …`, or with what else kept an attack from its guesses."""
-    batches = counted(len(fate.batches), "batch", "batches")
+    batches = write_count(len(fate.batches), "batch", "batches")
     words = {
         "refused": "refused",
         "failed": "failed on",
@@ -142,26 +144,26 @@ def fate_words(fate: FateRecord) -> str:
     )
 
 
-def heading(record: Record) -> str:
+def describe_audit(record: Record) -> str:
     """Everything that was held fixed, and what it took."""
     spec = record.spec
     seconds = sum(attack.cost.seconds for attack in record.attacks.values())
     parts = [
         f"target {record.target.name}",
-        f"data {line(spec.get('data'))}",
-        f"n = {record.data.examples} in {counted(record.data.batches, 'batch', 'batches')}",
-        f"protocol {line(spec.get('protocol'))}",
-        f"defense {chain(spec.get('defenses'))}",
-        f"view {line(spec.get('view'))}",
-        f"knows {chain(spec.get('know'), ', ')}",
+        f"data {write_component(spec.get('data'))}",
+        f"n = {record.data.examples} in {write_count(record.data.batches, 'batch', 'batches')}",
+        f"protocol {write_component(spec.get('protocol'))}",
+        f"defense {write_chain(spec.get('defenses'))}",
+        f"view {write_component(spec.get('view'))}",
+        f"knows {write_chain(spec.get('know'), ', ')}",
         f"seed {spec.get('seed', '-')}",
         f"device {record.machine.get('device', '-')}",
-        f"attacks took {duration(seconds)}",
+        f"attacks took {write_duration(seconds)}",
     ]
     return " · ".join(parts)
 
 
-def outright(record: Record) -> Table | None:
+def build_findings_table(record: Record) -> Table | None:
     """One line a kind of finding, over all batches; none where nothing was read."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -169,13 +171,13 @@ def outright(record: Record) -> Table | None:
     shown = [found for found in record.findings if found.name not in LEFT_OUT]
     for name in dict.fromkeys(found.name for found in shown):
         found = [one for one in shown if one.name == name]
-        told = Text(_sentence(name, found, record.data.batches))
+        told = Text(_describe_findings(name, found, record.data.batches))
         told.append(f"  ({', '.join(dict.fromkeys(one.source for one in found))})", style="dim")
         table.add_row(NAMES.get(name, name), told)
     return table if shown else None
 
 
-def _sentence(name: str, found: Sequence[FindingRecord], batches: int) -> str:
+def _describe_findings(name: str, found: Sequence[FindingRecord], batches: int) -> str:
     where = (
         f"read in {len(found)} of {batches} batches"
         if len(found) < batches
@@ -186,24 +188,24 @@ def _sentence(name: str, found: Sequence[FindingRecord], batches: int) -> str:
         certain, f"exact in {certain}, elsewhere an estimate"
     )
     return ", ".join(
-        part for part in (_amount(name, found), _rightness(name, found), where, how) if part
+        part
+        for part in (_describe_amount(name, found), _describe_rightness(name, found), where, how)
+        if part
     )
 
 
-def _amount(name: str, found: Sequence[FindingRecord]) -> str:
+def _describe_amount(name: str, found: Sequence[FindingRecord]) -> str:
     """How much was read; the numbers themselves where these are what was counted."""
     if name == "bag_of_words":
-        return f"{number(_mean([one.count for one in found]), 'words')} words a batch"
+        return f"{write_number(_average([one.count for one in found]), 'words')} words a batch"
     if name == "distinct_tokens":
-        return (
-            f"{number(_mean([value for one in found for value in one.values]), 'inputs')} a batch"
-        )
+        return f"{write_number(_average([value for one in found for value in one.values]), 'inputs')} a batch"
     return ""
 
 
-def _rightness(name: str, found: Sequence[FindingRecord]) -> str:
+def _describe_rightness(name: str, found: Sequence[FindingRecord]) -> str:
     recall, precision = (
-        _mean([share for one in found if (share := getattr(one, kind)) is not None])
+        _average([share for one in found if (share := getattr(one, kind)) is not None])
         for kind in ("recall", "precision")
     )
     if recall is None or precision is None:
@@ -212,76 +214,80 @@ def _rightness(name: str, found: Sequence[FindingRecord]) -> str:
         if recall == precision == 1:
             return "all of them and no others"
         return (
-            f"{number(recall, 'fraction')} % of the true ones among them, "
-            f"{number(precision, 'fraction')} % of them true"
+            f"{write_number(recall, 'fraction')} % of the true ones among them, "
+            f"{write_number(precision, 'fraction')} % of them true"
         )
-    return f"{number(recall, 'fraction')} % right"
+    return f"{write_number(recall, 'fraction')} % right"
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _average(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def reconstructions(
+def build_guess_table(
     record: Record, attack: AttackRecord, secrets: Secrets, shown: int = SHOWN
 ) -> Table:
     """The first examples and what the attack made of them."""
     hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
-    table = _grid()
+    table = _build_grid()
     for number_shown, example in enumerate(attack.examples[:shown], start=1):
         place = (example.batch, example.position)
         secret = secrets.get(place)
         hidden = Text(f"not kept (hash {hashes.get(place, '?')[:12]})", style="dim")
-        table.add_row(f"{number_shown} secret", hidden if secret is None else _secret(secret))
-        table.add_row("  guess", _guess(example, secret))
+        table.add_row(f"{number_shown} secret", hidden if secret is None else _draw_secret(secret))
+        table.add_row("  guess", _draw_guess(example, secret))
     return table
 
 
-def trace(attack: AttackRecord, secrets: Secrets) -> Iterator[tuple[str, Table]]:
+def build_trace_tables(attack: AttackRecord, secrets: Secrets) -> Iterator[tuple[str, Table]]:
     """The guesses of every batch as the search went on."""
     for batch in attack.batches:
-        table = _grid()
+        table = _build_grid()
         for step, sentences in batch.guesses:
             for position, sentence in enumerate(sentences):
                 label = f"step {step}" if position == 0 else ""
-                table.add_row(label, _traced(sentence, batch, len(sentences), secrets))
-        yield f"batch {batch.batch}{_losses(batch)}", table
+                table.add_row(label, _draw_traced_guess(sentence, batch, len(sentences), secrets))
+        yield f"batch {batch.batch}{_describe_losses(batch)}", table
 
 
-def _secret(secret: str) -> Text:
-    return Text("a picture", style="dim") if is_picture(secret) else Text(printable(secret))
+def _draw_secret(secret: str) -> Text:
+    return Text("a picture", style="dim") if is_picture(secret) else Text(make_printable(secret))
 
 
-def _guess(example: ExampleRecord, secret: str | None) -> Text:
+def _draw_guess(example: ExampleRecord, secret: str | None) -> Text:
     if example.guess is None:
         return Text("not kept", style="dim")
     if is_picture(example.guess):
-        return picture_line(example)
-    text = Text(printable(example.guess)) if secret is None else coloured(secret, example.guess)
+        return describe_picture(example)
+    text = (
+        Text(make_printable(example.guess))
+        if secret is None
+        else colour_words(secret, example.guess)
+    )
     if example.values.get("rouge1") is not None:
-        text.append(f"  (rouge1 {number(example.values['rouge1'], 'fraction')})", style="dim")
+        text.append(f"  (rouge1 {write_number(example.values['rouge1'], 'fraction')})", style="dim")
     if example.certified:
         text.append("  (proven by the update)", style="bold not dim")
     return text
 
 
-def _traced(sentence: str, batch: BatchRecord, sentences: int, secrets: Secrets) -> Text:
+def _draw_traced_guess(sentence: str, batch: BatchRecord, sentences: int, secrets: Secrets) -> Text:
     """Coloured where the batch has one example: on the way, guesses are not yet aligned to secrets."""
     secret = secrets.get((batch.batch, 0)) if sentences == 1 else None
-    return Text(printable(sentence)) if secret is None else coloured(secret, sentence)
+    return Text(make_printable(sentence)) if secret is None else colour_words(secret, sentence)
 
 
-def _losses(batch: BatchRecord) -> str:
+def _describe_losses(batch: BatchRecord) -> str:
     if len(batch.losses) < 2:
         return ""
     (_, first), (step, last) = batch.losses[0], batch.losses[-1]
     return (
-        f": objective {number(first, 'objective')} at the start, {number(last, 'objective')} "
+        f": objective {write_number(first, 'objective')} at the start, {write_number(last, 'objective')} "
         f"at step {step}"
     )
 
 
-def _grid() -> Table:
+def _build_grid() -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -293,13 +299,13 @@ def has_pictures(attack: AttackRecord) -> bool:
     return any(is_picture(example.guess) for example in attack.examples)
 
 
-def picture_line(example: ExampleRecord) -> Text:
+def describe_picture(example: ExampleRecord) -> Text:
     """What a picture's guess scored."""
     values = [f"{name} {value:.3g}" for name, value in example.values.items() if value is not None]
     return Text("a picture: " + ", ".join(values), style="dim")
 
 
-def picture_grid(attack: AttackRecord, secrets: Mapping[tuple[int, int], str]) -> bytes:
+def draw_picture_grid(attack: AttackRecord, secrets: Mapping[tuple[int, int], str]) -> bytes:
     """A PNG file of all guesses, each below its secret where that may be shown."""
     return draw_grid(
         [

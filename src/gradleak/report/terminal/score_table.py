@@ -6,28 +6,28 @@ from rich.console import Console
 from rich.table import Table
 
 from gradleak.records.schema import Record, Score
-from gradleak.report.numbers import MISSING, gain, mean_and_interval, number
-from gradleak.report.terminal.console import fitting, plain_table
+from gradleak.report.numbers import MISSING, write_gain, write_interval, write_number
+from gradleak.report.terminal.console import build_table, split_to_fit
 
 Column = tuple[str, dict[str, Score]]
 WORST = "worst case"
 LEGACY = "_legacy"
 
 
-def score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
+def build_score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
     """One table, or several where the attacks do not fit beside one another; the worst case comes last."""
     columns: list[Column] = [(name, attack.scores) for name, attack in record.attacks.items()]
     if len(columns) > 1:
         columns.append((WORST, record.worst_case))
-    left_out = set() if full else hidden(record)
+    left_out = set() if full else find_hidden(record)
     shown = [
         (name, {metric: score for metric, score in scores.items() if metric not in left_out})
         for name, scores in columns
     ]
-    yield from fitting(console, shown, _table)
+    yield from split_to_fit(console, shown, _build_table)
 
 
-def hidden(record: Record) -> set[str]:
+def find_hidden(record: Record) -> set[str]:
     """Legacy metrics that stand beside the honest ones they repeat: for comparison with published tables, on request."""
     metrics = {metric for attack in record.attacks.values() for metric in attack.scores}
     return {
@@ -37,8 +37,8 @@ def hidden(record: Record) -> set[str]:
     }
 
 
-def _table(columns: Sequence[Column]) -> Table:
-    table = plain_table()
+def _build_table(columns: Sequence[Column]) -> Table:
+    table = build_table()
     table.add_column("\nmetric")
     for name, _ in columns:
         table.add_column(f"{name}\nmean [95 %]", justify="right")
@@ -46,12 +46,12 @@ def _table(columns: Sequence[Column]) -> Table:
         table.add_column("\ngain", justify="right")
     for metric in dict.fromkeys(metric for _, scores in columns for metric in scores):
         table.add_row(
-            metric, *(text for _, scores in columns for text in _cells(scores.get(metric)))
+            metric, *(text for _, scores in columns for text in _list_cells(scores.get(metric)))
         )
     return table
 
 
-def _cells(score: Score | None) -> tuple[str, str, str]:
+def _list_cells(score: Score | None) -> tuple[str, str, str]:
     if score is None:
         return MISSING, MISSING, MISSING
-    return mean_and_interval(score), number(score.blind, score.unit), gain(score)
+    return write_interval(score), write_number(score.blind, score.unit), write_gain(score)

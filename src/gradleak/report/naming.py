@@ -23,35 +23,35 @@ NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)")
 NO_DEFENSE = "no defense"
 
 
-def line(component: Any) -> str:
+def write_component(component: Any) -> str:
     """A component of a spec as it is written on the command line; fields that are off are left out."""
     if not isinstance(component, dict):
-        return _written(component if component is not None else "-")
+        return _write_value(component if component is not None else "-")
     fields = [
-        f"{key}={_written(value)}"
+        f"{key}={_write_value(value)}"
         for key, value in component.items()
-        if key != "name" and not _off(value)
+        if key != "name" and not _is_off(value)
     ]
     return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     """A value of a field: `[query,key]`, `true`, or a component within a component."""
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(map(_write_value, value))}]"
     if isinstance(value, dict):
-        return line(value)
+        return write_component(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _off(value: Any) -> bool:
+def _is_off(value: Any) -> bool:
     """Whether a field is left out; a number never is: noise of 0 must not read as the usual noise."""
     return value is None or value is False or value == [] or value == ""
 
 
-def chain(components: Any, between: str = " + ") -> str:
+def write_chain(components: Any, between: str = " + ") -> str:
     """Several components on one line."""
-    return between.join(line(one) for one in components or ()) or "none"
+    return between.join(write_component(one) for one in components or ()) or "none"
 
 
 class Labels:
@@ -60,22 +60,24 @@ class Labels:
     def __init__(self, records: Sequence[Record]) -> None:
         attacks = [attack.spec for record in records for attack in record.attacks.values()]
         defenses = [defense for record in records for defense in record.spec.get("defenses", ())]
-        self._attacks, self._defenses = _varying(attacks), _varying(defenses)
+        self._attacks, self._defenses = _find_varying(attacks), _find_varying(defenses)
         self.fields = [
             field
             for field in FIELDS
-            if len({_key(record.spec.get(field)) for record in records}) > 1
+            if len({_make_key(record.spec.get(field)) for record in records}) > 1
         ]
 
     def attack(self, spec: Mapping[str, Any]) -> str:
         """`lamp_cos`, or `lamp_cos:steps=40` where another has other steps."""
-        return _named(spec, self._attacks)
+        return _name_component(spec, self._attacks)
 
     def defense(self, record: Record) -> str:
         """The chain of defenses; a lone one with all its strength."""
         parts = record.spec.get("defenses") or ()
         return " + ".join(
-            _named(one, self._defenses) if self._defenses.get(one["name"]) else line(one)
+            _name_component(one, self._defenses)
+            if self._defenses.get(one["name"])
+            else write_component(one)
             for one in parts
         ) or (NO_DEFENSE)
 
@@ -83,20 +85,20 @@ class Labels:
         """What tells this setting from the others, `but` some fields; what was audited where there is one only."""
         told = [field for field in self.fields if field not in but]
         if but and not told:
-            return f"{record.target.name}, {line(record.spec.get('data'))}"
+            return f"{record.target.name}, {write_component(record.spec.get('data'))}"
         return ", ".join(self._value(record, field) for field in told) or (
-            f"{record.target.name}, {line(record.spec.get('data'))}, {self.defense(record)}"
+            f"{record.target.name}, {write_component(record.spec.get('data'))}, {self.defense(record)}"
         )
 
     def _value(self, record: Record, field: str) -> str:
         if field == "defenses":
             return self.defense(record)
         value = record.spec.get(field)
-        named = line(value)
+        named = write_component(value)
         return named if isinstance(value, dict) else f"{field.replace('_', ' ')} {named}"
 
 
-def natural(label: str) -> list[tuple[bool, float, str]]:
+def rank_naturally(label: str) -> list[tuple[bool, float, str]]:
     """Sorts names as people do: no defense first, 0.01 before 0.1, 2 before 10."""
     parts = NUMBER.split(label)
     numbers = [
@@ -107,28 +109,30 @@ def natural(label: str) -> list[tuple[bool, float, str]]:
     return [(False, 0.0, "")] if label == NO_DEFENSE else numbers
 
 
-def _varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _find_varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """By the name of a component the fields in which its uses differ."""
     by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
     for spec in specs:
-        by_name.setdefault(str(spec.get("name")), {})[_key(spec)] = spec
+        by_name.setdefault(str(spec.get("name")), {})[_make_key(spec)] = spec
     return {
         name: [
             field
             for field in next(iter(uses.values()))
-            if len({_key(use.get(field)) for use in uses.values()}) > 1
+            if len({_make_key(use.get(field)) for use in uses.values()}) > 1
         ]
         for name, uses in by_name.items()
     }
 
 
-def _named(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -> str:
+def _name_component(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -> str:
     name = str(spec.get("name", "?"))
-    fields = ",".join(f"{field}={line(spec.get(field))}" for field in varying.get(name, ()))
+    fields = ",".join(
+        f"{field}={write_component(spec.get(field))}" for field in varying.get(name, ())
+    )
     return name + (f":{fields}" if fields else "")
 
 
-def _key(value: Any) -> str:
+def _make_key(value: Any) -> str:
     """A text that tells values apart; plain ones are most of them."""
     return (
         repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)
