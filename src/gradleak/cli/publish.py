@@ -33,5 +33,6 @@ def publish(
     content = pack(whole)
     write_to_publish(path, content)
     examples = sum(cell.examples for cell in whole.cells)
-    told = f"{write_count(len(whole.cells), 'cell', 'cells')}, {write_count(examples, 'example', 'examples')}, {len(content):,} bytes"
+    cells = write_count(len(whole.cells), "cell", "cells")
+    told = f"{cells}, {write_count(examples, 'example', 'examples')}, {len(content):,} bytes"
     open_console().print(f"Published: {path}: {told}", soft_wrap=True)

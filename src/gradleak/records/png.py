@@ -1,4 +1,9 @@
-"""PNG files, written and read with the standard library and numpy: eight bits a channel, not interlaced."""
+"""PNG files of eight bits a channel, not interlaced, written and read with the standard library and numpy.
+
+Every record of pictures holds them as PNG, and `show`, `report` and `score` read them again. A library for
+images would have to be installed with all of gradleak for that, and would write other bytes, so that records
+of one audit would differ. Other formats, and PNG files of other kinds, are read through Pillow (datasets/).
+"""
 
 import base64
 import struct

@@ -35,7 +35,7 @@ class Judged(Protocol):
 
 
 def write_junit(findings: Sequence[Judged]) -> str:
-    """A test case a setting and bound or reason; what was waived is skipped, with the reason."""
+    """Writes a test case for each setting and bound or reason; what was waived is skipped."""
     failed = str(sum(not finding.passed and finding.waived is None for finding in findings))
     skipped = str(sum(finding.waived is not None for finding in findings))
     suite = ET.Element(
@@ -66,7 +66,10 @@ def write_junit(findings: Sequence[Judged]) -> str:
 
 
 def write_sarif(findings: Sequence[Judged], version: str) -> str:
-    """SARIF 2.1.0: a result for each check that failed, at the records it is about; what was waived is suppressed."""
+    """Writes SARIF 2.1.0: a result for each check that failed, at the records it is about.
+
+    What was waived is suppressed.
+    """
     failed = [finding for finding in findings if not finding.passed]
     rules = list(dict.fromkeys(finding.rule for finding in findings))
     driver: dict[str, Any] = {

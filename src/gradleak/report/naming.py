@@ -1,4 +1,4 @@
-"""Components as they are written on the command line, and short names for attacks, defenses and settings of one run."""
+"""How components are written, and short names that tell those of one run apart."""
 
 import json
 import re
@@ -24,7 +24,7 @@ NO_DEFENSE = "no defense"
 
 
 def write_component(component: Any) -> str:
-    """A component of a spec as it is written on the command line; fields that are off are left out."""
+    """Writes a component of a spec as the command line has it, without the fields that are off."""
     if not isinstance(component, dict):
         return _write_value(component if component is not None else "-")
     fields = [
@@ -36,7 +36,7 @@ def write_component(component: Any) -> str:
 
 
 def _write_value(value: Any) -> str:
-    """A value of a field: `[query,key]`, `true`, or a component within a component."""
+    """Writes a field's value: `[query,key]`, `true`, or a component within a component."""
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_write_value, value))}]"
     if isinstance(value, dict):
@@ -45,12 +45,12 @@ def _write_value(value: Any) -> str:
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a field is left out; a number never is: noise of 0 must not read as the usual noise."""
+    """Whether a field is left out. No number is: noise of 0 must not read as the usual noise."""
     return value is None or value is False or value == [] or value == ""
 
 
 def write_chain(components: Any, between: str = " + ") -> str:
-    """Several components on one line."""
+    """Writes several components on one line."""
     return between.join(write_component(one) for one in components or ()) or "none"
 
 
@@ -68,11 +68,11 @@ class Labels:
         ]
 
     def attack(self, spec: Mapping[str, Any]) -> str:
-        """`lamp_cos`, or `lamp_cos:steps=40` where another has other steps."""
+        """Names an attack: `lamp_cos`, or `lamp_cos:steps=40` where another has other steps."""
         return _name_component(spec, self._attacks)
 
     def defense(self, record: Record) -> str:
-        """The chain of defenses; a lone one with all its strength."""
+        """Names the chain of defenses; one that stands alone has all its strength in its name."""
         parts = record.spec.get("defenses") or ()
         return " + ".join(
             _name_component(one, self._defenses)
@@ -82,12 +82,16 @@ class Labels:
         ) or (NO_DEFENSE)
 
     def setting(self, record: Record, but: Sequence[str] = ()) -> str:
-        """What tells this setting from the others, `but` some fields; what was audited where there is one only."""
+        """Names what tells this setting from the others, `but` some fields.
+
+        Where there is one setting only, what was audited is named.
+        """
         told = [field for field in self.fields if field not in but]
         if but and not told:
             return f"{record.target.name}, {write_component(record.spec.get('data'))}"
         return ", ".join(self._value(record, field) for field in told) or (
-            f"{record.target.name}, {write_component(record.spec.get('data'))}, {self.defense(record)}"
+            f"{record.target.name}, {write_component(record.spec.get('data'))}, "
+            f"{self.defense(record)}"
         )
 
     def _value(self, record: Record, field: str) -> str:
@@ -99,7 +103,7 @@ class Labels:
 
 
 def rank_naturally(label: str) -> list[tuple[bool, float, str]]:
-    """Sorts names as people do: no defense first, 0.01 before 0.1, 2 before 10."""
+    """Ranks names as people do: no defense first, 0.01 before 0.1, 2 before 10."""
     parts = NUMBER.split(label)
     numbers = [
         (True, float(part), "") if NUMBER.fullmatch(part) else (False, 0.0, part)
@@ -110,7 +114,7 @@ def rank_naturally(label: str) -> list[tuple[bool, float, str]]:
 
 
 def _find_varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """By the name of a component the fields in which its uses differ."""
+    """Finds, by the name of a component, the fields in which its uses differ."""
     by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
     for spec in specs:
         by_name.setdefault(str(spec.get("name")), {})[_make_key(spec)] = spec
@@ -133,7 +137,7 @@ def _name_component(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -
 
 
 def _make_key(value: Any) -> str:
-    """A text that tells values apart; plain ones are most of them."""
+    """Makes a text that tells values apart; plain ones are most of them."""
     return (
         repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)
     )

@@ -1,4 +1,4 @@
-"""Numbers as people read them: fractions in percent, intervals in brackets, a dash for what is not there."""
+"""Numbers as people read them: in percent, intervals in brackets, a dash for what is missing."""
 
 import math
 
@@ -8,14 +8,14 @@ MISSING = "-"
 
 
 def write_number(value: float | None, unit: str) -> str:
-    """One value; fractions as percentages without the sign."""
+    """Writes one value; fractions as percentages without the sign."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{100 * value:z.1f}" if unit == "fraction" else f"{value:z.3g}"  # z: nothing reads -0.0
 
 
 def write_interval(score: Score) -> str:
-    """`45.2 [30.1, 60.3]`."""
+    """Writes a score with its interval: `45.2 [30.1, 60.3]`."""
     mean = write_number(score.mean, score.unit)
     if mean == MISSING or score.low is None or score.high is None:
         return mean
@@ -23,7 +23,7 @@ def write_interval(score: Score) -> str:
 
 
 def write_gain(score: Score) -> str:
-    """How much more leaks than the blind attack gets, with its sign."""
+    """Writes how much more leaks than the blind attack gets, with its sign."""
     if score.mean is None or score.blind is None:
         return MISSING
     more = score.mean - score.blind if score.direction == "higher" else score.blind - score.mean
@@ -32,12 +32,12 @@ def write_gain(score: Score) -> str:
 
 
 def write_count(count: int, one: str, many: str) -> str:
-    """`1 batch`, `3 batches`."""
+    """Writes `1 batch` or `3 batches`."""
     return f"{count} {one if count == 1 else many}"
 
 
 def write_duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Writes seconds as `0.4 s`, `12 s`, `3 min 5 s` or `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""What a record's defenses prove, in lines of a terminal."""
+"""What a record's defenses prove, and how large their noise is, in words."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,9 +12,10 @@ UNEXPLAINED = (
 
 
 def write_guarantees(record: Record) -> Iterator[str]:
-    """One line a defense and reading: `dp_sgd, one release, per example: ε 4.38 (analytic Gaussian), … at δ 1e-05`.
+    """Writes a line for each defense and reading.
 
-    Of a whole run the sampling rate and the number of steps are said too, as ε holds for these only.
+    `dp_sgd, one release, per example: ε 4.38 (analytic Gaussian), … at δ 1e-05`. Of a whole run it
+    has the sampling rate and the number of steps, as ε holds for these only.
     """
     for (defense, reading), group in groupby(
         record.guarantees, key=lambda one: (one.defense, one.reading)
@@ -33,7 +34,7 @@ def write_guarantees(record: Record) -> Iterator[str]:
 
 
 def _describe_sampling(record: Record, defense: str) -> str:
-    """` (q = 0.01, T = 1000)`; empty where the spec does not have them."""
+    """Writes ` (q = 0.01, T = 1000)`, or nothing where the spec does not have them."""
     for described in record.spec.get("defenses", []):
         if described.get("name") == defense and {"sampling_rate", "steps"} <= described.keys():
             return f" (q = {described['sampling_rate']:.4g}, T = {described['steps']:,})"
@@ -41,7 +42,10 @@ def _describe_sampling(record: Record, defense: str) -> str:
 
 
 def describe_noise(record: Record) -> str | None:
-    """How large the noise was: `1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`."""
+    """Says how large the noise was.
+
+    `1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`
+    """
     noise = record.noise
     if noise is None:
         return None
@@ -55,7 +59,10 @@ def describe_noise(record: Record) -> str | None:
 
 
 def write_epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
-    """`ε 4.377 (PRV (Opacus))`, or what it is instead and why; accountants that say the same are named together."""
+    """Writes `ε 4.377 (PRV (Opacus))`, or what it is instead and why.
+
+    Accountants that say the same are named together.
+    """
     for said, group in groupby(
         readings, key=lambda one: write_epsilon(one.epsilon, one.epsilon_in_words)
     ):
@@ -63,10 +70,10 @@ def write_epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
 
 
 def write_epsilon(value: float | None, in_words: str) -> str:
-    """A finite ε as a number; else in words: infinite or not known, a colon, and why."""
+    """Writes a finite ε as a number; else in words: infinite or not known, a colon, and why."""
     return f"{value:.4g}" if is_finite(value) else in_words or UNEXPLAINED
 
 
 def is_finite(value: float | None) -> bool:
-    """Whether ε is a number; an infinite one is kept as none in a file."""
+    """Whether ε is a number; a file keeps an infinite one as none."""
     return value is not None and math.isfinite(value)

@@ -27,7 +27,10 @@ class WordMark(Enum):
 
 
 def mark_words(secret: str, guess: str) -> list[tuple[str, WordMark]]:
-    """The words of the guess in order, each marked; a word of the secret is spent on one word of the guess, as in ROUGE."""
+    """Marks the words of a guess, in order.
+
+    A word of the secret is spent on one word of the guess, as in ROUGE.
+    """
     known, guessed = split_words(secret), split_words(guess)
     if known == guessed:
         return [(word, WordMark.PAIR) for word in guessed]  # a secret of one word has no pairs
@@ -49,7 +52,7 @@ def mark_words(secret: str, guess: str) -> list[tuple[str, WordMark]]:
 
 
 def colour_words(secret: str, guess: str) -> Text:
-    """The guess as it was written, its words coloured."""
+    """Colours the words of a guess, which is otherwise as it was written."""
     text = Text(make_printable(guess), style=WordMark.WRONG.value)
     for found, (_, mark) in zip(
         WORD.finditer(text.plain), mark_words(secret, text.plain), strict=True
@@ -63,17 +66,17 @@ def colour_words(secret: str, guess: str) -> Text:
 
 
 def make_printable(text: str) -> str:
-    """Without control characters: a text under audit must not be able to drive the terminal."""
+    """Takes control characters out: a text under audit must not be able to drive the terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, in small letters."""
+    """Splits a text into words, in small letters."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def find_kept_secrets(record: Record) -> Secrets:
-    """The private texts the record itself holds."""
+    """Finds the private texts that the record itself holds."""
     return {(one.batch, one.position): one.text for one in record.secrets if one.text is not None}
 
 
@@ -83,7 +86,7 @@ def is_picture(content: str | None) -> bool:
 
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many of the items, taken at even distances."""
+    """Chooses at most so many of the items, at even distances."""
     if len(items) <= most:
         return list(items)
     return [items[place * len(items) // most] for place in range(most)]

@@ -1,4 +1,8 @@
-"""A judgement in words. A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside it."""
+"""A judgement in words.
+
+A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside
+it.
+"""
 
 from collections.abc import Sequence
 
@@ -31,7 +35,7 @@ def explain(name: str, details: dict[str, str]) -> str:
 
 
 def explain_doubt(name: str) -> str:
-    """What a reason to doubt means and what to do about it; nothing of a flag that a later version may know."""
+    """Explains a reason to doubt and what to do about it; nothing of a flag not known here."""
     return (
         f"{FLAGS[name].meaning} {FLAGS[name].what_to_do}"
         if name in FLAGS
@@ -58,7 +62,7 @@ def worst_case_sentence(record: Record) -> str:
 
 
 def closing_sentence(judgement: Judgement, record: Record) -> str:
-    """The verdict and its reason; where no leak is shown, always with what stands against calling it safe."""
+    """The verdict and its reason; where no leak is shown, what stands against calling it safe."""
     if judgement.verdict == LEAKS:
         return f"This setting leaks: {reason(judgement, record)}. {_room(judgement, record)}"
     chance = _chance(record)
@@ -90,7 +94,10 @@ def reason(judgement: Judgement, record: Record) -> str:
 
 
 def shares(verdicts: Sequence[str]) -> str:
-    """`1 of 3 settings leak; 1 not shown either way; 1 could not be judged`: the others are never left to be taken for safe."""
+    """`1 of 3 settings leak; 1 not shown either way; 1 could not be judged`.
+
+    The others are never left to be taken for safe.
+    """
     count, leaking = len(verdicts), verdicts.count(LEAKS)
     others = {
         "not shown either way": verdicts.count(NOT_SHOWN),

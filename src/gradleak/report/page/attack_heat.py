@@ -154,7 +154,8 @@ def _choose_worst(lines: Sequence[HeatLine]) -> HeatLine:
 def measure_leak(score: Score) -> float:
     """Returns how much leaks, 0 to 1, for the colour of a box.
 
-    A fraction is taken as it is, an error by how far it lies below blind's; other units count as everything.
+    A fraction is taken as it is, an error by how far it lies below blind's; other units count as
+    everything.
     """
     if (
         score.unit != "fraction"
@@ -169,7 +170,10 @@ def measure_leak(score: Score) -> float:
 
 
 def draw_attack_heat(heat: AttackHeat) -> str:
-    """Draws defenses down and attacks across, whose names slant upwards so that many fit a narrow page."""
+    """Draws defenses down and attacks across.
+
+    Names of attacks slant upwards, so that many fit a narrow page.
+    """
     cells = {(cell.attack, cell.defense): cell for cell in heat.cells}
     names = {defense: _break_name(defense) for defense in heat.defenses}
     longest = max((len(line) for lines in names.values() for line in lines), default=4)

@@ -25,7 +25,9 @@ TEMPLATE = """
 {{- picture -}}
 </div>
 <details><summary>The numbers behind it</summary>
-<div class="scroll" tabindex="0" role="region" aria-label="{{ table_name }}">{{ table }}</div></details>
+<div class="scroll" tabindex="0" role="region" aria-label="{{ table_name }}">
+{{- table -}}
+</div></details>
 """
 
 
@@ -41,7 +43,7 @@ class LeakAgainstUtility(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        """Takes the trade-off as its file has it, each setting judged by its record as it is now."""
+        """Takes the trade-off of the file, with settings judged by their records as they are."""
         found: Tradeoff | None = _read_beside(run, "tradeoff.json", Tradeoff)
         if found is None:
             return cls(None)
@@ -90,7 +92,7 @@ class LeakMapOverLayers(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        """Takes the map as its file has it, each cell judged by its record as it is now."""
+        """Takes the map of the file, with cells judged by their records as they are."""
         found: HeatMap | None = _read_beside(run, "map.json", HeatMap)
         if found is None:
             return cls(None)
@@ -141,7 +143,7 @@ def _read_beside(run: JudgedRun, name: str, wanted: Any) -> Any:
 
 
 def _judge_beside(run: JudgedRun, ids: set[str]) -> Mapping[str, Judgement]:
-    """Judges the records of a folder that have these ids; those of the folders below are of other runs."""
+    """Judges the records with these ids in the folder itself; those below are of other runs."""
     beside = [summary for summary in run.summaries if summary.path.parent == run.folder]
     return {summary.id: judge_summary(summary) for summary in beside if summary.id in ids}
 

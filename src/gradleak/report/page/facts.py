@@ -1,4 +1,4 @@
-"""Facts that stand around the numbers: who attacks, what it cost, where they come from, how to get them again."""
+"""Facts around the numbers: who attacks, what it cost, where they come from, how to repeat them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

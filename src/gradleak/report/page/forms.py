@@ -24,7 +24,7 @@ from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Score
 from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
-from gradleak.report.page.build import SECTIONS
+from gradleak.report.page import build
 from gradleak.report.page.glossary import WordLinks, explain_words
 from gradleak.report.page.opening import Opening
 from gradleak.report.page.section import SCHEMA, Report
@@ -133,11 +133,16 @@ def write_pdf(report: Report) -> bytes:
         return printed.read_bytes()
 
 
-def report_schema() -> dict[str, Any]:
+def write_schema() -> str:
+    """Writes docs/report.schema.json."""
+    return json.dumps(describe_report(), indent=1, ensure_ascii=False) + "\n"
+
+
+def describe_report() -> dict[str, Any]:
     """Returns the JSON Schema (2020-12) of report.json; docs/report.schema.json is this."""
     definitions: dict[str, Any] = {}
     members: dict[str, Any] = {"schema": {"const": SCHEMA}}
-    for part in (Report, *SECTIONS):
+    for part in (Report, *build.SECTIONS):
         members |= _describe_members(part, definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

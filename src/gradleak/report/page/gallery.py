@@ -1,7 +1,7 @@
 """Secrets beside guesses, word by word.
 
-Without --show-secrets nothing of them is in a report: the words are withheld here, before anything is
-drawn, so that no form of it can show any.
+Without --show-secrets nothing of them is in a report: the words are withheld here, before anything
+is drawn, so that no form of it can show any.
 """
 
 from collections.abc import Iterator, Mapping

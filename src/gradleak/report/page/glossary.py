@@ -53,7 +53,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Glossary(Section):
-    """The words that this report uses, in the order of the alphabet. Markdown and report.json leave it out."""
+    """The words that this report uses, in the order of the alphabet; on the page alone."""
 
     name = "glossary"
     title = heading = "Words"

@@ -1,4 +1,4 @@
-"""What comes first in a report: the verdict over the run, its story, and every reason to doubt it."""
+"""What comes first in a report: the verdict over the run, its story, and reasons to doubt it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ class FlagLine:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What leaks, how much more than blind, who could do it, and what stands against trusting it."""
+    """What leaks, how much more than blind, who could do it, and why not to trust it."""
 
-    # Of the whole run: it leaks where any setting does, and could not be judged where any could not.
+    # It leaks where any setting does, and else could not be judged where any setting could not.
     verdict: str
     leaks: bool
     in_doubt: bool  # nothing is shown to leak, and the attacks rather than the defense may be why

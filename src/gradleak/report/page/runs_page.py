@@ -42,7 +42,10 @@ class RunLine:
 
 
 def read_runs(root: Path) -> list[RunLine]:
-    """All runs at and below a folder, the latest first. A record that cannot be read is said, and hides no other."""
+    """Reads all runs at and below a folder, the latest first.
+
+    A record that cannot be read is named, and hides no other.
+    """
     if not root.is_dir():
         raise RecordError(f"{root} is not a folder. Name the folder that was given as --out.")
     folders = sorted({path.parent for path in root.rglob(RECORD)} - set(root.rglob(TRAININGS)))
@@ -53,18 +56,20 @@ def read_runs(root: Path) -> list[RunLine]:
 
 
 def write_runs_page(title: str, runs: Sequence[RunLine], css: str) -> str:
-    """The page."""
+    """Writes the page."""
     rows = "\n".join(map(_draw_row, runs))
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="generator" content="gradleak">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="generator" content="gradleak">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
         "'unsafe-inline'\">\n"
         f"<title>gradleak: runs in {escape(title)}</title>\n<style>{css}</style>\n</head>\n<body>\n"
     )
     return (
         f"{head}<header>\n<h1>{write_count(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
-        f'<p class="soft small">Drawn {now()[:16].replace("T", " ")} UTC, the latest run first. It shows no private data.</p>\n'
+        f'<p class="soft small">Drawn {now()[:16].replace("T", " ")} UTC, the latest run first. '
+        "It shows no private data.</p>\n"
         f'</header>\n<main>\n<ul class="flags runs">\n{rows}\n</ul>\n</main>\n</body>\n</html>\n'
     )
 
@@ -72,7 +77,8 @@ def write_runs_page(title: str, runs: Sequence[RunLine], css: str) -> str:
 def _draw_row(run: RunLine) -> str:
     name = escape(run.name)
     title = f'<a href="{quote(run.report)}">{name}</a>' if run.report else name
-    badge = f'<span class="badge {"bad" if run.state in ("leaks", "broken") else ""}">{STATES[run.state]}</span>'
+    look = "bad" if run.state in ("leaks", "broken") else ""
+    badge = f'<span class="badge {look}">{STATES[run.state]}</span>'
     facts = [
         run.created[:16].replace("T", " "),
         write_count(run.records, "record", "records"),
@@ -82,7 +88,8 @@ def _draw_row(run: RunLine) -> str:
     missing = (
         ""
         if run.report
-        else f'<p class="soft small">No page yet: <code>gradleak report {escape(run.folder)}</code></p>'
+        else f'<p class="soft small">No page yet: '
+        f"<code>gradleak report {escape(run.folder)}</code></p>"
     )
     about = f'<span class="soft small">{escape(" · ".join(filter(None, facts)))}</span>'
     return (
@@ -92,7 +99,7 @@ def _draw_row(run: RunLine) -> str:
 
 
 def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
-    """A study is one run; audits by themselves are one each."""
+    """Reads a study as one run, and audits by themselves as one each."""
     summaries, broken = [], []
     for path in sorted(folder.glob(RECORD)):
         try:
@@ -141,7 +148,7 @@ def _describe_run(
 
 
 def name_audit(record: Record) -> str:
-    """`minilm on canaries, no defense, by portfolio`: an audit as a person would call it."""
+    """Names an audit as a person would: `minilm on canaries, no defense, by portfolio`."""
     defenses = write_chain(record.spec.get("defenses"))
     kept = "no defense" if defenses == "none" else defenses
     return (

@@ -35,7 +35,7 @@ class TracePoint:
 
 @dataclass(frozen=True)
 class TraceLine:
-    """How an attack's objective fell and, where the secret is at hand, how like it the guess became."""
+    """How an attack's objective fell and, where the secret is known, how like it the guess got."""
 
     attack: str
     setting: str
@@ -144,7 +144,7 @@ def _gather_points(values: Iterable[tuple[int, float]]) -> list[TracePoint]:
 
 
 def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = False) -> Markup:
-    """Draws the median and the band of all batches, with steps across; a share goes from 0 to 100 %."""
+    """Draws the median and the band of all batches over the steps; a share goes from 0 to 100 %."""
     low, high = min(point.low for point in points), max(point.high for point in points)
     if is_share:
         low, high = 0.0, 1.0
@@ -163,7 +163,8 @@ def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = F
     title = escape(title)
     right, below = LEFT + WIDTH, TOP + HEIGHT + 18
     parts = [
-        f'<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" aria-label="{title}">',
+        '<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" '
+        f'aria-label="{title}">',
         f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
         f'<polygon class="band" points="{" ".join(band)}"/>',
         f'<polyline class="line" points="{line}"/>',

@@ -1,7 +1,7 @@
 """What a report is made of: a run that was judged, and sections that are each drawn from it.
 
-A section is declared in one place, a class in a file beside this one that says what it holds, what it
-needs and how it looks. `build.py` lists the sections in their order.
+A section is declared in one place, a class in a file beside this one that says what it holds, what
+it needs and how it looks. `build.py` lists the sections in their order.
 """
 
 from abc import ABC, abstractmethod
@@ -92,7 +92,7 @@ class Section(ABC):
         return True
 
     def prepare(self, report: "Report") -> Mapping[str, Any]:
-        """Returns what the template names beside `section`, `report` and what all templates have."""
+        """Returns what the template names beside `section`, `report` and what all have."""
         return {}
 
     @abstractmethod

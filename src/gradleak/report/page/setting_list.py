@@ -68,7 +68,9 @@ class SettingList(Section):
       <ul>
         {%- for flag in row.doubts %}
         <li><strong>{{ explained(flag.name) }}</strong>
-          {%- if flag.attacks %} <span class="soft">({{ flag.attacks|join(", ") }})</span>{% endif %}:
+          {%- if flag.attacks %}
+          <span class="soft">({{ flag.attacks|join(", ") }})</span>
+          {%- endif %}:
           {{ flag.detail }}</li>
         {%- endfor %}
       </ul></details></td></tr>

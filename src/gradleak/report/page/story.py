@@ -94,7 +94,10 @@ def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> st
 
 
 def _say_what_was_known(setting: Setting, metric: str) -> str:
-    """What the attack knew that got all of it by itself, of several the one that knew least; else what any of them knew."""
+    """Says what the attack knew that got all of it by itself, or else what any of them knew.
+
+    Of several attacks that did, it is the one that knew least.
+    """
     worst = setting.worst(metric).mean
     alone = [
         ran
@@ -111,7 +114,7 @@ def _say_what_was_known(setting: Setting, metric: str) -> str:
 
 
 def list_facts(facts: Sequence[str]) -> str:
-    """What an attacker is told, as a person would say it."""
+    """Lists what an attacker is told, as a person would say it."""
     *first, last = [TOLD.get(fact, fact) for fact in facts] or [""]
     return f"{', '.join(first)} and {last}" if first else last
 

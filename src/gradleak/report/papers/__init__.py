@@ -1,1 +1,1 @@
-"""The papers' tables with our numbers beside theirs, and the results of a study as they are published."""
+"""The papers' tables with our numbers beside theirs, and results of studies for publication."""

@@ -1,4 +1,4 @@
-"""The cells of a study and the records that answer them, for a page of results that can be published."""
+"""The cells of a study and the records that answer them, for results that can be published."""
 
 import json
 import shlex
@@ -9,7 +9,8 @@ from typing import Any
 from gradleak.records.schema import AttackRecord, Record
 from gradleak.records.summary import Summary
 
-# A record may differ from the cell it answers in the number of examples and in the weights: these stand beside every number.
+# A record may differ from the cell it answers in the number of examples and in the weights, since
+# these stand beside every number.
 WEIGHTS = ("path", "revision", "weights")
 MUST_AGREE = (
     "data",
@@ -65,7 +66,10 @@ class Answered:
     answers: Sequence[Answer]
 
     def attack(self, found: Answer | None = None) -> str:
-        """The attack as the study writes it; as the record does where a cell has several. An older version says so."""
+        """Names the attack as the study does, or as the record where a cell has several.
+
+        An older version says so.
+        """
         names = [str(attack["name"]) for attack in self.cell.spec["attacks"]]
         several = found.key if found is not None else " + ".join(names)
         written = self.cell.axes.get("attacks", names[0]) if len(names) == 1 else several
@@ -77,12 +81,16 @@ class Answered:
 
 
 def find_answers(cells: Sequence[StudyCell], summaries: Sequence[Summary]) -> list[Answered]:
-    """Every cell of the study, in its order; of several records for one model and version the one with most examples."""
+    """Finds the records that answer each cell of a study.
+
+    Of several records for one model and version the one with most examples is taken.
+    """
     exact: dict[str, list[Summary]] = {}
     for summary in summaries:
         exact.setdefault(_make_key(summary.record.spec), []).append(summary)
     keys = [_make_key(cell.spec) for cell in cells]
-    # What fits no cell to the letter may be of an earlier version. Few are: all of them are compared with every cell.
+    # What fits no cell to the letter may be of an earlier version. Few are, so that all of them are
+    # compared with every cell.
     planned = set(keys)
     rest = [summary for key, found in exact.items() if key not in planned for summary in found]
     return [
@@ -92,8 +100,9 @@ def find_answers(cells: Sequence[StudyCell], summaries: Sequence[Summary]) -> li
 
 
 def write_command(study: Sequence[str], cell: StudyCell, record: Record | None = None) -> str:
-    """What runs this one cell; for a record with its number of batches and its model, where these are not the study's own.
+    """Writes the command that runs this one cell.
 
+    For a record it has the number of batches and the model, where these are not the study's own.
     `study` is the path of the YAML and the options that change it.
     """
     words = ["gradleak", "run", *study]
@@ -109,7 +118,10 @@ def write_command(study: Sequence[str], cell: StudyCell, record: Record | None =
 
 
 def values_agree(one: Any, other: Any) -> bool:
-    """Whether two values agree in all that both have: a field that came later is at its default in older records."""
+    """Whether two values agree in all that both have.
+
+    A field that came later is at its default in older records.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.get("name") == other.get("name") and all(
             values_agree(one[key], other[key]) for key in one.keys() & other.keys()
@@ -154,7 +166,7 @@ def _fits(cell: StudyCell, spec: Mapping[str, Any]) -> bool:
 
 
 def _components_agree(cell: StudyCell, planned: Mapping[str, Any], ran: Mapping[str, Any]) -> bool:
-    """Whether they agree, and what the older one has not is at its default in the newer."""
+    """Whether they agree, and what the older one lacks is at its default in the newer."""
     usual = cell.defaults.get(str(planned["name"]), {})
     return values_agree(planned, ran) and all(
         planned[key] == usual.get(key) for key in planned.keys() - ran.keys()
@@ -162,7 +174,10 @@ def _components_agree(cell: StudyCell, planned: Mapping[str, Any], ran: Mapping[
 
 
 def _describe_change(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
-    """The model on one line: what differs from the study's, or all that is set. Of a path its end: the rest is a machine's."""
+    """Writes the model on one line: what differs from the study's, or all that is set.
+
+    Of a path its end is written: the rest is a machine's.
+    """
     alike = planned["name"] == ran["name"]
     fields = {
         key: value

@@ -1,4 +1,7 @@
-"""The papers' tables with our numbers beside theirs. What they printed is data (papers/*.json); here it is only matched."""
+"""The papers' tables with our numbers beside theirs.
+
+What the papers printed is data (the JSON files beside this one); here it is only matched.
+"""
 
 import fnmatch
 import json
@@ -35,9 +38,8 @@ class PaperColumn:
 
     name: str
     match: Mapping[str, Any]
-    hub: Sequence[
-        str
-    ] = ()  # fields a study is run with (--set) for weights of the hub that no model at hand stands for
+    # Fields a study is run with (--set) for weights of the hub that no model at hand stands for.
+    hub: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Line:
-    """One place of a table: theirs, and ours if it was run. `theirs` is empty where the paper has no number."""
+    """One place of a table: the paper's number, where it has one, and ours, if it was run."""
 
     row: str
     column: str
@@ -97,7 +99,10 @@ class Filled:
 
     @property
     def count_in_words(self) -> str:
-        """How many places were run: of those that a pretrained model at hand can fill, and apart of those that need others."""
+        """How many places were run.
+
+        Places that a pretrained model at hand can fill are counted apart from the others.
+        """
         here, elsewhere = (
             [line for line in self.paper_lines if bool(line.hub) is hub] for hub in (False, True)
         )
@@ -123,7 +128,7 @@ def _count_run(lines: Sequence[Line]) -> int:
 
 @cache
 def read_paper_tables() -> list[PaperTable]:
-    """Every printed table we know."""
+    """Reads every printed table we know."""
     found = []
     for name in FACTS:
         plain = json.loads((files("gradleak.report") / "papers" / name).read_text(encoding="utf-8"))
@@ -149,7 +154,7 @@ def read_paper_tables() -> list[PaperTable]:
 
 
 def fill_table(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
-    """The table with our numbers, and below the paper's rows the attacks that only we ran."""
+    """Fills a table with our numbers; below the paper's rows stand the attacks that only we ran."""
     ran = [
         (summary.record, attack)
         for summary in summaries
@@ -178,7 +183,10 @@ def fill_table(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
 
 
 def fits(pattern: Any, value: Any) -> bool:
-    """Whether a value has all that a pattern names. A list of patterns stands for any of them, unless the value is a list."""
+    """Whether a value has all that a pattern names.
+
+    A list of patterns stands for any of them, unless the value is a list.
+    """
     if isinstance(value, list):
         return (
             isinstance(pattern, list)
@@ -198,7 +206,10 @@ def fits(pattern: Any, value: Any) -> bool:
 
 
 def _is_of_column(column: PaperColumn, record: Record) -> bool:
-    """Whether a record is of this column. A place for weights of the hub is never filled by a model with random ones."""
+    """Whether a record is of this column.
+
+    A place for weights of the hub is never filled by a model with random ones.
+    """
     return fits(column.match, record.spec) and not (
         column.hub and record.target.fingerprint.startswith("made:")
     )
@@ -215,7 +226,10 @@ def _fill_lines(
     theirs: Sequence[float],
     fit: Sequence[tuple[Record, AttackRecord]],
 ) -> Iterator[Line]:
-    """The place, filled by the newest version of its attack; older ones below it, named so and not counted as run."""
+    """Fills a place with the newest version of its attack.
+
+    Older versions stand below it, named so and not counted as run.
+    """
     groups: dict[str, dict[int, list[tuple[Record, AttackRecord]]]] = {}
     for pair in fit:
         groups.setdefault(str(pair[1].spec.get("name")), {}).setdefault(pair[1].version, []).append(
@@ -241,7 +255,10 @@ def _fill_line(
     theirs: Sequence[float],
     fit: Sequence[tuple[Record, AttackRecord]],
 ) -> Line:
-    """Of several records that fit, the one with most examples; of equals the one with the lowest seed, then the newest."""
+    """Takes, of several records that fit, the one with most examples.
+
+    Of equals it is the one with the lowest seed, then the newest.
+    """
     if not fit:
         return Line(row, column, theirs, [None] * len(table.metrics))
     record, attack = max(
@@ -262,7 +279,7 @@ def _list_ours_alone(
     by_column: Mapping[str, Sequence[tuple[Record, AttackRecord]]],
     used: set[int],
 ) -> Iterator[Line]:
-    """Attacks the paper does not have, under the paper's settings."""
+    """Lists attacks the paper does not have, under the paper's settings."""
     groups = list({json.dumps(row.match, sort_keys=True): row for row in table.rows}.values())
     for row in groups:
         setting = row.name.rpartition(", ")[0] if not row.match.get("view") else row.name

@@ -1,7 +1,7 @@
 """The results of a study as they are published: a page, and the same for programs.
 
-They say what was scored, how, and what was not run. Secrets are keyed hashes, and no guess is shown but
-those at canaries, which are nobody's messages.
+They say what was scored, how, and what was not run. Secrets are keyed hashes, and no guess is shown
+but those at canaries, which are nobody's messages.
 """
 
 import csv
@@ -60,7 +60,10 @@ def write_results_markdown(
     command: str,
     compared: Sequence[Record] = (),
 ) -> Iterator[str]:
-    """What was run and how, every cell, and how to run the rest. Of those `compared` with the papers' some may be of no cell."""
+    """Writes what was run and how, every cell, and how to run the rest.
+
+    Of the records `compared` with the papers' some may be of no cell.
+    """
     answers = [one for cell in answered for one in cell.answers]
     missing = [one.cell for one in answered if not one.answers]
     yield from (f"# Results of {study[0]}", "", f"Written by `{command}`.", "")
@@ -133,7 +136,7 @@ def _describe_origin(
 
 
 def _list_guarantees(records: Sequence[Record]) -> Iterator[str]:
-    """What differential privacy proves of each setting, every setting once."""
+    """Says what differential privacy proves of each setting, every setting once."""
     labels = Labels(records)
     proven = {
         (labels.defense(record), line): None
@@ -204,7 +207,7 @@ def _list_rows(
 
 
 def list_axes(answered: Sequence[Answered]) -> list[str]:
-    """The axes, but for the attacks': these have a column anyway."""
+    """Lists the axes but for the attacks', which have a column anyway."""
     return [
         axis
         for axis in dict.fromkeys(axis for one in answered for axis in one.cell.axes)
@@ -213,12 +216,13 @@ def list_axes(answered: Sequence[Answered]) -> list[str]:
 
 
 def list_headlines(answers: Sequence[Answer]) -> list[str]:
+    """Lists the metrics that were measured, of those a page has room for."""
     scored = {metric for one in answers for metric, score in one.attack.scores.items() if score.n}
     return [metric for metric in HEADLINES if metric in scored]
 
 
 def _letter_models(records: Sequence[Record]) -> dict[str, str]:
-    """A letter for each model."""
+    """Gives each model a letter."""
     return {
         label: chr(ord("A") + place)
         for place, label in enumerate(dict.fromkeys(map(_describe_model, records)))
@@ -226,11 +230,12 @@ def _letter_models(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _describe_model(record: Record) -> str:
-    return f"{name_model(record)}, {record.target.fingerprint}, {record.target.parameters:,} parameters"
+    size = f"{record.target.parameters:,} parameters"
+    return f"{name_model(record)}, {record.target.fingerprint}, {size}"
 
 
 def name_model(record: Record) -> str:
-    """Of a folder its own name: the rest is a machine's."""
+    """Names a model; of a folder by its last part, since the rest is a machine's."""
     return str(record.target.name).rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -243,6 +248,7 @@ def _describe_software(record: Record) -> str:
 
 
 def name_machine(record: Record) -> str:
+    """Names the machine that a record was made on."""
     return str(record.machine.get("name") or record.machine.get("device", "unknown"))
 
 
@@ -256,7 +262,7 @@ def _join_distinct(values: Iterable[str]) -> str:
 
 
 def write_results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str:
-    """One line a number; of a cell that was not run the command that runs it."""
+    """Writes a line for each number, and of a cell that was not run the command that runs it."""
     axes = list_axes(answered)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -296,7 +302,7 @@ def _list_numbers(found: Answer) -> Iterator[list[object]]:
 
 
 def write_examples_csv(answered: Sequence[Answered]) -> str:
-    """One line an example: its keyed hash and what the attack scored on it."""
+    """Writes a line for each example: its keyed hash and what the attack scored on it."""
     answers = [one for cell in answered for one in cell.answers]
     metrics = list_headlines(answers)
     file = io.StringIO()
@@ -325,7 +331,7 @@ def write_examples_csv(answered: Sequence[Answered]) -> str:
 def write_guesses(
     answered: Sequence[Answered], texts_of: Callable[[Record], Texts]
 ) -> Iterator[str]:
-    """A table for each of the first secrets; nothing for data that is not our own."""
+    """Writes a table for each of the first secrets; nothing for data that is not our own."""
     shown = [(one, found) for one in answered for found in one.answers if is_canaries(found.record)]
     known = [
         found for _, found in shown if not found.source.is_published
@@ -359,6 +365,7 @@ def write_guesses(
 
 
 def is_canaries(record: Record) -> bool:
+    """Whether a record is of the canaries, which are nobody's messages."""
     data = record.spec.get("data")
     return isinstance(data, Mapping) and data.get("name") == "canaries"
 
@@ -372,7 +379,10 @@ def _name_answer(one: Answered, found: Answer) -> str:
 def _list_guesses(
     whole: Record, found: Answer, place: tuple[int, int], steps: int
 ) -> Iterator[tuple[str, str]]:
-    """Some of the guesses on the way, and the answer. On the way a batch's are in no order: only single ones are shown."""
+    """Lists some of the guesses on the way, and the answer.
+
+    On the way a batch's are in no order: only single ones are shown.
+    """
     attack = whole.attacks[found.key]
     if steps > 1:
         way = next(batch.guesses for batch in attack.batches if batch.batch == place[0])

@@ -30,7 +30,7 @@ CSV_HEAD = (
 
 
 def write_tables_markdown(filled: Sequence[Filled], command: str) -> str:
-    """One table after the other; ours with a 95 % interval, theirs as printed."""
+    """Writes one table after the other; ours with a 95 % interval, theirs as printed."""
     lines = [
         "# The papers' tables, ours beside theirs",
         "",
@@ -42,7 +42,7 @@ def write_tables_markdown(filled: Sequence[Filled], command: str) -> str:
 
 
 def write_sections(filled: Sequence[Filled]) -> Iterator[str]:
-    """A heading, what was run, the table, and how to run the rest."""
+    """Writes a heading, what was run, the table, and how to run the rest."""
     for one in filled:
         yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.count_in_words}", "")
         if one.table.note:
@@ -56,7 +56,7 @@ def write_sections(filled: Sequence[Filled]) -> Iterator[str]:
 
 
 def _list_commands(one: Filled) -> Iterator[str]:
-    """How to run what is missing: with what is at hand, and with weights that have to be fetched."""
+    """Lists how to run what is missing: with what is at hand, and with weights to be fetched."""
     runs = [f"gradleak run studies/{name}.yaml" for name in one.table.studies]
     yield "What was not run: " + ", ".join(f"`{run}`" for run in runs) + "."
     lacking = dict.fromkeys(
@@ -78,13 +78,13 @@ def _list_nearest_head(one: Filled) -> list[str]:
 
 
 def _list_nearest(one: Filled, line: Line) -> list[str]:
-    """Theirs on TinyBERT-6: six layers as MiniLM-L6, and so the nearer one to hold ours against."""
+    """Lists theirs on TinyBERT-6, of six layers as MiniLM-L6: nearer to ours than BERT-base."""
     texts = [" / ".join(f"{value:g}" for value in line.nearest) if line.nearest else ""]
     return texts if _list_nearest_head(one) else []
 
 
 def write_latex(filled: Sequence[Filled]) -> str:
-    """A tabular each, without a package but the ones everybody has."""
+    """Writes a tabular for each, without a package but the ones everybody has."""
     parts = []
     for one in filled:
         columns = "ll" + "r" * (2 * len(one.table.metrics) + 2) + "l"
@@ -108,7 +108,7 @@ def write_latex(filled: Sequence[Filled]) -> str:
 
 
 def write_csv(filled: Sequence[Filled]) -> str:
-    """One line a number, for programs."""
+    """Writes a line for each number, for programs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(CSV_HEAD)

@@ -1,4 +1,4 @@
-"""Curves as a picture: places along the bottom at even distances, values upwards, an interval at every point."""
+"""Curves as a picture, with an interval at every point; places stand at even distances."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Curve:
 def draw_curves(
     title: str, across: str, upwards: str, curves: Sequence[Curve], notes: Sequence[str] = ()
 ) -> str:
-    """The picture as text; `across` and `upwards` name the axes."""
+    """Draws the curves; `across` and `upwards` name the axes."""
     places = [point.place for point in curves[0].points]
     axis = Axis(
         [
@@ -99,13 +99,17 @@ def _draw_curve(number: int, curve: Curve, axis: Axis) -> Iterator[str]:
         for place, point in enumerate(curve.points)
     ]
     path = " ".join(f"{x:g},{y:g}" for x, y, _ in spots)
-    yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+    yield (
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" '
+        f'stroke-dasharray="{dash}"/>'
+    )
     for x, y, point in spots:
         words = (
             f"{curve.name}, {point.place}: {point.value:.4g} ({point.low:.4g} to {point.high:.4g})"
         )
         yield (
-            f'<g role="img"><title>{escape(words)}</title><path stroke="{colour}" d="M{x:g} {axis.at(point.low):g}'
+            f'<g role="img"><title>{escape(words)}</title>'
+            f'<path stroke="{colour}" d="M{x:g} {axis.at(point.low):g}'
             f'V{axis.at(point.high):g}"/><circle cx="{x:g}" cy="{y:g}" r="4" fill="{colour}"/></g>'
         )
 
@@ -116,5 +120,8 @@ def _draw_legend(number: int, curve: Curve, top: int) -> Iterator[str]:
         COLOURS[number % len(COLOURS)],
         DASHES[number % len(DASHES)],
     )
-    yield f'<line x1="16" y1="{y - 4}" x2="52" y2="{y - 4}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+    yield (
+        f'<line x1="16" y1="{y - 4}" x2="52" y2="{y - 4}" stroke="{colour}" stroke-width="2" '
+        f'stroke-dasharray="{dash}"/>'
+    )
     yield draw_text(60, y, curve.name, anchor="start", style="small")

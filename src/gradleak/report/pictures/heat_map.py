@@ -1,4 +1,4 @@
-"""A leak map: what it holds, which of its cells are in doubt, what may be concluded, and its picture."""
+"""A leak map: what it holds, which cells are in doubt, what may be concluded, and its picture."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Lead:
-    """The module that leaks most, the next, and by how much more over the same layers and examples."""
+    """The module that leaks most, the next, and by how much more, both on the same examples."""
 
     first: str
     second: str | None = None
@@ -89,17 +89,20 @@ class HeatMap:
     leads: dict[str, Lead] = field(default_factory=dict)  # by metric
 
     def at(self, layer: int, module: str) -> HeatCell | None:
-        """The cell of a layer and module, if it is there."""
+        """Returns the cell of a layer and module, if it is there."""
         return next(
             (cell for cell in self.cells if (cell.layer, cell.module) == (layer, module)), None
         )
 
     def of(self, module: str) -> list[HeatCell]:
-        """The cells of one module."""
+        """Returns the cells of one module."""
         return [cell for cell in self.cells if cell.module == module]
 
     def leak(self, score: Score | None) -> float | None:
-        """How much a score of the drawn metric leaks: 0 nothing, 1 everything, or the least and most of this map."""
+        """Returns how much a score of the drawn metric leaks: 0 nothing, 1 everything.
+
+        Without a scale of its own, 0 and 1 are the least and the most of this map.
+        """
         if score is None or score.mean is None:
             return None
         low, high = (0.0, 1.0) if score.unit == "fraction" else self._range()
@@ -117,7 +120,7 @@ class HeatMap:
 
 
 def write_score(heat_map: HeatMap, cell: HeatCell | None) -> str:
-    """`88.1`, `3.2?` where that is in doubt, a dash where there is no cell."""
+    """Writes `88.1`, `3.2?` where that is in doubt, a dash where there is no cell."""
     score = cell.scores.get(heat_map.metric) if cell else None
     if cell is None or score is None or score.mean is None:
         return NONE
@@ -125,7 +128,7 @@ def write_score(heat_map: HeatMap, cell: HeatCell | None) -> str:
 
 
 def describe_setup(heat_map: HeatMap) -> str:
-    """All that was held fixed."""
+    """Describes all that was held fixed."""
     told = ", ".join(heat_map.knows) or "nothing"
     return (
         f"target {heat_map.target} · data {heat_map.data} · attack {heat_map.attack} · n = "
@@ -135,7 +138,10 @@ def describe_setup(heat_map: HeatMap) -> str:
 
 
 def count_parameters(heat_map: HeatMap, module: str) -> tuple[str, str]:
-    """How many parameters a layer's module has and their share of the model; a range where layers differ."""
+    """Counts the parameters of a layer's module, with their share of the model.
+
+    Where layers differ, both are ranges.
+    """
     cells = sorted(heat_map.of(module), key=lambda cell: cell.parameters)
     if not cells:
         return NONE, NONE
@@ -145,7 +151,7 @@ def count_parameters(heat_map: HeatMap, module: str) -> tuple[str, str]:
 
 
 def conclude(heat_map: HeatMap) -> Iterator[str]:
-    """Who leaks most and how sure that is, whole layers for comparison, where the search failed."""
+    """Says who leaks most and how sure that is, and where the search failed."""
     if all(cell.scores[heat_map.metric].mean is None for cell in heat_map.cells):
         yield f"{heat_map.metric} applies to none of these examples: choose another --metric."
         return
@@ -190,7 +196,7 @@ def _name_leader(heat_map: HeatMap) -> Iterator[str]:
 
 
 def _count_verdicts(heat_map: HeatMap) -> str:
-    """`5 of 12 views leak; 4 not shown either way; 3 could not be judged.`"""
+    """Says `5 of 12 views leak; 4 not shown either way; 3 could not be judged.`"""
     words = [cell.verdict for cell in heat_map.cells]
     others = {
         "not shown either way": words.count(NOT_SHOWN),
@@ -223,7 +229,10 @@ def _name_failures(heat_map: HeatMap) -> Iterator[str]:
 
 
 def draw_heat_map(heat_map: HeatMap, *, alone: bool = True) -> str:
-    """Draws the map. Where it does not stand alone, what may be concluded stands beside it, not in it."""
+    """Draws the map.
+
+    Where it does not stand alone, what may be concluded stands beside it, not in it.
+    """
     title, sentences = (
         f"Leak map: {heat_map.metric} by layer and module",
         [describe_setup(heat_map), *conclude(heat_map)],
@@ -267,7 +276,7 @@ def _fill_box(heat_map: HeatMap, layer: int, module: str) -> HeatBox:
 
 
 def _draw_totals(heat_map: HeatMap) -> Iterator[str]:
-    """Below the layers: their mean, and what a module has of the parameters."""
+    """Draws, below the layers, their mean and what a module has of the parameters."""
     row = len(heat_map.layers)
     for name, line in zip(("mean", "parameters", "share"), range(row, row + 3), strict=True):
         yield draw_text(GRID.left - 10, GRID.baseline(line) + 4, name, anchor="end", style="small")
@@ -290,7 +299,8 @@ def _draw_scale(heat_map: HeatMap, top: int) -> Iterator[str]:
     fraction = all(cell.scores[heat_map.metric].unit == "fraction" for cell in heat_map.cells)
     nothing, everything = ("nothing", "everything") if fraction else ("least here", "most here")
     yield f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'
-    yield f'<rect x="{GRID.left}" y="{top}" width="{2 * GRID.width}" height="12" fill="url(#scale)"/>'
+    place = f'x="{GRID.left}" y="{top}"'
+    yield f'<rect {place} width="{2 * GRID.width}" height="12" fill="url(#scale)"/>'
     yield draw_text(GRID.left - 10, top + 11, nothing, anchor="end", style="small")
     yield draw_text(
         GRID.left + 2 * GRID.width + 10,
@@ -302,7 +312,7 @@ def _draw_scale(heat_map: HeatMap, top: int) -> Iterator[str]:
 
 
 def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> str:
-    """A cell in words."""
+    """Describes a cell in words."""
     if cell is None:
         why = [
             absent.reason

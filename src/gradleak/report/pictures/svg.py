@@ -1,4 +1,4 @@
-"""What our pictures share: an SVG file for light and dark pages, with words for who cannot see it."""
+"""What our pictures share: SVG for light and dark pages, with words for who cannot see it."""
 
 import math
 import textwrap
@@ -62,7 +62,7 @@ def wrap_sentence(sentence: str, width: int) -> list[str]:
 
 
 def embed(drawn: str, name: str) -> str:
-    """Makes a picture fit for a page: its ids and its style no longer reach the rest of the page."""
+    """Makes a picture fit for a page: its ids and its style no longer reach the rest of it."""
     for own in ("title", "description", "scale"):
         drawn = drawn.replace(f'id="{own}"', f'id="{name}-{own}"')
         drawn = drawn.replace(f"url(#{own})", f"url(#{name}-{own})")

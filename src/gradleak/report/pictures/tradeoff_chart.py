@@ -1,7 +1,7 @@
 """A trade-off of leak against utility: what it holds, the setting it recommends, and its picture.
 
-In the picture utility grows to the right and leak upwards, so that good is low and right; each setting
-is a cross of two intervals.
+In the picture utility grows to the right and leak upwards, so that good is low and right; each
+setting is a cross of two intervals.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,12 @@ STYLE = """
 .frame { fill: none; stroke: #8c959f; } .grid { stroke: #8c959f; stroke-opacity: 0.25; }
 .met { fill: #1a7f37; stroke: #1a7f37; } .leaks { fill: #b3261e; stroke: #b3261e; }
 .doubt { fill: #6e7781; stroke: #6e7781; } .point text { fill: #ffffff; stroke: none; }
-.cross { fill: none; stroke-width: 1.5; stroke-opacity: 0.7; } .limit { stroke: #1a7f37; stroke-dasharray: 6 4; }
+.cross { fill: none; stroke-width: 1.5; stroke-opacity: 0.7; }
+.limit { stroke: #1a7f37; stroke-dasharray: 6 4; }
 .allowed { fill: #1a7f37; fill-opacity: 0.08; }
-@media (prefers-color-scheme: dark) { .met { stroke: #3fb950; } .leaks { stroke: #ff7b72; } .limit { stroke: #3fb950; } }
+@media (prefers-color-scheme: dark) {
+  .met { stroke: #3fb950; } .leaks { stroke: #ff7b72; } .limit { stroke: #3fb950; }
+}
 """
 
 
@@ -45,7 +48,8 @@ class Point:
 
     defense: str
     leak: Score  # the worst case over attacks, blind beside it
-    gain: Interval  # of the worst case over blind, paired example by example; more leaks more, whatever the metric's direction
+    # Of the worst case over blind, paired by example; more leaks more, whatever the metric.
+    gain: Interval
     utility: dict[str, Interval]  # mcc, f1, accuracy
     guarantees: tuple[GuaranteeRecord, ...]  # of the whole training run
     one_draw: bool
@@ -110,13 +114,13 @@ class Tradeoff:
 
     @property
     def weakest(self) -> Point | None:
-        """Of the settings that meet the target the one with the best utility; of equals the first."""
+        """The setting with the best utility of those that meet the target; the first of equals."""
         fit = [point for point in self.points if self.meets(point)]
         return max(fit, key=lambda point: point.utility[self.utility].mean, default=None)
 
 
 def describe_setup(tradeoff: Tradeoff) -> list[str]:
-    """All that was held fixed: of the audits, then of the trainings."""
+    """Describes all that was held fixed: of the audits, then of the trainings."""
     told = ", ".join(tradeoff.knows) or "nothing"
     schedule = tradeoff.training
     draws = f", {tradeoff.draws} draws each" if tradeoff.draws > 1 else ""
@@ -134,7 +138,7 @@ def describe_setup(tradeoff: Tradeoff) -> list[str]:
 
 
 def write_point_gain(point: Point) -> str:
-    """`+45.2 [30.1, 60.3]`, with a question mark where that is in doubt."""
+    """Writes `+45.2 [30.1, 60.3]`, with a question mark where that is in doubt."""
     unit = point.leak.unit
     sign = "+" if point.gain.mean > 0 else ""
     ends = f"[{write_number(point.gain.low, unit)}, {write_number(point.gain.high, unit)}]"
@@ -142,12 +146,15 @@ def write_point_gain(point: Point) -> str:
 
 
 def write_utility(found: Interval) -> str:
-    """`0.59 [0.41, 0.75]`."""
+    """Writes `0.59 [0.41, 0.75]`."""
     return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def write_point_epsilon(point: Point) -> str:
-    """`ε 12.3 (PRV)`, by the first accountant that gives one, or `ε not known`; all are in tradeoff.json."""
+    """Writes `ε 12.3 (PRV)`, by the first accountant that gives one, or `ε not known`.
+
+    All accountants are in tradeoff.json.
+    """
     if not point.guarantees:
         return NONE
     found = next((one for one in point.guarantees if is_finite(one.epsilon)), point.guarantees[0])
@@ -156,7 +163,7 @@ def write_point_epsilon(point: Point) -> str:
 
 
 def conclude(tradeoff: Tradeoff) -> Iterator[str]:
-    """Which setting to take, how sure that is, what the intervals are over."""
+    """Says which setting to take, how sure that is, and what the intervals are over."""
     yield _recommend(tradeoff)
     yield from _name_doubts(tradeoff)
     few = few_examples(tradeoff.batches * tradeoff.batch_size)
@@ -178,10 +185,11 @@ def conclude(tradeoff: Tradeoff) -> Iterator[str]:
 
 
 def _name_unbounded(tradeoff: Tradeoff) -> Iterator[str]:
-    """Why a setting that is meant to be differentially private has no ε."""
+    """Says why a setting that is meant to be differentially private has no ε."""
     for point in tradeoff.points:
         if point.guarantees and not any(is_finite(one.epsilon) for one in point.guarantees):
-            yield f"Over the whole run, {point.defense}: {', '.join(write_epsilons(point.guarantees))}."
+            said = ", ".join(write_epsilons(point.guarantees))
+            yield f"Over the whole run, {point.defense}: {said}."
 
 
 def _recommend(tradeoff: Tradeoff) -> str:
@@ -210,7 +218,10 @@ def _recommend(tradeoff: Tradeoff) -> str:
 
 
 def _describe_cost(tradeoff: Tradeoff, chosen: Point) -> str:
-    """The utility of a setting beside that of no defense, or else of the best; and whether anything was learnt at all."""
+    """Describes the utility of a setting beside that of no defense, or else of the best.
+
+    It says too whether anything was learnt at all.
+    """
     found = chosen.utility[tradeoff.utility]
     best = max(tradeoff.points, key=lambda point: point.utility[tradeoff.utility].mean)
     beside = next((point for point in tradeoff.points if point.defense == UNDEFENDED), best)
@@ -253,7 +264,10 @@ def _name_doubts(tradeoff: Tradeoff) -> Iterator[str]:
 
 
 def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
-    """Draws the trade-off. Where it does not stand alone, what may be concluded stands beside it, not in it."""
+    """Draws the trade-off.
+
+    Where it does not stand alone, what may be concluded stands beside it, not in it.
+    """
     title = f"Trade-off: what leaks ({tradeoff.metric} above blind) against {tradeoff.utility}"
     gains = [end for point in tradeoff.points for end in (point.gain.low, point.gain.high)]
     utilities = [end for point in tradeoff.points for end in _find_utility_ends(tradeoff, point)]
@@ -280,9 +294,10 @@ def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
 
 
 def _draw_limit(tradeoff: Tradeoff, upwards: Axis) -> Iterator[str]:
-    """What the target allows, shaded."""
+    """Draws what the target allows, shaded."""
     y = upwards.at(tradeoff.max_leak)
-    yield f'<rect class="allowed" x="{LEFT}" y="{y:g}" width="{WIDTH}" height="{TOP + HEIGHT - y:g}"/>'
+    height = TOP + HEIGHT - y
+    yield f'<rect class="allowed" x="{LEFT}" y="{y:g}" width="{WIDTH}" height="{height:g}"/>'
     yield f'<line class="limit" x1="{LEFT}" y1="{y:g}" x2="{LEFT + WIDTH}" y2="{y:g}"/>'
 
 
@@ -319,24 +334,26 @@ def _draw_points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[st
         left, right = (across.at(end) for end in _find_utility_ends(tradeoff, point))
         bottom, top = upwards.at(point.gain.low), upwards.at(point.gain.high)
         yield (
-            f'<g class="point" role="img"><title>{escape(_describe_point(tradeoff, place, point))}</title>'
+            '<g class="point" role="img">'
+            f"<title>{escape(_describe_point(tradeoff, place, point))}</title>"
             f'<path class="cross {look}" d="M{left:g} {y:g}H{right:g}M{x:g} {bottom:g}V{top:g}"/>'
             f"{_draw_mark(tradeoff, point, x, y, look)}{draw_text(x, y + 4.5, label)}</g>"
         )
 
 
 def _choose_look(tradeoff: Tradeoff, point: Point) -> str:
-    """Green is kept for what is shown: a target that is met because the attack failed is grey."""
+    """Chooses the colour; green is for what is shown, grey for a target met by a failed attack."""
     if not tradeoff.meets(point):
         return "leaks"
     return "doubt" if point.in_doubt else "met"
 
 
 def _draw_mark(tradeoff: Tradeoff, point: Point, x: float, y: float, look: str) -> str:
-    """A disc where the target is met and a square where not, for who cannot tell the colours."""
+    """Draws a disc where the target is met, else a square, for who cannot tell the colours."""
     if tradeoff.meets(point):
         return f'<circle class="{look}" cx="{x:g}" cy="{y:g}" r="{RADIUS}"/>'
-    return f'<rect class="{look}" x="{x - RADIUS:g}" y="{y - RADIUS:g}" width="{2 * RADIUS}" height="{2 * RADIUS}"/>'
+    size = f'width="{2 * RADIUS}" height="{2 * RADIUS}"'
+    return f'<rect class="{look}" x="{x - RADIUS:g}" y="{y - RADIUS:g}" {size}/>'
 
 
 def _list_settings(tradeoff: Tradeoff) -> list[str]:
@@ -354,7 +371,7 @@ def _list_settings(tradeoff: Tradeoff) -> list[str]:
 
 
 def _describe_point(tradeoff: Tradeoff, place: int, point: Point) -> str:
-    """A setting in words."""
+    """Describes a setting in words."""
     proven = "" if not point.guarantees else f", {write_point_epsilon(point)} over the run"
     utility = f"{tradeoff.utility} {write_utility(point.utility[tradeoff.utility])}"
     return (

@@ -127,7 +127,10 @@ def compare(
 def pair_settings(
     first: Sequence[Setting], second: Sequence[Setting], labels: Labels
 ) -> tuple[list[tuple[Setting, Setting]], list[str]]:
-    """Settings that agree in all that varies within the runs; a choice that sets the runs apart as wholes may differ."""
+    """Pairs settings that agree in all that varies within the runs.
+
+    A choice that sets the runs apart as wholes may differ.
+    """
     sides = (first, second)
     fields = {
         field
@@ -163,9 +166,10 @@ def pair_settings(
 def match_batches(
     first: Record, second: Record, contents: tuple[ContentsOf, ContentsOf]
 ) -> tuple[list[tuple[int, int]], str]:
-    """Batches, by their numbers in both, that hold the same examples in the same order; and how that is known.
+    """Finds the batches that hold the same examples in the same order, and says how that is known.
 
-    Hashes tell it where both runs have one key. Else the examples are read again, or, where they are gone, described.
+    Each is given by its number in both runs. Hashes tell it where both runs have one key. Else the
+    examples are read again, or, where they are gone, described.
     """
     found = _pair_batches(first, second, _read_hashes(first), _read_hashes(second))
     if found:
@@ -181,7 +185,7 @@ def match_batches(
 
 
 def conclude_comparison(comparison: Comparison) -> Iterator[str]:
-    """What may be said of the leading metric, setting by setting."""
+    """Says what the leading metric allows to say, setting by setting."""
     for one in comparison.settings:
         found = [
             difference for difference in one.differences if difference.metric == comparison.metric
@@ -202,7 +206,8 @@ def conclude_comparison(comparison: Comparison) -> Iterator[str]:
         unit = " points" if said.unit == "fraction" else ""
         told = f"{where}{words[said.reading]}: {said.metric} changed by {write_change(said)}{unit}"
         yield (
-            f"{told}, over {write_count(one.batches, 'client batch', 'client batches')} that both have."
+            f"{told}, over {write_count(one.batches, 'client batch', 'client batches')} "
+            "that both have."
         )
         if said.reading == LESS and one.doubts:
             yield (
@@ -220,7 +225,7 @@ def conclude_comparison(comparison: Comparison) -> Iterator[str]:
 
 
 def print_comparison(console: Console, comparison: Comparison, names: tuple[str, str]) -> None:
-    """What differs, a table for each pair of settings, and the answer last."""
+    """Prints what differs, a table for each pair of settings, and the answer last."""
     for letter, name in zip("AB", names, strict=True):
         console.print(f"{letter}: {name}", soft_wrap=True)
     for one in comparison.settings:
@@ -241,7 +246,7 @@ def print_comparison(console: Console, comparison: Comparison, names: tuple[str,
 
 
 def write_change(one: Difference) -> str:
-    """`-35.2 [-50.1, -20.3]`."""
+    """Writes `-35.2 [-50.1, -20.3]`."""
     mean, low, high = (
         _write_signed(value, one.unit)
         for value in (one.change.mean, one.change.low, one.change.high)
@@ -298,7 +303,7 @@ class _Columns:
 
 
 def _pair_columns(one: Setting, other: Setting) -> Iterator[_Columns]:
-    """The worst case over all attacks where there are several, then every attack that both runs have."""
+    """Pairs the worst case where there are several attacks, then every attack that both have."""
     metrics = [name for name in one.metrics() if name in other.metrics()]
     partners = _pair_attacks(one, other)
     if len(one.attacks) > 1 or len(other.attacks) > 1 or not partners:
@@ -315,7 +320,7 @@ def _pair_columns(one: Setting, other: Setting) -> Iterator[_Columns]:
 
 
 def _pair_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
-    """Attacks with the same fields, and those of one name where each run has one of it."""
+    """Pairs attacks with the same fields, and those of one name where each run has one of it."""
     exactly = {_make_key(ran.attack.spec): ran for ran in other.attacks}
     names = [[ran.attack.spec.get("name") for ran in side.attacks] for side in (one, other)]
     alone = {ran.attack.spec.get("name"): ran for ran in other.attacks}
@@ -332,7 +337,10 @@ def _pair_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
 def _find_places(
     one: Setting, other: Setting, batches: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
-    """Of each example of a shared batch its place in both columns, and its batch; draws of a batch are paired in order."""
+    """Finds the place of each example of a shared batch in both columns, with its batch.
+
+    Draws of a batch are paired in order.
+    """
     first, second = _find_examples(one), _find_examples(other)
     found = []
     for mine, theirs in batches:
@@ -350,7 +358,7 @@ def _find_places(
 
 
 def _find_examples(setting: Setting) -> dict[int, list[int]]:
-    """The places of a batch's examples in every column."""
+    """Finds the places of a batch's examples in every column."""
     found: dict[int, list[int]] = {}
     for place, batch in enumerate(setting.attacks[0].columns.batches):
         found.setdefault(batch, []).append(place)
@@ -360,7 +368,7 @@ def _find_examples(setting: Setting) -> dict[int, list[int]]:
 def _measure_difference(
     setting: Setting, columns: _Columns, places: Sequence[tuple[int, int, int]]
 ) -> Difference | None:
-    """Over the examples that have a value in both."""
+    """Measures the difference over the examples that have a value in both."""
     found = [(columns.first[a], columns.second[b], batch) for a, b, batch in places]
     kept = [(a, b, batch) for a, b, batch in found if a is not None and b is not None]
     if not kept:
@@ -379,7 +387,7 @@ def _measure_difference(
 
 
 def _list_changes(first: Record, second: Record) -> Iterator[ChangedChoice]:
-    """What the two audits chose differently, scores aside."""
+    """Lists what the two audits chose differently, scores aside."""
     for field in dict.fromkeys([*first.spec, *second.spec]):
         one, other = first.spec.get(field), second.spec.get(field)
         if field != "metrics" and _make_key(one) != _make_key(other):
@@ -409,7 +417,7 @@ def _explain_mismatch(first: Record, second: Record) -> str:
 def _pair_batches(
     first: Record, second: Record, one: Identities, other: Identities
 ) -> list[tuple[int, int]]:
-    """The batches of both that hold the same; those that hold it twice are paired in order."""
+    """Pairs the batches that hold the same; those that hold it twice are paired in order."""
     places: dict[Hashable, list[int]] = {}
     for batch, held in _group_by_batch(second, other).items():
         places.setdefault(held, []).append(batch)
@@ -421,7 +429,7 @@ def _pair_batches(
 
 
 def _group_by_batch(record: Record, identities: Identities) -> dict[int, Hashable]:
-    """What each batch holds, in order; batches of which some example is not known are left out."""
+    """Lists what each batch holds, and leaves out those of which some example is not known."""
     held: dict[int, list[Hashable]] = {}
     for secret in record.secrets:
         if secret.batch < record.data.batches:  # later ones are further draws of these
@@ -436,7 +444,7 @@ def _read_hashes(record: Record) -> Identities:
 
 
 def _describe_examples(record: Record) -> Identities:
-    """Each example by data set, row and length, where its row is known."""
+    """Describes each example by data set, row and length, where its row is known."""
     data = record.spec.get("data")
     source = (
         _make_key({name: value for name, value in data.items() if name != "rows"})

@@ -1,4 +1,4 @@
-"""Consoles, and tables cut so that they fit them."""
+"""The terminal: its width, the look of tables, and tables cut so that they fit it."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 def open_console(to_stderr: bool = False) -> Console:
-    """The terminal, or plain text of a fixed width where output is piped."""
+    """Opens the terminal, or plain text of a fixed width where output is piped."""
     stream = sys.stderr if to_stderr else sys.stdout
     ask_terminal = stream.isatty() or "COLUMNS" in os.environ
     return Console(
@@ -27,7 +27,7 @@ def open_console(to_stderr: bool = False) -> Console:
 
 
 def build_table() -> Table:
-    """An empty table in the house's look."""
+    """Builds an empty table in the house's look."""
     return Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -40,7 +40,7 @@ def build_table() -> Table:
 def split_to_fit(
     console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
 ) -> Iterator[Table]:
-    """As few tables as hold all items, each with as many of them as fit the width."""
+    """Builds as few tables as hold all items, each with as many of them as fit the width."""
     unlimited = console.options.update(max_width=10_000)
     rest = list(items)
     while rest:

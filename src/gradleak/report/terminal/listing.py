@@ -38,7 +38,10 @@ class CellRow:
 
 
 def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> None:
-    """The records of a folder, by file name: as a table where it fits the width, else one below the other."""
+    """Prints the records of a folder, by file name.
+
+    They stand in a table where it fits the width, else one below the other.
+    """
     table = build_folder_table(records)
     if (
         console.measure(table, options=console.options.update(max_width=10_000)).maximum
@@ -71,7 +74,7 @@ def _choose_metric(record: Record) -> str:
 
 
 def _describe_record(record: Record) -> tuple[str, str, str, str]:
-    """Target, data, defense and attacks."""
+    """Names target, data, defense and attacks."""
     spec = record.spec
     defense = write_chain(spec.get("defenses"))
     return (
@@ -83,7 +86,7 @@ def _describe_record(record: Record) -> tuple[str, str, str, str]:
 
 
 def build_folder_table(records: Sequence[tuple[str, Record]]) -> Table:
-    """The records of a folder, by file name."""
+    """Builds a table of the records of a folder, by file name."""
     table = build_table()
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
@@ -105,7 +108,10 @@ def build_folder_table(records: Sequence[tuple[str, Record]]) -> Table:
 
 
 def build_cell_tables(console: Console, rows: Sequence[CellRow]) -> Iterator[Table]:
-    """One row a cell, as many metrics side by side as fit; the worst case over a cell's attacks, blind below it."""
+    """Builds a row for each cell, with as many metrics side by side as fit.
+
+    It has the worst case over a cell's attacks, blind below it.
+    """
     present = {name for row in rows if row.record for name in row.record.worst_case}
     metrics = [name for name in CELL_METRICS if name in present] or ["rouge1"]
     axes = list(dict.fromkeys(axis for row in rows for axis in row.axes))

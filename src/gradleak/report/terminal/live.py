@@ -35,13 +35,16 @@ class Blackboard(Protocol):
 
 
 class TerminalDisplay:
-    """Watches an audit on a console. Where that is no terminal only single lines are said, and nothing at all if `quiet`."""
+    """Watches an audit on a console.
+
+    Where that is no terminal it says single lines only, and nothing at all if `quiet`.
+    """
 
     def __init__(self, console: Console, *, quiet: bool = False, show_guesses: bool = True) -> None:
         self.console, self.quiet, self.show_guesses = console, quiet, show_guesses
 
     def say(self, sentence: str) -> None:
-        """One line of news."""
+        """Says one line of news."""
         if not self.quiet:
             self.console.print(Text(make_printable(sentence), style="dim"))
 
@@ -52,7 +55,7 @@ class TerminalDisplay:
             yield
             return
         view = LiveView(title, progress, self.show_guesses)
-        # Live's own thread asks for the view, so the attack is never called from here nor calls anybody
+        # Live's own thread asks for the view: the attack is not called from here and calls nobody
         with Live(
             get_renderable=view.draw,
             console=self.console,
@@ -72,7 +75,7 @@ class LiveView:
         )
 
     def draw(self) -> RenderableType:
-        """The bar, and below it the sentences of the current guess."""
+        """Draws the bar, and below it the sentences of the current guess."""
         done, total = self.progress.done, self.progress.total
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=total or None, completed=done, width=BAR, pulse=not total)

@@ -20,7 +20,7 @@ PointColumn = tuple[str, Callable[[Point], str]]
 
 
 def print_heat_map(console: Console, heat_map: HeatMap) -> None:
-    """The map, then word-for-word matches and failed searches in the same order, then what may be concluded."""
+    """Prints the map, then word-for-word matches, failed searches, and what may be concluded."""
     console.print(Text(f"Leak map: {heat_map.metric}{_describe_axes(heat_map)}", style="bold"))
     console.print(maps.describe_setup(heat_map), style="dim")
     console.print()
@@ -105,7 +105,7 @@ def _describe_axes(heat_map: HeatMap) -> str:
 
 
 def print_tradeoff(console: Console, tradeoff: Tradeoff) -> None:
-    """A row a setting, in the order asked for; then what may be concluded."""
+    """Prints a row for each setting, in the order asked for, then what may be concluded."""
     fraction = tradeoff.points[0].leak.unit == "fraction"
     percent = ", leak in %" if fraction else ""
     console.print(

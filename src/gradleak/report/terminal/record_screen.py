@@ -1,4 +1,4 @@
-"""One record on a terminal: what was audited, what updates say, guesses, scores, flags, conclusion."""
+"""One record on a terminal: what was audited, what updates say, guesses, scores, conclusion."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -43,7 +43,10 @@ def print_record(
     with_trace: bool = False,
     full: bool = False,
 ) -> None:
-    """Draws the record. Without `guesses` none is drawn: a good one is the private text. `full`: legacy metrics too."""
+    """Prints the record; without `guesses` none of them, since a good one is the private text.
+
+    `full` adds legacy metrics.
+    """
     console.print(
         Text(
             f"Audit {record.id}" + (f" of a {record.target.model}" if record.target.model else ""),
@@ -114,7 +117,10 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
 
 
 def describe_stage(stage: StageRecord) -> str:
-    """What one attack of several did: `span: 3 batches, 3 proven, 100.0 % word for word, 20 s; refused 1 batch: …`."""
+    """Says what one attack of several did.
+
+    `span: 3 batches, 3 proven, 100.0 % word for word, 20 s; refused 1 batch: …`
+    """
     exact = stage.scores.get("exact_match")
     scored = (
         "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
@@ -129,7 +135,7 @@ def describe_stage(stage: StageRecord) -> str:
 
 
 def describe_fate(fate: FateRecord) -> str:
-    """`refused 2 batches: …`, or with what else kept an attack from its guesses."""
+    """Says `refused 2 batches: …`, or what else kept an attack from its guesses."""
     batches = write_count(len(fate.batches), "batch", "batches")
     words = {
         "refused": "refused",
@@ -145,7 +151,7 @@ def describe_fate(fate: FateRecord) -> str:
 
 
 def describe_audit(record: Record) -> str:
-    """Everything that was held fixed, and what it took."""
+    """Lists everything that was held fixed, and what it took."""
     spec = record.spec
     seconds = sum(attack.cost.seconds for attack in record.attacks.values())
     parts = [
@@ -164,7 +170,7 @@ def describe_audit(record: Record) -> str:
 
 
 def build_findings_table(record: Record) -> Table | None:
-    """One line a kind of finding, over all batches; none where nothing was read."""
+    """Builds a line for each kind of finding, over all batches; none where nothing was read."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -195,11 +201,12 @@ def _describe_findings(name: str, found: Sequence[FindingRecord], batches: int) 
 
 
 def _describe_amount(name: str, found: Sequence[FindingRecord]) -> str:
-    """How much was read; the numbers themselves where these are what was counted."""
+    """Says how much was read, or the numbers themselves where these are what was counted."""
     if name == "bag_of_words":
         return f"{write_number(_average([one.count for one in found]), 'words')} words a batch"
     if name == "distinct_tokens":
-        return f"{write_number(_average([value for one in found for value in one.values]), 'inputs')} a batch"
+        average = _average([value for one in found for value in one.values])
+        return f"{write_number(average, 'inputs')} a batch"
     return ""
 
 
@@ -227,7 +234,7 @@ def _average(values: Sequence[float]) -> float | None:
 def build_guess_table(
     record: Record, attack: AttackRecord, secrets: Secrets, shown: int = SHOWN
 ) -> Table:
-    """The first examples and what the attack made of them."""
+    """Builds a table of the first examples and what the attack made of them."""
     hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
     table = _build_grid()
     for number_shown, example in enumerate(attack.examples[:shown], start=1):
@@ -240,7 +247,7 @@ def build_guess_table(
 
 
 def build_trace_tables(attack: AttackRecord, secrets: Secrets) -> Iterator[tuple[str, Table]]:
-    """The guesses of every batch as the search went on."""
+    """Builds a table for each batch of its guesses as the search went on."""
     for batch in attack.batches:
         table = _build_grid()
         for step, sentences in batch.guesses:
@@ -272,7 +279,7 @@ def _draw_guess(example: ExampleRecord, secret: str | None) -> Text:
 
 
 def _draw_traced_guess(sentence: str, batch: BatchRecord, sentences: int, secrets: Secrets) -> Text:
-    """Coloured where the batch has one example: on the way, guesses are not yet aligned to secrets."""
+    """Colours a guess where its batch has one example: others are not yet aligned to secrets."""
     secret = secrets.get((batch.batch, 0)) if sentences == 1 else None
     return Text(make_printable(sentence)) if secret is None else colour_words(secret, sentence)
 
@@ -282,7 +289,8 @@ def _describe_losses(batch: BatchRecord) -> str:
         return ""
     (_, first), (step, last) = batch.losses[0], batch.losses[-1]
     return (
-        f": objective {write_number(first, 'objective')} at the start, {write_number(last, 'objective')} "
+        f": objective {write_number(first, 'objective')} at the start, "
+        f"{write_number(last, 'objective')} "
         f"at step {step}"
     )
 
@@ -295,18 +303,18 @@ def _build_grid() -> Table:
 
 
 def has_pictures(attack: AttackRecord) -> bool:
-    """Whether its guesses are pictures."""
+    """Whether an attack's guesses are pictures."""
     return any(is_picture(example.guess) for example in attack.examples)
 
 
 def describe_picture(example: ExampleRecord) -> Text:
-    """What a picture's guess scored."""
+    """Says what a picture's guess scored."""
     values = [f"{name} {value:.3g}" for name, value in example.values.items() if value is not None]
     return Text("a picture: " + ", ".join(values), style="dim")
 
 
 def draw_picture_grid(attack: AttackRecord, secrets: Mapping[tuple[int, int], str]) -> bytes:
-    """A PNG file of all guesses, each below its secret where that may be shown."""
+    """Draws a PNG file of all guesses, each below its secret where that may be shown."""
     return draw_grid(
         [
             (secrets.get((one.batch, one.position)), one.guess)

@@ -15,7 +15,7 @@ LEGACY = "_legacy"
 
 
 def build_score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
-    """One table, or several where the attacks do not fit beside one another; the worst case comes last."""
+    """Builds as many tables as attacks need to fit side by side; the worst case is last."""
     columns: list[Column] = [(name, attack.scores) for name, attack in record.attacks.items()]
     if len(columns) > 1:
         columns.append((WORST, record.worst_case))
@@ -28,7 +28,10 @@ def build_score_tables(console: Console, record: Record, full: bool = False) -> 
 
 
 def find_hidden(record: Record) -> set[str]:
-    """Legacy metrics that stand beside the honest ones they repeat: for comparison with published tables, on request."""
+    """Finds legacy metrics that stand beside the honest ones they repeat.
+
+    They are for comparison with published tables, and shown on request.
+    """
     metrics = {metric for attack in record.attacks.values() for metric in attack.scores}
     return {
         metric
