@@ -21,7 +21,7 @@ COMMAND = "import sys\nfrom gradleak.cli import main\nsys.exit(main(sys.argv[1:]
 # Ends the process when the attack has made its first step, which the blackboard that displays read tells of
 TO_FIRST_STEP = """
 import contextlib, os, sys, threading, time
-from gradleak.report.live import TerminalDisplay
+from gradleak.report.terminal.live import TerminalDisplay
 
 @contextlib.contextmanager
 def watch(display, title, progress):

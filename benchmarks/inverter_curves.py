@@ -41,7 +41,7 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.core.trainable import ClientSetting
 from gradleak.metrics.perceptual import opened_weights, perceptual_distance
 from gradleak.records.statistics import interval
-from gradleak.report.curve_picture import Curve, CurvePoint, curves_svg
+from gradleak.report.pictures.curve_picture import Curve, CurvePoint, draw_curves
 from gradleak.targets.image_classifier import ImageClassifier
 from gradleak.training.image_classifier import ImageTraining, train_image_classifier
 
@@ -185,7 +185,7 @@ def draw(out: Path, points: list[dict[str, Any]]) -> None:
             for defense in defenses
         ]
         title = f"Learning to Invert: {metric.upper()} by {'size' if one['figure'] == 'size' else 'kind'} of the public set"
-        (out / f"{metric}.svg").write_text(curves_svg(title, ACROSS[one["figure"]], metric.upper(), curves, [note]))
+        (out / f"{metric}.svg").write_text(draw_curves(title, ACROSS[one["figure"]], metric.upper(), curves, [note]))
     (out / "results.md").write_text("\n".join(page(points, metrics)) + "\n")
 
 

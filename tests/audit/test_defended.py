@@ -9,7 +9,7 @@ import pytest
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import GuaranteeRecord, Record
-from gradleak.report.guarantees import UNEXPLAINED, epsilons, guarantee_lines
+from gradleak.report.privacy import UNEXPLAINED, write_epsilons, write_guarantees
 
 
 def audited(defenses: Sequence[str], **changes: Any) -> Record:
@@ -62,13 +62,13 @@ def test_noise_of_the_server_is_said_to_come_too_late() -> None:
     pytest.importorskip("opacus")
     record = audited(["central_dp"], attacks=["dlg:steps=2"])
     assert raised(record) == {"dlg": {"seen_before_defense"}}
-    assert all("not against the server" in line for line in guarantee_lines(record))
+    assert all("not against the server" in line for line in write_guarantees(record))
 
 
 def test_a_record_says_which_accountant_found_which_epsilon() -> None:
     pytest.importorskip("opacus")
     record = audited(["dp_sgd:noise_multiplier=1,clip=0.5,sampling_rate=0.01,steps=1000"], attacks=["dlg:steps=2"], draws=2)
-    alone, run = guarantee_lines(Record.from_json(record.to_json()))
+    alone, run = write_guarantees(Record.from_json(record.to_json()))
     assert alone == (
         "dp_sgd, one release, per example: ε 4.377 (analytic Gaussian), ε 4.387 (PRV (Opacus)), ε 4.729 (RDP (Opacus)) at δ 1e-05"
     )
@@ -86,11 +86,11 @@ def test_a_record_says_why_there_is_no_epsilon(kept: bool) -> None:
         ("0.01", "ε not known: the privacy loss is too large for this accountant to compute (PRV (Opacus)), ε 5612 (RDP"),
     ):
         record = audited([f"dp_sgd:noise_multiplier={noise},sampling_rate=1,steps=1"], attacks=["blind"])
-        alone, _ = guarantee_lines(Record.from_json(record.to_json()) if kept else record)
+        alone, _ = write_guarantees(Record.from_json(record.to_json()) if kept else record)
         assert expected in alone
 
 
 def test_a_record_of_before_reasons_were_kept_says_that_epsilon_is_not_known() -> None:
     old = GuaranteeRecord("dp_sgd", "whole run", "example", "PRV (Opacus)", None, 1e-5)
-    assert list(epsilons([old])) == [f"ε {UNEXPLAINED} (PRV (Opacus))"]
+    assert list(write_epsilons([old])) == [f"ε {UNEXPLAINED} (PRV (Opacus))"]
     assert UNEXPLAINED.startswith("not known: ")

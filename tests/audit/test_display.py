@@ -36,8 +36,8 @@ def test_progress_never_references_the_display() -> None:
 
 
 def test_both_watchers_are_displays() -> None:
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
 
     assert isinstance(Silent(), Display)
     assert isinstance(TerminalDisplay(open_console()), Display)

@@ -9,7 +9,7 @@ import torch
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches, update_norm
 from gradleak.records.schema import NoiseRecord, Record
-from gradleak.report.guarantees import noise_size
+from gradleak.report.privacy import describe_noise
 
 
 def audited(**changes: Any) -> tuple[AuditSpec, Record]:
@@ -29,7 +29,7 @@ def test_the_ratio_is_of_what_is_seen_and_by_tensor() -> None:
     assert record.noise is not None
     assert (record.noise.least, record.noise.ratio, record.noise.most) == pytest.approx(tuple(ratios))
     assert set(record.noise.by_tensor) == set(seen[0].update.tensors)
-    told = noise_size(record)
+    told = describe_noise(record)
     assert told is not None and told.startswith(f"{record.noise.ratio:.3g} times the norm of what is seen")
 
 
@@ -46,12 +46,12 @@ def test_clipping_comes_before_the_comparison_and_batches_share_their_noise() ->
 def test_a_range_over_batches_is_told_only_where_its_ends_read_differently() -> None:
     _, record = audited()
     same, apart = (replace(record, noise=NoiseRecord(1.9, 1.9, most, {})) for most in (1.9001, 2.3))
-    assert noise_size(same) == "1.9 times the norm of what is seen"
-    assert noise_size(apart) == "1.9 times the norm of what is seen (1.9 to 2.3 over the batches)"
+    assert describe_noise(same) == "1.9 times the norm of what is seen"
+    assert describe_noise(apart) == "1.9 times the norm of what is seen (1.9 to 2.3 over the batches)"
 
 
 @pytest.mark.parametrize("defenses", [[], ["sign"], ["masking:fraction_zeroed=0.5"], ["gaussian_noise:std=0"], ["central_dp"]])
 def test_where_nothing_adds_noise_to_what_is_seen_there_is_no_ratio(defenses: list[str]) -> None:
     _, record = audited(defenses=defenses)
-    assert record.noise is None and noise_size(record) is None
+    assert record.noise is None and describe_noise(record) is None
     assert Record.from_json(record.to_json()) == record

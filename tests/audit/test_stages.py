@@ -18,7 +18,7 @@ from gradleak.core.attack import Bench, Cost, Reconstruction, Stage
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.records.schema import Record
-from gradleak.report.terminal import print_record
+from gradleak.report.terminal.record_screen import print_record
 
 
 def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks(tmp_path: Path) -> None:

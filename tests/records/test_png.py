@@ -8,7 +8,7 @@ import pytest
 
 from gradleak.records import png
 from gradleak.records.errors import RecordError
-from gradleak.records.grid import A_ROW, GAP, SHORTEST_SIDE, grid
+from gradleak.records.png import A_ROW, GAP, SHORTEST_SIDE, draw_grid
 
 RANDOM = np.random.default_rng(0)
 
@@ -56,7 +56,7 @@ def test_what_is_no_png_is_refused(content: bytes) -> None:
 
 def test_a_grid_has_secrets_above_guesses_and_guesses_alone_where_those_are_hidden() -> None:
     dark, bright = (png.data_uri(png.Pixels((32, 32, 3), bytes([shade]) * 3072)) for shade in (10, 240))
-    shown, hidden = (png.read(grid([(secret, bright)] * (A_ROW + 1))).array() for secret in (dark, None))
+    shown, hidden = (png.read(draw_grid([(secret, bright)] * (A_ROW + 1))).array() for secret in (dark, None))
     side = SHORTEST_SIDE + GAP
     assert shown.shape == (4 * side, A_ROW * side, 3) and hidden.shape == (2 * side, A_ROW * side, 3)
     assert shown[0, 0, 0] == 10 and shown[side, 0, 0] == 240 and hidden[0, 0, 0] == 240

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from scipy.stats import beta, norm, t
 
-from gradleak.records.statistics import bootstrap_mean, clopper_pearson, interval, paired_difference, student_quantile
+from gradleak.records.statistics import bootstrap_mean, clopper_pearson, interval, paired_difference
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
@@ -129,11 +129,14 @@ def test_values_without_partner_or_cluster_are_refused() -> None:
         interval([1.0, 0.0], clusters=[1])
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 5, 30, 200])
-def test_students_quantile_is_scipys(freedom: int) -> None:
-    from scipy.stats import t
-
-    assert student_quantile(0.975, freedom) == pytest.approx(float(t.ppf(0.975, freedom)), rel=1e-3)
+@pytest.mark.parametrize("n", [2, 3, 6, 31])
+def test_a_bootstrap_interval_is_as_wide_as_students_t_makes_it(n: int) -> None:
+    values = np.random.default_rng(n).random(n).tolist()
+    plain, found = bootstrap_mean(values), paired_difference(values, [0.0] * n)
+    wider = np.sqrt(n / (n - 1)) * t.ppf(0.975, n - 1) / norm.ppf(0.975)
+    assert found.mean == pytest.approx(plain.mean)
+    ends = [plain.mean + side * wider for side in (plain.low - plain.mean, plain.high - plain.mean)]
+    assert (found.low, found.high) == pytest.approx((max(ends[0], -1.0), min(ends[1], 1.0)), rel=1e-3)
 
 
 def test_two_examples_say_almost_nothing() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report.html import html
-from gradleak.report.run_report import build_report
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import write_html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 QUIET = (
@@ -43,7 +43,7 @@ def page(tmp_path: Path, make_record: Make) -> str:
     noise = {**one.spec, "defenses": [{"name": "gaussian_noise", "std": 0.1}]}
     write_record(tmp_path, one)
     write_record(tmp_path, replace(make_record(("tag",), 0.1, kept=True, flags=("near_chance",)), spec=noise))
-    return html(build_report(tmp_path, lambda record: {}))
+    return write_html(build_report(tmp_path, lambda record: {}))
 
 
 def shown(browser: str, folder: Path, page: str, script: str = "", proxy: str = "") -> str:
@@ -67,7 +67,8 @@ def visible(dom: str) -> list[str]:
 def test_verdict_heat_map_and_redacted_gallery_are_there(browser: str, page: str, tmp_path: Path) -> None:
     dom = shown(browser, tmp_path, page)
     assert "1 of 2 settings leak" in dom
-    assert dom.count('class="cell"') == 3
+    heat = dom[dom.index('id="heat"') : dom.index('id="heat-table"')]
+    assert heat.count('fill="#') == 3
     assert sorted(visible(dom)) == ["dlg", "tag", "tag"]
     assert "3 of 3 shown" in dom
     assert "4471" not in dom

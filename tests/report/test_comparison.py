@@ -12,7 +12,7 @@ from gradleak.records.settings import settings_of
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.store import write_record
 from gradleak.records.summary import read_summaries
-from gradleak.report.comparison import LESS, MORE, SAME, Comparison, Difference, Identities, compare, sentences
+from gradleak.report.terminal.comparison import LESS, MORE, SAME, Comparison, Difference, Identities, compare, conclude_comparison
 
 Make = Callable[..., Record]
 ROUGE = Score(0.5, 0.4, 0.6, 0.2, 0.1, 0.3, "fraction", "higher", 4)
@@ -100,6 +100,6 @@ def test_less_by_attacks_that_failed_is_said_to_be_in_doubt(tmp_path: Path, make
     second = scored(make_record, [0.1, 0.2, 0.05] * 4, letters, batch_size=1)
     failed = make_record(("tag",), flags=("search_failed",)).attacks["tag"].flags
     flagged = replace(second, attacks={"tag": replace(second.attacks["tag"], flags=failed)})
-    said = " ".join(sentences(compared(tmp_path, first, flagged)))
+    said = " ".join(conclude_comparison(compared(tmp_path, first, flagged)))
     assert "Less leaks in B than in A" in said
     assert "In doubt: search_failed in B" in said

@@ -10,10 +10,9 @@ from rich.console import Console
 from gradleak.records.judgement import Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
-from gradleak.report.heat_colours import contrast, ink, paper
-from gradleak.report.heat_map import Absent, HeatCell, HeatMap, Lead, conclusions
-from gradleak.report.heat_picture import svg
-from gradleak.report.heat_table import print_heat_map
+from gradleak.report.pictures.heat_grid import choose_ink, measure_contrast, mix_paper
+from gradleak.report.pictures.heat_map import Absent, HeatCell, HeatMap, Lead, conclude, draw_heat_map
+from gradleak.report.terminal.map_and_tradeoff import print_heat_map
 
 SVG = "{http://www.w3.org/2000/svg}"
 MEANS = {(1, "whole"): 0.912, (1, "query"): 0.134, (2, "whole"): 0.876, (2, "query"): 0.243}
@@ -71,7 +70,7 @@ def printed(heat_map: HeatMap, terminal: bool = False) -> str:
 
 
 def test_the_picture_is_xml_and_holds_every_value_with_words_for_each_cell(heat_map: HeatMap) -> None:
-    root = ElementTree.fromstring(svg(heat_map))
+    root = ElementTree.fromstring(draw_heat_map(heat_map))
     texts = [text.text for text in root.iter(f"{SVG}text")]
     for value in ("91.2", "13.4?", "87.6", "24.3", "89.4", "18.9", "layer 1", "whole", "key", "500", "5.00 %"):
         assert value in texts
@@ -84,7 +83,7 @@ def test_the_picture_is_xml_and_holds_every_value_with_words_for_each_cell(heat_
 
 
 def test_the_picture_needs_nothing_else_and_adapts_to_the_dark(heat_map: HeatMap) -> None:
-    picture = svg(heat_map)
+    picture = draw_heat_map(heat_map)
     assert picture.count("http") == 1  # the namespace
     assert "prefers-color-scheme: dark" in picture
 
@@ -98,25 +97,25 @@ def test_the_table_holds_every_value_without_colour_and_with_it(heat_map: HeatMa
 
 def test_low_cells_are_in_doubt_only_where_the_search_failed(heat_map: HeatMap) -> None:
     assert [(cell.layer, cell.module) for cell in heat_map.cells if heat_map.in_doubt(cell)] == [(1, "query")]
-    told = " ".join(conclusions(heat_map))
+    told = " ".join(conclude(heat_map))
     assert "? may be more: the search failed" in told
     assert "3 of 4 views leak; 1 could not be judged." in told
     assert "in 2 of 4 cells" in told
 
 
 def test_who_leaks_most_is_said_with_its_doubts(heat_map: HeatMap) -> None:
-    told = " ".join(conclusions(heat_map))
+    told = " ".join(conclude(heat_map))
     assert "query leaks most: rouge1 18.9 [8.9, 28.9], blind 5.0, mean of 2 layers, each with 5.00 % of the parameters." in told
     assert "That is 10.0 [-2.0, 20.0] more than value, the next: chance may have put it first." in told
     assert "Whole layers: 89.4" in told
     assert "– key, in 2 of 2 layers: It is frozen." in told
     assert "examples were attacked" not in told
-    assert "3 examples were attacked" in " ".join(conclusions(replace(heat_map, examples=3)))
+    assert "3 examples were attacked" in " ".join(conclude(replace(heat_map, examples=3)))
 
 
 def test_without_an_objective_low_is_not_called_safe(heat_map: HeatMap) -> None:
     blind = replace(heat_map, cells=tuple(replace(cell, search_failed=None) for cell in heat_map.cells))
-    assert "cannot be told from a view that hides" in " ".join(conclusions(blind))
+    assert "cannot be told from a view that hides" in " ".join(conclude(blind))
     assert "Search failed" not in printed(blind)
 
 
@@ -130,9 +129,9 @@ def test_of_metrics_that_fall_the_lowest_is_darkest_and_other_units_are_scaled_t
 def test_a_metric_that_applies_to_nothing_is_said_to(heat_map: HeatMap) -> None:
     empty = replace(heat_map, cells=tuple(replace(cell, scores={"rouge1": score(None)}) for cell in heat_map.cells))
     assert "rouge1 applies to none of these examples" in printed(empty)
-    ElementTree.fromstring(svg(empty))
+    ElementTree.fromstring(draw_heat_map(empty))
 
 
 @pytest.mark.parametrize("leak", [place / 20 for place in range(21)])
 def test_ink_can_be_read_on_every_paper(leak: float) -> None:
-    assert contrast(paper(leak), ink(leak)) >= 4.5  # WCAG 2, level AA
+    assert measure_contrast(mix_paper(leak), choose_ink(leak)) >= 4.5  # WCAG 2, level AA

@@ -8,7 +8,7 @@ import pytest
 
 import gradleak
 
-FILES = sorted((Path(gradleak.__file__).parent / "report").glob("*.py"))
+FILES = sorted((Path(gradleak.__file__).parent / "report").rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from gradleak.report.live import TerminalDisplay, View
+from gradleak.report.terminal.live import LiveView, TerminalDisplay
 
 
 @dataclass
@@ -23,7 +23,7 @@ def console(terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=file, force_terminal=terminal, width=80), file
 
 
-def drawn(view: View) -> str:
+def drawn(view: LiveView) -> str:
     screen, file = console(False)
     screen.print(view.draw())
     return file.getvalue()
@@ -64,7 +64,7 @@ def test_shows_steps_objective_and_time_left(monkeypatch: pytest.MonkeyPatch) ->
     clock = iter([0.0, 10.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     board = Board(10, 100, 0.25)
-    view = View("tag", board, show_guesses=True)
+    view = LiveView("tag", board, show_guesses=True)
     first = drawn(view).replace("\n", " ")
     board.done = 20
     second = drawn(view).replace("\n", " ")
@@ -75,5 +75,5 @@ def test_shows_steps_objective_and_time_left(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_guesses_of_private_data_can_be_kept_off_the_screen() -> None:
     board = Board(1, 2, float("nan"), ("my pin",))
-    assert "my pin" in drawn(View("tag", board, show_guesses=True))
-    assert "my pin" not in drawn(View("tag", board, show_guesses=False))
+    assert "my pin" in drawn(LiveView("tag", board, show_guesses=True))
+    assert "my pin" not in drawn(LiveView("tag", board, show_guesses=False))

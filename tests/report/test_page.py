@@ -14,9 +14,9 @@ from gradleak.cli import main
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report import pdf as printing
-from gradleak.report.html import html
-from gradleak.report.run_report import build_report
+from gradleak.report.page import forms as printing
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import write_html
 
 Make = Callable[..., Record]
 Captured = pytest.CaptureFixture[str]
@@ -38,7 +38,7 @@ def run(tmp_path: Path, make_record: Make) -> Path:
 
 @pytest.fixture
 def page(run: Path) -> str:
-    return html(build_report(run, lambda record: {}))
+    return write_html(build_report(run, lambda record: {}))
 
 
 def test_the_sentence_comes_first_and_the_threat_model_before_all_guesses(page: str) -> None:

@@ -24,8 +24,8 @@ from gradleak.core.attack import Progress
 from gradleak.datasets import Canaries, resolve_dataset
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report.listing import print_folder
-from gradleak.report.terminal import line
+from gradleak.report.naming import write_component
+from gradleak.report.terminal.listing import print_folder
 from gradleak.study import engine
 from gradleak.study.cells import read_study
 from gradleak.study.grid import run_cells
@@ -76,7 +76,7 @@ def test_a_misspelt_command_is_answered_with_one_suggestion(capsys: Captured) ->
 
 def test_components_read_as_on_the_command_line() -> None:
     described = {"name": "parts", "layers": "", "modules": ["query", "key"], "fused": True, "of": {"name": "tag", "steps": 3}}
-    assert line(described) == "parts:modules=[query,key],fused=true,of=tag:steps=3"
+    assert write_component(described) == "parts:modules=[query,key],fused=true,of=tag:steps=3"
 
 
 def test_a_map_is_of_data_that_everybody_has() -> None:

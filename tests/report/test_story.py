@@ -9,8 +9,9 @@ import pytest
 
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.store import write_record
-from gradleak.report.model import Story
-from gradleak.report.run_report import build_report
+from gradleak.report.page.build import build_report
+from gradleak.report.page.opening import Opening
+from gradleak.report.page.story import Story
 
 Make = Callable[..., Record]
 
@@ -18,7 +19,7 @@ Make = Callable[..., Record]
 def told(folder: Path, *records: Record) -> Story:
     for record in records:
         write_record(folder, record)
-    return build_report(folder, lambda record: {}).story
+    return build_report(folder, lambda record: {}).find(Opening).story
 
 
 def with_exact(record: Record, share: float, n: int, **knowledge: tuple[str, ...]) -> Record:

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from gradleak.records.judgement import judge_record
 from gradleak.records.schema import FindingRecord, Record, Score
-from gradleak.report.listing import Row, cell_tables, folder_table
-from gradleak.report.numbers import duration, gain, mean_and_interval, number
-from gradleak.report.reconstructions import kept_secrets
-from gradleak.report.terminal import line, print_record
+from gradleak.report.naming import write_component
+from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
+from gradleak.report.shown_guesses import find_kept_secrets
+from gradleak.report.terminal.listing import CellRow, build_cell_tables, build_folder_table
+from gradleak.report.terminal.record_screen import print_record
 from gradleak.report.verdict import closing_sentence, explain
 
 Make = Callable[..., Record]
@@ -20,7 +21,7 @@ Make = Callable[..., Record]
 
 def printed(record: Record, width: int = 100, guesses: bool = True, with_trace: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
-    print_record(console, record, kept_secrets(record), guesses=guesses, with_trace=with_trace)
+    print_record(console, record, find_kept_secrets(record), guesses=guesses, with_trace=with_trace)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -60,16 +61,16 @@ def test_one_batch_is_not_counted_as_several(make_record: Make) -> None:
 
 def test_fields_that_are_off_are_left_out_and_zeros_are_not() -> None:
     spec = {"name": "dp_sgd", "noise_multiplier": 0.0, "frozen": [], "path": "", "limit": None, "dropout": False, "seed": 0}
-    assert line(spec) == "dp_sgd:noise_multiplier=0.0,seed=0"
+    assert write_component(spec) == "dp_sgd:noise_multiplier=0.0,seed=0"
 
 
 def test_nothing_is_below_zero_by_rounding_alone() -> None:
-    assert number(-1e-9, "fraction") == "0.0" and number(-0.0, "") == "0"
-    assert number(-0.001, "fraction") == "-0.1"
+    assert write_number(-1e-9, "fraction") == "0.0" and write_number(-0.0, "") == "0"
+    assert write_number(-0.001, "fraction") == "-0.1"
 
 
 def test_a_missing_mean_is_a_dash(make_record: Make) -> None:
-    assert number(None, "fraction") == number(float("nan"), "fraction") == "-"
+    assert write_number(None, "fraction") == write_number(float("nan"), "fraction") == "-"
     row = next(line for line in printed(make_record()).splitlines() if line.startswith("secret_recall"))
     assert row.split()[1:] == ["-", "-", "-"]
 
@@ -134,20 +135,20 @@ def test_a_record_without_scores_is_still_drawn(make_record: Make) -> None:
 def test_gain_follows_the_direction() -> None:
     higher = Score(0.5, 0.4, 0.6, 0.2, 0.1, 0.3, "fraction", "higher", 3)
     lower = Score(2.0, 1.0, 3.0, 5.0, 4.0, 6.0, "nats", "lower", 3)
-    assert (gain(higher), mean_and_interval(higher)) == ("+30.0", "50.0 [40.0, 60.0]")
-    assert (gain(lower), mean_and_interval(lower)) == ("+3", "2 [1, 3]")
+    assert (write_gain(higher), write_interval(higher)) == ("+30.0", "50.0 [40.0, 60.0]")
+    assert (write_gain(lower), write_interval(lower)) == ("+3", "2 [1, 3]")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (12.2, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")])
 def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert write_duration(seconds) == text
 
 
 def test_cells_that_failed_keep_their_row_and_folders_list_flags(make_record: Make) -> None:
     record = make_record(flags=("few_examples",))
     console = Console(file=io.StringIO(), width=100)
-    rows = [Row({"seed": "0"}, record), Row({"seed": "1"}, None, "failed")]
-    console.print(*cell_tables(console, rows), folder_table([("abc.json", record)]))
+    rows = [CellRow({"seed": "0"}, record), CellRow({"seed": "1"}, None, "failed")]
+    console.print(*build_cell_tables(console, rows), build_folder_table([("abc.json", record)]))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "failed" in text

@@ -10,9 +10,9 @@ from rich.console import Console
 from gradleak.records.judgement import Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.tradeoff import Missing, Point, Tradeoff, conclusions, epsilon_text
-from gradleak.report.tradeoff_picture import Axis, svg
-from gradleak.report.tradeoff_table import print_tradeoff
+from gradleak.report.pictures.svg import Axis
+from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, conclude, draw_tradeoff, write_point_epsilon
+from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
 
 NO_DOUBT = Judgement("not shown", "rouge1", (), 0, 0, 40, 0, ())
 SVG = "{http://www.w3.org/2000/svg}"
@@ -65,7 +65,7 @@ def in_doubt(one: Point, flag: str) -> Point:
 
 
 def said(tradeoff: Tradeoff) -> str:
-    return " ".join(conclusions(tradeoff))
+    return " ".join(conclude(tradeoff))
 
 
 def printed(tradeoff: Tradeoff, width: int) -> str:
@@ -127,9 +127,9 @@ def test_the_table_shows_every_setting_and_fits(tradeoff: Tradeoff, width: int) 
 
 def test_an_epsilon_that_could_not_be_computed_is_said_to_be_not_known_and_why(tradeoff: Tradeoff) -> None:
     unknown = replace(tradeoff, points=(tradeoff.points[0], point("strong", (0.0, -0.02, 0.02), 0.3, UNKNOWN)))
-    assert [epsilon_text(one) for one in unknown.points] == ["–", "ε not known"]
+    assert [write_point_epsilon(one) for one in unknown.points] == ["–", "ε not known"]
     assert "ε not known" in printed(unknown, 200) and "ε not known over the run" in "".join(
-        ElementTree.fromstring(svg(unknown)).itertext()
+        ElementTree.fromstring(draw_tradeoff(unknown)).itertext()
     )
     why = "Over the whole run, strong: ε not known: the loss is too large (PRV (Opacus), RDP (Opacus))."
     assert why in said(unknown)
@@ -141,7 +141,7 @@ def test_missing_settings_are_named(tradeoff: Tradeoff) -> None:
 
 
 def test_the_picture_has_a_cross_a_setting_and_says_all_in_words(tradeoff: Tradeoff) -> None:
-    root = ElementTree.fromstring(svg(tradeoff))
+    root = ElementTree.fromstring(draw_tradeoff(tradeoff))
     points = [group for group in root.iter(f"{SVG}g") if group.get("class") == "point"]
     assert len(points) == 4
     assert [len(list(group.iter(f"{SVG}circle"))) for group in points] == [0, 1, 1, 0]  # round where the target is met

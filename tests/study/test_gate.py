@@ -11,7 +11,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, DataRecord, ExampleRecord, Record, Score, TargetRecord
 from gradleak.records.store import write_record
-from gradleak.report.gate_files import junit, sarif
+from gradleak.report.gate_files import write_junit, write_sarif
 from gradleak.study.gate import Accepted, Finding, examples_needed, judge, read_bound
 
 EXACT = [read_bound("exact_match=0.05", upper=True)]
@@ -103,11 +103,11 @@ def test_the_command_has_an_exit_code_of_its_own_and_writes_both_files(tmp_path:
 
 def test_files_of_an_open_gate_hold_no_failure(tmp_path: Path) -> None:
     findings = judge(write(tmp_path, 0, 100), EXACT)
-    assert "<failure" not in junit(findings)
-    assert json.loads(sarif(findings, "0"))["runs"][0]["results"] == []
+    assert "<failure" not in write_junit(findings)
+    assert json.loads(write_sarif(findings, "0"))["runs"][0]["results"] == []
 
 
 def test_junit_of_a_message_with_colours_can_be_read() -> None:
     finding = Finding("the run", (), "failed", "no failed cell", False, "It failed: \x1b[31mboom\x00 & <more>.")
-    (failure,) = ET.fromstring(junit([finding])).iter("failure")
+    (failure,) = ET.fromstring(write_junit([finding])).iter("failure")
     assert failure.get("message") == "It failed: ?[31mboom? & <more>."

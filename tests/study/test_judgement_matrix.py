@@ -37,16 +37,17 @@ from gradleak.records.settings import Setting, worst_score
 from gradleak.records.statistics import Interval
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
-from gradleak.report.attack_heat import attack_heat
-from gradleak.report.gate_files import junit, sarif
-from gradleak.report.heat_map import HeatCell, HeatMap, Lead, conclusions, text_of
-from gradleak.report.html import html
-from gradleak.report.labels import Labels
-from gradleak.report.markdown import markdown
-from gradleak.report.run_report import build_report
-from gradleak.report.run_verdict import verdict
-from gradleak.report.story import tell
-from gradleak.report.tradeoff import Point
+from gradleak.report.gate_files import write_junit, write_sarif
+from gradleak.report.naming import Labels
+from gradleak.report.page.attack_heat import compare_attacks
+from gradleak.report.page.build import build_report
+from gradleak.report.page.forms import write_html, write_markdown
+from gradleak.report.page.opening import Opening, reach_verdict
+from gradleak.report.page.section import JudgedRun
+from gradleak.report.page.setting_list import SettingList
+from gradleak.report.page.story import tell_story
+from gradleak.report.pictures.heat_map import HeatCell, HeatMap, Lead, conclude, write_score
+from gradleak.report.pictures.tradeoff_chart import Point
 from gradleak.report.verdict import closing_sentence
 from gradleak.study.gate import check_setting, read_bound
 from gradleak.study.map_summary import cell
@@ -122,21 +123,22 @@ def test_no_two_outlets_disagree(chosen: Sequence[str]) -> None:
         where = f"{outcome}, {flags}, {named}, {attack}: {judged}"
         assert judged == judge_record(record), where
         mapped = cell(1, "query", record)
-        run = verdict([setting], {setting: judged}, Coverage(None, 1), labels)
+        alone = JudgedRun(setting.summaries, Coverage(None, 1))
+        run = reach_verdict(alone)
         words = {"run": run.verdict, "map": mapped.verdict, "point": point_of(judged).verdict}
         findings = list(check_setting(setting, labels, BOUNDS))
         words |= {f"gate {one.rule}": one.verdict for one in findings}
         assert set(words.values()) == {judged.verdict}, where
-        (heat,) = attack_heat([setting], labels).cells
+        (heat,) = compare_attacks(alone).cells
         assert heat.verdict == judged.verdict or named, where
-        marks = {heat.in_doubt, point_of(judged).in_doubt, text_of(heat_map_of([mapped]), mapped).endswith("?")}
+        marks = {heat.in_doubt, point_of(judged).in_doubt, write_score(heat_map_of([mapped]), mapped).endswith("?")}
         assert marks == {judged.may_be_more}, where
         assert (run.leaks, run.in_doubt) == (judged.verdict == LEAKS, judged.verdict == NOT_JUDGED), where
         closing = closing_sentence(judged, record)
         assert closing.startswith(WORDS[judged.verdict]) and closing in run.sentences, where
         assert run.headline.startswith(WORDS[judged.verdict]) or named, where
         assert not (judged.leaks and "no more was rebuilt" in closing), where
-        happened = tell([setting], {setting: judged}, labels).happened
+        happened = tell_story(alone).happened
         assert ("no attack is shown" in happened.lower()) == (not judged.above_blind and not judged.whole), where
         shut = {one.rule for one in findings if not one.passed} - {"exact_match", "names_words"}
         assert shut == set(judged.doubts), where
@@ -163,9 +165,9 @@ def test_the_files_of_a_gate_hold_the_word_of_the_page(word: str) -> None:
     chosen = {LEAKS: ("one is proven", ()), NOT_SHOWN: ("nothing", ("near_chance",)), NOT_JUDGED: ("nothing", ("search_failed",))}
     record = record_of(*chosen[word])
     findings = [replace(one, passed=False) for one in check_setting(setting_of(record), Labels([record]), BOUNDS)]
-    results = json.loads(sarif(findings, "0"))["runs"][0]["results"]
+    results = json.loads(write_sarif(findings, "0"))["runs"][0]["results"]
     assert {result["properties"]["verdict"] for result in results} == {word}
-    root = ET.fromstring(junit(findings))
+    root = ET.fromstring(write_junit(findings))
     assert {one.get("value") for one in root.iter("property") if one.get("name") == "verdict"} == {word}
 
 
@@ -181,13 +183,13 @@ def test_a_page_of_many_says_one_thing_of_each_and_calls_nothing_safe(tmp_path: 
     for seed, (outcome, flags) in enumerate(chosen):
         write_record(tmp_path, record_of(outcome, flags, seed=seed))
     report = build_report(tmp_path, lambda record: {})
-    assert report.verdict.headline.startswith(
+    assert report.find(Opening).verdict.headline.startswith(
         "2 of 5 settings leak; 1 not shown either way; 2 could not be judged. In the worst, "
     )
-    assert [row.verdict for row in report.settings][:2] == [LEAKS, LEAKS]
-    first = report.settings[0]
-    assert first.score.mean is not None and f"{100 * first.score.mean:.1f}" in report.verdict.headline
-    for page in (html(report), markdown(report)):
+    assert [row.verdict for row in report.find(SettingList).settings][:2] == [LEAKS, LEAKS]
+    first = report.find(SettingList).settings[0]
+    assert first.score.mean is not None and f"{100 * first.score.mean:.1f}" in report.find(Opening).verdict.headline
+    for page in (write_html(report), write_markdown(report)):
         text = page.replace("not a proof of safety", "").replace("none is called safe", "").replace("unsafe-inline", "")
         assert "safe" not in text.lower()
         assert all(page.count(word) >= 1 for word in WORDS)
@@ -216,7 +218,7 @@ def test_a_leak_is_quoted_by_the_attack_that_made_it_where_as_many_blind_guesses
 
 def test_a_map_names_no_module_as_leaking_of_which_no_layer_is_shown_to() -> None:
     cells = [cell(layer, "query", record_of("as much as blind", ("near_chance",))) for layer in (1, 2)]
-    said = " ".join(conclusions(heat_map_of(cells)))
+    said = " ".join(conclude(heat_map_of(cells)))
     assert "query scores highest, and no layer of it is shown to leak" in said and "leaks most" not in said
     assert "0 of 2 views leak; 2 not shown either way." in said
 

@@ -23,7 +23,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 from gradleak.records.store import read_record
-from gradleak.report.heat_map import WHOLE, HeatMap
+from gradleak.report.pictures.heat_map import WHOLE, HeatMap
 from gradleak.study import grid
 from gradleak.study.claims import claim
 from gradleak.study.leak_map import MapIncomplete, run_map

@@ -12,7 +12,7 @@ from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.defenses.clipping import Clipping
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.records.store import read_record
-from gradleak.report.tradeoff import Tradeoff
+from gradleak.report.pictures.tradeoff_chart import Tradeoff
 from gradleak.study import grid, utility
 from gradleak.study.tradeoff import gain_over_blind, run_tradeoff
 from gradleak.study.tradeoff_plan import TradeoffPlan, plan_tradeoff, read_chain

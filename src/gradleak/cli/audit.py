@@ -128,8 +128,8 @@ def run_and_print(
     """Runs the audit the flags describe, or shows its record; flags that were not given have the audit's own defaults."""
     from gradleak.audit import AuditSpec, run_audit
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
 
     given = {field: value for field, value in settings.items() if value is not None and value != []}
     spec = AuditSpec.from_plain(given, allow_pickle)
@@ -164,8 +164,8 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
     """The record, with secrets beside guesses where they may be seen."""
     from gradleak.audit.client import private_examples
     from gradleak.audit.pictures import shown
-    from gradleak.report.layout import open_console
-    from gradleak.report.terminal import print_record
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.record_screen import print_record
 
     examples = private_examples(spec) * spec.draws if visible else []
     secrets = {divmod(place, spec.batch_size): shown(example) for place, example in enumerate(examples)}
@@ -180,12 +180,12 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
 def write_pictures(record: "Record", secrets: Mapping[tuple[int, int], str], beside: Path) -> list[Path]:
     """A picture file for each attack that guessed pictures, beside the record."""
     from gradleak.records.files import write_whole_bytes
-    from gradleak.report.pictures import has_pictures, picture_grid
+    from gradleak.report.terminal.record_screen import draw_picture_grid, has_pictures
 
     written = []
     for place, attack in enumerate(record.attacks.values()):
         if has_pictures(attack):
             path = beside.with_name(f"{beside.stem}-{place + 1}-{attack.spec['name']}.png")
-            write_whole_bytes(path, picture_grid(attack, secrets))
+            write_whole_bytes(path, draw_picture_grid(attack, secrets))
             written.append(path)
     return written

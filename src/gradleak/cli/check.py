@@ -28,7 +28,7 @@ def check(
     check_names([spec], change or ())  # a typo is told before the libraries below are loaded
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.cells import read_study
     from gradleak.targets import hub_ids
 
@@ -55,22 +55,24 @@ def _axes(cells: "tuple[Cell, ...]") -> list[str]:
 
 
 def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
-    from gradleak.report.layout import open_console, plain_table
-    from gradleak.report.numbers import duration
+    from gradleak.report.numbers import write_duration
+    from gradleak.report.terminal.console import build_table, open_console
     from gradleak.study.probe import peak_memory, probe
 
     found = list(probe(cells, device, seconds))
-    table = plain_table()
+    table = build_table()
     for name in ("target", "attack", "defense", "batch size", "batches", "a batch", "all"):
         table.add_column(name, overflow="fold", justify="left" if name in ("target", "attack", "defense") else "right")
     for one in found:
         about = "" if one.whole else "~"
-        times = [one.problem, ""] if one.problem else [about + duration(one.seconds_each), about + duration(one.seconds)]
+        times = (
+            [one.problem, ""] if one.problem else [about + write_duration(one.seconds_each), about + write_duration(one.seconds)]
+        )
         table.add_row(one.target, one.attack, one.defense, str(one.batch_size), str(one.batches), *times)
     console = open_console()
     console.print(table)
     console.print(
-        f"\nAbout {duration(sum(one.seconds for one in found))} on {device} in one process; peak memory here "
+        f"\nAbout {write_duration(sum(one.seconds for one in found))} on {device} in one process; peak memory here "
         f"{peak_memory(device) / 2**30:.1f} GiB. ~ stretched from {seconds:g} s of progress as if no search ended early and "
         "every further try was needed."
     )

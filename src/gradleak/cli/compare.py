@@ -9,7 +9,7 @@ from gradleak.cli.options import option
 
 if TYPE_CHECKING:
     from gradleak.records.schema import Record
-    from gradleak.report.comparison import ContentsOf, Identities
+    from gradleak.report.terminal.comparison import ContentsOf, Identities
 
 
 def compare(
@@ -27,8 +27,8 @@ def compare(
     from gradleak.records.plain import to_plain
     from gradleak.records.settings import settings_of
     from gradleak.records.summary import read_summaries
-    from gradleak.report import comparison
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal import comparison
+    from gradleak.report.terminal.console import open_console
 
     settings = [settings_of(read_summaries(run)) for run in (first, second)]
     found = comparison.compare(settings[0], settings[1], (contents_of(first), contents_of(second)))
@@ -39,7 +39,9 @@ def compare(
     for setting, told in zip(found.settings, plain["settings"], strict=True):
         for one, line in zip(setting.differences, told["differences"], strict=True):
             line["reading"] = one.reading
-    typer.echo(json.dumps({**plain, "says": list(comparison.sentences(found))}, indent=1, ensure_ascii=False, allow_nan=False))
+    typer.echo(
+        json.dumps({**plain, "says": list(comparison.conclude_comparison(found))}, indent=1, ensure_ascii=False, allow_nan=False)
+    )
 
 
 def contents_of(run: Path) -> "ContentsOf":

@@ -31,9 +31,9 @@ def list_components(kind: Kind = None) -> None:
 
 def print_kinds() -> None:
     """Every kind with the names of its components."""
-    from gradleak.report.layout import open_console, plain_table
+    from gradleak.report.terminal.console import build_table, open_console
 
-    table = plain_table()
+    table = build_table()
     table.add_column("kind", no_wrap=True)
     table.add_column("names")
     for kinds, kind in KINDS.items():
@@ -49,7 +49,7 @@ def print_components(kind: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     for name, entry in read_index()[kind].items():

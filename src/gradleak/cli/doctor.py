@@ -82,8 +82,8 @@ def doctor(out: Annotated[Path, option("Folder of records to look through. [runs
     """
     from rich.table import Table
 
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     found = [finding for check in CHECKS for finding in check(out)]
@@ -93,7 +93,7 @@ def doctor(out: Annotated[Path, option("Folder of records to look through. [runs
         table.add_row(one.word, one.about, one.said + (f" {one.fix}" if one.fix else ""), style=style)
     console.print(table)
     faults, notes = (sum(one.word == word for one in found) for word in ("fault", "note"))
-    console.print(f"\n{counted(faults, 'fault', 'faults')}, {counted(notes, 'note', 'notes')}.")
+    console.print(f"\n{write_count(faults, 'fault', 'faults')}, {write_count(notes, 'note', 'notes')}.")
     if faults:
         raise typer.Exit(FAULTY)
 

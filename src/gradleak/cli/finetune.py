@@ -49,7 +49,7 @@ def finetune(
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
-    from gradleak.report.guarantees import epsilon
+    from gradleak.report.privacy import write_epsilon
     from gradleak.targets import resolve_target
     from gradleak.targets.image_classifier import ImageClassifier
     from gradleak.targets.text_classifier import TextClassifier
@@ -74,7 +74,7 @@ def finetune(
     scores = fine_tune(settings, opened, material, out, _Printer().show)
     typer.echo(f"{out}: MCC {scores.mcc:.4f}, F1 {scores.f1:.4f}, accuracy {scores.accuracy:.4f}, n {scores.examples}")
     for one in guarantees(settings, len(material.training)):
-        bound, colon, why = epsilon(one.epsilon, one.epsilon_in_words).partition(":")
+        bound, colon, why = write_epsilon(one.epsilon, one.epsilon_in_words).partition(":")
         typer.echo(f"ε {bound} per {one.protects} at δ {one.delta:g} over the whole run, by {one.accountant}{colon}{why}")
 
 

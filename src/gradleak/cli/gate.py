@@ -37,7 +37,7 @@ def gate(
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
     from gradleak.report import gate_files
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.contract import read_contract
     from gradleak.study.gate import GateFailed, judge, read_accepted, read_bound
 
@@ -47,9 +47,9 @@ def gate(
         raise GradleakError("--set is about a study: name its YAML with --spec.")
     findings = judge(run, bounds, accepted, None if spec is None else read_contract(spec, change or ()))
     if junit is not None:
-        write_whole(junit, gate_files.junit(findings))
+        write_whole(junit, gate_files.write_junit(findings))
     if sarif is not None:
-        write_whole(sarif, gate_files.sarif(findings, __version__))
+        write_whole(sarif, gate_files.write_sarif(findings, __version__))
     console = open_console()
     for finding in findings:
         mark = "pass" if finding.passed else "FAIL" if finding.waived is None else "waived"

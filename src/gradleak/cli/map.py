@@ -35,9 +35,9 @@ def leak_map(
     Every cell is an audit with a record; the same command again takes those that are there.
     """
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.report.heat_table import print_heat_map
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
+    from gradleak.report.terminal.map_and_tradeoff import print_heat_map
     from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, run_map
     from gradleak.study.map_cells import plan_map
 

@@ -21,8 +21,8 @@ def publish(
     """
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.publishing import published_runs
 
     parts = [part for one in run for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))]
@@ -33,5 +33,6 @@ def publish(
     content = pack(whole)
     write_to_publish(path, content)
     examples = sum(cell.examples for cell in whole.cells)
-    told = f"{counted(len(whole.cells), 'cell', 'cells')}, {counted(examples, 'example', 'examples')}, {len(content):,} bytes"
+    cells = write_count(len(whole.cells), "cell", "cells")
+    told = f"{cells}, {write_count(examples, 'example', 'examples')}, {len(content):,} bytes"
     open_console().print(f"Published: {path}: {told}", soft_wrap=True)

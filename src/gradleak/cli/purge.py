@@ -27,7 +27,7 @@ def purge(
     Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
     from gradleak.core.errors import GradleakError, RunFailed
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.purge import plan_purge
     from gradleak.study.purge import purge as carry_out
 
@@ -57,18 +57,18 @@ def purge(
 
 def what_goes(plan: "Purge", folder: Path) -> list[str]:
     """A line for each kind of thing that is removed."""
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
 
-    lines = [f"guesses and texts in {counted(len(plan.records), 'record', 'records')}"] if plan.records else []
+    lines = [f"guesses and texts in {write_count(len(plan.records), 'record', 'records')}"] if plan.records else []
     return lines + [f"{kind}: {named(paths, folder)}" for kind, paths in plan.remove.items()]
 
 
 def what_stays(plan: "Purge", folder: Path) -> list[str]:
     """What is left behind, and what it is."""
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
 
     bare = len(plan.records) + len(plan.bare)
-    ours = [f"{counted(bare, 'record', 'records')} without texts (scores, flags, cost)"] if bare else []
+    ours = [f"{write_count(bare, 'record', 'records')} without texts (scores, flags, cost)"] if bare else []
     ours += [named(plan.keep, folder)] if plan.keep else []
     lines = [f"Stays: {'; '.join(ours)}." if ours else "Nothing of the run stays."]
     return lines + ([f"Not written by gradleak, not touched: {named(plan.foreign, folder)}."] if plan.foreign else [])

@@ -8,8 +8,8 @@ import typer
 from gradleak.cli.options import option
 
 if TYPE_CHECKING:
-    from gradleak.report.gallery import SecretsOf
-    from gradleak.report.model import Report
+    from gradleak.report.page.section import Report
+    from gradleak.report.shown_guesses import SecretsOf
 
 SUFFIXES = {"html": ".html", "pdf": ".pdf", "markdown": ".md", "json": ".json"}
 
@@ -38,8 +38,9 @@ def report(
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole_bytes
-    from gradleak.report.layout import open_console
-    from gradleak.report.run_report import build_report
+    from gradleak.report.page.build import build_report
+    from gradleak.report.page.opening import Opening
+    from gradleak.report.terminal.console import open_console
 
     if form not in SUFFIXES:
         raise GradleakError(f"Unknown format {form!r}. Use --format {', '.join(SUFFIXES)}.")
@@ -49,15 +50,15 @@ def report(
         write_index(run, out)
         return
     if form == "pdf":
-        from gradleak.report.pdf import find_browser
+        from gradleak.report.page.forms import find_browser
 
         find_browser()  # said before records are read
     found = build_report(run, secrets_of(run, show_secrets), show_secrets=show_secrets)
     path = out or (run if run.is_dir() else run.parent) / f"report{SUFFIXES[form]}"
-    write_whole_bytes(path, drawn(found, form))
-    console = open_console()
-    console.print(found.story.happened)
-    console.print(found.verdict.headline)
+    write_whole_bytes(path, write_form(found, form))
+    console, opening = open_console(), found.find(Opening)
+    console.print(opening.story.happened)
+    console.print(opening.verdict.headline)
     console.print(f"Report: {path}" + (" (holds private texts)" if show_secrets else ""), soft_wrap=True)
 
 
@@ -65,20 +66,20 @@ def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
-    from gradleak.report.html import style
-    from gradleak.report.index import index_html, read_runs
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
+    from gradleak.report.page.forms import read_style
+    from gradleak.report.page.runs_page import read_runs, write_runs_page
+    from gradleak.report.terminal.console import open_console
 
     if out is not None and out.parent.resolve() != folder.resolve():
         raise GradleakError(f"Links of an index start from its folder: write it into {folder}, or leave --out out.")
     runs = read_runs(folder)
     path = out or folder / "index.html"
-    write_whole(path, index_html(str(folder), runs, style()))
+    write_whole(path, write_runs_page(str(folder), runs, read_style()))
     console = open_console()
     for run in runs:
         console.print(f"{run.name}: {run.sentence}", soft_wrap=True)
-    console.print(f"Index of {counted(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)
+    console.print(f"Index of {write_count(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)
 
 
 def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
@@ -91,20 +92,11 @@ def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
     return SecretFinder(run, network=show_secrets).texts
 
 
-def drawn(found: "Report", form: str) -> bytes:
+def write_form(found: "Report", form: str) -> bytes:
     """The report in one of its forms."""
-    import json
-
-    from gradleak.records.plain import to_plain
-    from gradleak.report.html import html
-    from gradleak.report.markdown import markdown
-    from gradleak.report.model import SCHEMA
+    from gradleak.report.page.forms import write_html, write_json, write_markdown, write_pdf
 
     if form == "pdf":
-        from gradleak.report.pdf import pdf
-
-        return pdf(html(found))
-    if form == "json":
-        plain = {"schema": SCHEMA, **to_plain(found)}
-        return (json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    return (html(found) if form == "html" else markdown(found)).encode()
+        return write_pdf(found)
+    write = {"html": write_html, "markdown": write_markdown, "json": write_json}[form]
+    return write(found).encode()

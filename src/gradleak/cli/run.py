@@ -65,8 +65,8 @@ def run(
 
         check_names(spec, change or ())  # a typo is told before the libraries below are loaded
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study.allowance import Allowance, read_time
     from gradleak.study.engine import run_on
     from gradleak.study.minutes import fill_minutes
@@ -190,14 +190,14 @@ def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *,
 
     So many cells had a record `before` the run.
     """
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import counted
+    from gradleak.report.numbers import write_count
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     if full:
         print_cells(results)
     there = [result for result in results if result.record is not None]
-    counts = f"{len(there)} of {counted(len(results), 'cell', 'cells')} have a record"
+    counts = f"{len(there)} of {write_count(len(results), 'cell', 'cells')} have a record"
     earlier = f", {before} of them from before" if before else ""
     failed = f"; {len(results) - len(there)} failed" if len(there) < len(results) else ""
     console.print(f"{counts}{earlier}{failed}.", style="dim")
@@ -209,35 +209,32 @@ def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *,
 
 def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     """What may be concluded from cells that have a record, in the report's own words."""
-    from gradleak.records.judgement import Coverage, judge_setting
-    from gradleak.records.settings import settings_of
+    from gradleak.records.judgement import Coverage
     from gradleak.records.summary import read_summary
-    from gradleak.report.labels import Labels
-    from gradleak.report.numbers import counted
-    from gradleak.report.run_verdict import order, verdict
+    from gradleak.report.numbers import write_count
+    from gradleak.report.page.opening import reach_verdict
+    from gradleak.report.page.section import JudgedRun
 
     summaries = [read_summary(folder / f"{result.cell.spec.id}.json") for result in results]
     if not summaries:
         return ["Could not be judged: no cell has a record."]
-    records = [summary.record for summary in summaries]
-    judged = {setting: judge_setting(setting) for setting in settings_of(summaries)}
-    settings = order(judged)
-    found = verdict(settings, judged, Coverage(None, len(records)), Labels(records))
-    standing = {name for judgement in judged.values() for name in judgement.doubts}
+    run = JudgedRun(summaries, Coverage(None, len(summaries)))
+    found, settings = reach_verdict(run), run.settings
+    standing = {name for judgement in run.judgements.values() for name in judgement.doubts}
     raised = [flag for flag in found.flags if flag.name in standing]
-    doubts = [f"{flag.name} ({flag.settings} of {counted(len(settings), 'setting', 'settings')})" for flag in raised]
+    doubts = [f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})" for flag in raised]
     where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
     return [found.headline, *where, *([f"In doubt, so that it may be more: {', '.join(doubts)}."] if doubts else [])]
 
 
 def print_cells(results: "Sequence[CellResult]") -> None:
     """One row a cell."""
-    from gradleak.report.layout import open_console
-    from gradleak.report.listing import Row, cell_tables
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.listing import CellRow, build_cell_tables
 
     console = open_console()
-    rows = [Row(result.cell.axes, result.record, "" if result.record else "failed") for result in results]
-    for table in cell_tables(console, rows):
+    rows = [CellRow(result.cell.axes, result.record, "" if result.record else "failed") for result in results]
+    for table in build_cell_tables(console, rows):
         console.print(table)
         console.print()
     console.print("Worst case over the attacks of a cell, in %: mean [95 % interval], the blind attack below.", style="dim")
@@ -256,8 +253,8 @@ def refuse_failures(results: "Sequence[CellResult]") -> None:
 def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *, full: bool) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed, which alone is a failure."""
     from gradleak.core.errors import RunFailed
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import duration
+    from gradleak.report.numbers import write_duration
+    from gradleak.report.terminal.console import open_console
 
     over = (*summary.ran, *summary.failed)
     for folder in dict.fromkeys(job.folder for job, _ in over):
@@ -271,7 +268,7 @@ def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *
     before = f"; {summary.before} were finished before" + (
         f", {summary.failed_before} had failed" if summary.failed_before else ""
     )
-    console.print(f"{duration(summary.seconds)} of {duration(seconds)}: {', '.join(counts)}{before}.", soft_wrap=True)
+    console.print(f"{write_duration(summary.seconds)} of {write_duration(seconds)}: {', '.join(counts)}{before}.", soft_wrap=True)
     for one in summary.waiting[:SHOWN]:
         console.print(f"did not fit: {one.job.name}: {one.cell.title}: {_length(one)}", soft_wrap=True)
     if len(summary.waiting) > SHOWN:
@@ -291,7 +288,7 @@ def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *
 
 
 def _length(one: "Waiting") -> str:
-    from gradleak.report.numbers import duration
+    from gradleak.report.numbers import write_duration
 
-    known = "not known how long it takes" if one.seconds is None else f"about {duration(one.seconds)}"
+    known = "not known how long it takes" if one.seconds is None else f"about {write_duration(one.seconds)}"
     return f"{known}, begun: finished parts are kept" if one.begun else known

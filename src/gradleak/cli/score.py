@@ -27,8 +27,8 @@ def score(
     from gradleak.core.metric import Metric
     from gradleak.records.store import read_record, rewrite_record
     from gradleak.records.summary import record_paths
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import mean_and_interval, number
+    from gradleak.report.numbers import write_interval, write_number
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.secrets import SecretFinder
 
     if not metric:
@@ -48,5 +48,5 @@ def score(
         rewrite_record(path, scored)
         for one in metrics:
             worst = scored.worst_case[one.name]
-            told = f"{one.name} {mean_and_interval(worst)}, blind {number(worst.blind, worst.unit)}, n = {worst.n}"
+            told = f"{one.name} {write_interval(worst)}, blind {write_number(worst.blind, worst.unit)}, n = {worst.n}"
             console.print(f"{path.name}: {told}", soft_wrap=True)

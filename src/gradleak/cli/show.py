@@ -24,15 +24,15 @@ def show(
     Secrets are shown only if the audit kept them (--keep-secrets); guesses always are, and a good guess is the private text.
     """
     from gradleak.records.store import read_record
-    from gradleak.report.layout import open_console
-    from gradleak.report.reconstructions import kept_secrets
-    from gradleak.report.terminal import print_record
+    from gradleak.report.shown_guesses import find_kept_secrets
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.record_screen import print_record
 
     if record.is_dir():
         list_folder(record)
         return
     read = read_record(record)
-    print_record(open_console(), read, kept_secrets(read), with_trace=trace, full=full)
+    print_record(open_console(), read, find_kept_secrets(read), with_trace=trace, full=full)
     if pictures:
         draw(read, record)
 
@@ -41,9 +41,9 @@ def draw(read: "Record", record: Path) -> None:
     """Picture files beside a record, or a sentence where it holds no pictures."""
     from gradleak.cli.audit import write_pictures
     from gradleak.records.errors import RecordError
-    from gradleak.report.reconstructions import kept_secrets
+    from gradleak.report.shown_guesses import find_kept_secrets
 
-    written = write_pictures(read, kept_secrets(read), record)
+    written = write_pictures(read, find_kept_secrets(read), record)
     if not written:
         raise RecordError(f"{record} holds no pictures: its guesses are texts. Leave --pictures out.")
     for path in written:
@@ -54,8 +54,8 @@ def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
     from gradleak.records.errors import RecordError
     from gradleak.records.store import read_record
-    from gradleak.report.layout import open_console
-    from gradleak.report.listing import print_folder
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.listing import print_folder
 
     paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
     if not paths:

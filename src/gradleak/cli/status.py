@@ -15,8 +15,8 @@ SHOWN = 10
 def status(run: Annotated[Path, typer.Argument(help="The folder of a study's records, such as runs/lamp_table1.")]) -> None:
     """Says how many cells of a run are finished, failed, begun and waiting, and about how long the rest will take."""
     from gradleak.records.errors import RecordError
-    from gradleak.report.layout import open_console
-    from gradleak.report.numbers import duration
+    from gradleak.report.numbers import write_duration
+    from gradleak.report.terminal.console import open_console
     from gradleak.study.state import read_state
 
     if not run.is_dir():
@@ -33,7 +33,7 @@ def status(run: Annotated[Path, typer.Argument(help="The folder of a study's rec
         have = "has a record" if count == 1 else "have records"
         console.print(f"{count} of the waiting cells {have}, of an older attack ({reason}): to be run again.")
     if state.finished:
-        console.print(f"Attacks took {duration(state.seconds)} so far.")
+        console.print(f"Attacks took {write_duration(state.seconds)} so far.")
     if state.left:
         console.print(foretell(state))
     for cell, error in state.failed[:SHOWN]:
@@ -46,10 +46,10 @@ def status(run: Annotated[Path, typer.Argument(help="The folder of a study's rec
 
 def foretell(state: "State") -> str:
     """How long the rest will take, from finished cells with the same attacks; and of how many cells that cannot be told."""
-    from gradleak.report.numbers import duration
+    from gradleak.report.numbers import write_duration
 
     told = len(state.left) - len(state.unforetold)
-    about = f"Attacks in {_cells(told)} left may take about {duration(state.seconds_left)}"
+    about = f"Attacks in {_cells(told)} left may take about {write_duration(state.seconds_left)}"
     if not state.unforetold:
         return f"{about}, by finished cells with the same attacks."
     attacks = ", ".join(state.unknown_attacks[:SHOWN])

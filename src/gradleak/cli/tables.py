@@ -12,7 +12,7 @@ from gradleak.cli.options import option
 if TYPE_CHECKING:
     from gradleak.audit.spec import AuditSpec
     from gradleak.records.summary import Summary
-    from gradleak.report.paper_tables import Filled, PaperTable
+    from gradleak.report.papers.paper_tables import Filled, PaperTable
 
 
 def tables(
@@ -39,9 +39,9 @@ def tables(
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX
     from gradleak.records.published_summaries import read_sources
-    from gradleak.report.layout import open_console
-    from gradleak.report.paper_tables import fill
-    from gradleak.report.table_files import comma_separated, latex, markdown
+    from gradleak.report.papers.paper_tables import fill_table
+    from gradleak.report.papers.table_files import write_csv, write_latex, write_tables_markdown
+    from gradleak.report.terminal.console import open_console
 
     if (change or examples) and spec is None:
         raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
@@ -49,7 +49,7 @@ def tables(
         raise GradleakError("--examples is about records: published files hold no hashes. Name folders of records.")
     chosen = [one for one in _chosen(table) if table or spec is None or spec.stem in one.studies]
     summaries = read_sources(run)
-    shown = [one for one in (fill(paper, summaries) for paper in chosen) if table or one.run]
+    shown = [one for one in (fill_table(paper, summaries) for paper in chosen) if table or one.run]
     texts: dict[str, str] = {}
     if spec is not None:
         texts = _study_texts(spec, change or (), run, summaries, shown, examples=examples)
@@ -57,9 +57,9 @@ def tables(
         known = ", ".join(one.name for one in chosen)
         raise GradleakError(f"{run[0]} holds no cell of a table we know ({known}). Name one with --table to see it empty.")
     else:
-        texts["tables.md"] = markdown(shown, f"gradleak tables {' '.join(map(str, run))}")
+        texts["tables.md"] = write_tables_markdown(shown, f"gradleak tables {' '.join(map(str, run))}")
     if shown:
-        texts |= {"tables.csv": comma_separated(shown), "tables.tex": latex(shown)}
+        texts |= {"tables.csv": write_csv(shown), "tables.tex": write_latex(shown)}
     folder = out or (run[0] if run[0].is_dir() else run[0].parent)
     for name, text in texts.items():
         write_to_publish(folder / name, text.encode())
@@ -72,13 +72,13 @@ def tables(
 def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
     from gradleak.core.errors import GradleakError
     from gradleak.core.registry import did_you_mean
-    from gradleak.report.paper_tables import papers
+    from gradleak.report.papers.paper_tables import read_paper_tables
 
-    known = [one.name for one in papers()]
+    known = [one.name for one in read_paper_tables()]
     for name in names or ():
         if name not in known:
             raise GradleakError(f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}.")
-    return [one for one in papers() if not names or one.name in names]
+    return [one for one in read_paper_tables() if not names or one.name in names]
 
 
 def _study_texts(
@@ -91,34 +91,37 @@ def _study_texts(
     examples: bool,
 ) -> dict[str, str]:
     """The cells of a study with what the records say of them."""
-    from gradleak.report.canary_guesses import guesses_markdown
-    from gradleak.report.result_csv import examples_csv, results_csv
-    from gradleak.report.result_files import results_markdown
-    from gradleak.report.results import PlannedCell, answer
-    from gradleak.report.table_files import markdown_sections
+    from gradleak.report.papers.answers import StudyCell, find_answers
+    from gradleak.report.papers.result_files import (
+        write_examples_csv,
+        write_guesses,
+        write_results_csv,
+        write_results_markdown,
+    )
+    from gradleak.report.papers.table_files import write_sections
     from gradleak.study.cells import read_study
     from gradleak.study.secrets import SecretFinder
 
     study = read_study(spec, changes)
     planned = [
-        PlannedCell(cell.axes, cell.spec.to_dict(), _usual(cell.spec), {one.name: one.version for one in cell.spec.attacks})
+        StudyCell(cell.axes, cell.spec.to_dict(), _usual(cell.spec), {one.name: one.version for one in cell.spec.attacks})
         for cell in study.cells
     ]
-    answered = answer(planned, summaries)
+    answered = find_answers(planned, summaries)
     finders = [SecretFinder(one, network=False) for one in runs]
     named = [f"studies/{spec.name}", *(word for change in changes for word in ("--set", change))]
     page = [
-        *results_markdown(
+        *write_results_markdown(
             named,
             answered,
             f"gradleak tables RUN --spec {shlex.join(named)}",
             [line.record for one in shown for line in one.lines if line.record],
         ),
-        *guesses_markdown(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
-        *markdown_sections(shown),
+        *write_guesses(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
+        *write_sections(shown),
     ]
-    texts = {"results.md": "\n".join(page).rstrip() + "\n", "results.csv": results_csv(named, answered)}
-    return texts | ({"examples.csv": examples_csv(answered)} if examples else {})
+    texts = {"results.md": "\n".join(page).rstrip() + "\n", "results.csv": write_results_csv(named, answered)}
+    return texts | ({"examples.csv": write_examples_csv(answered)} if examples else {})
 
 
 def _usual(spec: "AuditSpec") -> dict[str, dict[str, Any]]:

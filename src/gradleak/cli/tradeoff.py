@@ -64,9 +64,9 @@ def tradeoff(
     """
     from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.core.errors import RunFailed
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
-    from gradleak.report.tradeoff_table import print_tradeoff
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
+    from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
     from gradleak.study.tradeoff import FILE, PICTURE, run_tradeoff
     from gradleak.study.tradeoff_plan import plan_tradeoff
     from gradleak.training.finetune import FineTuning

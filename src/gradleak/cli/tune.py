@@ -41,8 +41,8 @@ def tune(
     Every combination and stage is an audit with a record; the same command again takes those that are there.
     """
     from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.report.layout import open_console
-    from gradleak.report.live import TerminalDisplay
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study import tuning
     from gradleak.study.ranges import read_range
 
@@ -61,7 +61,7 @@ def tune(
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     """The combinations that went on, the winner as a line to paste, and how far to trust it."""
     from gradleak.core.errors import RunFailed
-    from gradleak.report.layout import open_console
+    from gradleak.report.terminal.console import open_console
 
     console = open_console()
     console.print(ranking_table(tuned))
@@ -77,9 +77,9 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
 
 def ranking_table(tuned: "Tuned") -> "Table":
     """One row for each combination of the fine stage, best first."""
-    from gradleak.report.layout import plain_table
+    from gradleak.report.terminal.console import build_table
 
-    table = plain_table()
+    table = build_table()
     table.add_column("", no_wrap=True)
     for one in tuned.ranges:
         table.add_column(one.field.replace("_", "_\n"), justify="right", overflow="fold")  # narrow: an attack has up to five
@@ -93,18 +93,18 @@ def ranking_table(tuned: "Tuned") -> "Table":
 
 
 def _cells(place: int, ranked: "Ranked") -> list[str]:
-    from gradleak.report.numbers import MISSING, mean_and_interval, number
+    from gradleak.report.numbers import MISSING, write_interval, write_number
 
     assert ranked.fine is not None
     name = "defaults" if ranked.is_default else str(place)
     values = [f"{value:g}" for value in ranked.values.values()]
     gain = MISSING if ranked.gain is None or ranked.is_default else signed(ranked.gain, ranked.fine.unit)
-    return [name, *values, number(ranked.coarse.mean, ranked.coarse.unit), mean_and_interval(ranked.fine), gain]
+    return [name, *values, write_number(ranked.coarse.mean, ranked.coarse.unit), write_interval(ranked.fine), gain]
 
 
 def signed(gain: "Interval", unit: str) -> str:
     """`+4.1 [-3.2, 11.5]`."""
-    from gradleak.report.numbers import number
+    from gradleak.report.numbers import write_number
 
-    mean = number(gain.mean, unit)
-    return f"{'+' if gain.mean > 0 else ''}{mean} [{number(gain.low, unit)}, {number(gain.high, unit)}]"
+    mean = write_number(gain.mean, unit)
+    return f"{'+' if gain.mean > 0 else ''}{mean} [{write_number(gain.low, unit)}, {write_number(gain.high, unit)}]"

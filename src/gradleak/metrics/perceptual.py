@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.local_data import FOLDER_VARIABLE
+from gradleak.records.files import written_aside
 
 CACHE_VARIABLE = "GRADLEAK_CACHE"
 CONVERTED = "lpips_vgg16.safetensors"
@@ -60,10 +61,8 @@ def opened_weights() -> Weights:
     if converted.is_file():
         return load_file(converted)
     weights = convert(_source())
-    converted.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = converted.with_suffix(f".{os.getpid()}.tmp")
-    save_file(weights, unfinished)
-    os.replace(unfinished, converted)
+    with written_aside(converted) as aside:
+        save_file(weights, aside)
     return weights
 
 

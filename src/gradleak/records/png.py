@@ -1,9 +1,14 @@
-"""PNG files, written and read with the standard library and numpy: eight bits a channel, not interlaced."""
+"""PNG files of eight bits a channel, not interlaced, written and read with the standard library and numpy.
+
+Every record of pictures holds them as PNG, and `show`, `report` and `score` read them again. A library for
+images would have to be installed with all of gradleak for that, and would write other bytes, so that records
+of one audit would differ. Other formats, and PNG files of other kinds, are read through Pillow (datasets/).
+"""
 
 import base64
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +17,9 @@ import numpy.typing as npt
 from gradleak.records.errors import RecordError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+A_ROW = 10  # pictures side by side
+GAP = 2  # pixels between them, white
+SHORTEST_SIDE = 64  # smaller pictures are drawn larger, each pixel a square
 PREFIX = "data:image/png;base64,"
 CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}  # by colour type: grey, RGB, grey with alpha, RGB with alpha
 COLOUR = {1: 0, 3: 2}
@@ -103,3 +111,27 @@ def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         (length,) = struct.unpack(">I", content[place : place + 4])
         yield content[place + 4 : place + 8], content[place + 8 : place + 8 + length]
         place += 12 + length
+
+
+def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
+    """A PNG file of (secret, guess) as data URIs: guesses in rows of ten, below their secrets where those are given."""
+    rows = []
+    for start in range(0, len(pairs), A_ROW):
+        secrets, guesses = zip(*pairs[start : start + A_ROW], strict=True)
+        shown = [text for text in secrets if text is not None]
+        rows += [_row(texts) for texts in (shown, guesses) if len(texts) == len(guesses)]
+    width = max(row.shape[1] for row in rows)
+    whole = np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255) for row in rows])
+    height, width, channels = whole.shape
+    return write(Pixels((height, width, channels), whole.tobytes()))
+
+
+def _row(texts: Sequence[str]) -> Bytes:
+    return np.concatenate([_framed(text) for text in texts], axis=1)
+
+
+def _framed(text: str) -> Bytes:
+    pixels = from_data_uri(text).array()
+    scale = max(1, -(-SHORTEST_SIDE // min(pixels.shape[:2])))
+    larger = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
+    return np.pad(larger, ((0, GAP), (0, GAP), (0, 0)), constant_values=255)

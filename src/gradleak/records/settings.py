@@ -27,6 +27,11 @@ class Ran:
     columns: Columns
     source: Summary
 
+    def find_in(self, whole: Record) -> AttackRecord:
+        """Returns this attack in its whole record, with the examples and searches a summary lacks."""
+        attacks = self.source.record.attacks
+        return whole.attacks[next(key for key, one in attacks.items() if one is self.attack)]
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-BISECTIONS = 60  # halves [0, 1] down to the spacing of floats
 CELLS_AT_ONCE = 2_000_000  # resampled clusters drawn in one go: 16 MB of indices
 SAME = 1e-12  # cluster means this close are one value
 
@@ -29,10 +27,11 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.95) -> Interva
     """The exact interval of a success rate (Clopper & Pearson 1934)."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"Cannot have {successes} successes in {n} trials.")
+    from scipy.special import betaincinv  # here, since most commands draw no interval
+
     tail = (1 - confidence) / 2
-    log_choices = np.array([math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(n + 1)])
-    low = 0.0 if successes == 0 else _rate_with_upper_tail(tail, successes, log_choices)
-    high = 1.0 if successes == n else _rate_with_upper_tail(1 - tail, successes + 1, log_choices)
+    low = 0.0 if successes == 0 else float(betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes == n else float(betaincinv(successes + 1, n - successes, 1 - tail))
     return Interval(successes / n, low, high, n)
 
 
@@ -94,35 +93,15 @@ def _expanded(found: Interval, clusters: int, confidence: float, bounds: tuple[f
     """A percentile interval is too narrow in small samples: stretched to a t interval's width (Hesterberg 2015, section 4.3)."""
     if clusters < 2:
         return found
-    normal = student_quantile(0.5 + confidence / 2, 10_000)
-    factor = math.sqrt(clusters / (clusters - 1)) * student_quantile(0.5 + confidence / 2, clusters - 1) / normal
+    from scipy.special import stdtrit
+
+    # Ten thousand degrees of freedom stand for the normal law, by which a bootstrap interval goes.
+    few, many = (float(stdtrit(freedom, 0.5 + confidence / 2)) for freedom in (clusters - 1, 10_000))
+    factor = math.sqrt(clusters / (clusters - 1)) * few / many
     low, high = found.mean - (found.mean - found.low) * factor, found.mean + (found.high - found.mean) * factor
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])
     return Interval(found.mean, low, high, found.n)
-
-
-@cache
-def student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t, by bisection on an integral of its density in the angle (exact for any degrees of freedom)."""
-    # With t = sqrt(freedom) tan(angle) the density becomes proportional to cos(angle)^(freedom - 1).
-    angles = np.linspace(0.0, math.pi / 2, 20_001)
-    weights = np.cos(angles) ** (freedom - 1)
-    areas = np.concatenate([[0.0], np.cumsum((weights[1:] + weights[:-1]) / 2)])
-    angle = float(np.interp((2 * probability - 1) * areas[-1], areas, angles))
-    return math.sqrt(freedom) * math.tan(angle)
-
-
-def _rate_with_upper_tail(tail: float, successes: int, log_choices: Floats) -> float:
-    """The rate at which `successes` or more have probability `tail`; that probability grows with the rate."""
-    n = len(log_choices) - 1
-    counts = np.arange(successes, n + 1)
-    low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        rate = (low + high) / 2
-        logs = log_choices[successes:] + counts * math.log(rate) + (n - counts) * math.log1p(-rate)
-        low, high = (rate, high) if float(np.exp(logs).sum()) < tail else (low, rate)
-    return (low + high) / 2
 
 
 def _by_cluster(values: Floats, clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats]:

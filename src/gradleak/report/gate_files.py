@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")  # a traceback may hold colours
+NOT_IN_XML = re.compile(
+    "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
+)  # a traceback may hold colours
 
 
 class Judged(Protocol):
@@ -32,11 +34,18 @@ class Judged(Protocol):
     def waived(self) -> str | None: ...
 
 
-def junit(findings: Sequence[Judged]) -> str:
-    """A test case a setting and bound or reason; what was waived is skipped, with the reason."""
+def write_junit(findings: Sequence[Judged]) -> str:
+    """Writes a test case for each setting and bound or reason; what was waived is skipped."""
     failed = str(sum(not finding.passed and finding.waived is None for finding in findings))
     skipped = str(sum(finding.waived is not None for finding in findings))
-    suite = ET.Element("testsuite", name="gradleak gate", tests=str(len(findings)), failures=failed, errors="0", skipped=skipped)
+    suite = ET.Element(
+        "testsuite",
+        name="gradleak gate",
+        tests=str(len(findings)),
+        failures=failed,
+        errors="0",
+        skipped=skipped,
+    )
     for finding in findings:
         case = ET.SubElement(suite, "testcase", classname=finding.setting, name=finding.title)
         if finding.verdict:
@@ -56,27 +65,40 @@ def junit(findings: Sequence[Judged]) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'
 
 
-def sarif(findings: Sequence[Judged], version: str) -> str:
-    """SARIF 2.1.0: a result for each check that failed, at the records it is about; what was waived is suppressed."""
+def write_sarif(findings: Sequence[Judged], version: str) -> str:
+    """Writes SARIF 2.1.0: a result for each check that failed, at the records it is about.
+
+    What was waived is suppressed.
+    """
     failed = [finding for finding in findings if not finding.passed]
     rules = list(dict.fromkeys(finding.rule for finding in findings))
     driver: dict[str, Any] = {
         "name": "gradleak",
         "version": version,
-        "rules": [{"id": rule, "shortDescription": {"text": f"gradleak gate: {rule}"}} for rule in rules],
+        "rules": [
+            {"id": rule, "shortDescription": {"text": f"gradleak gate: {rule}"}} for rule in rules
+        ],
     }
-    run = {"tool": {"driver": driver}, "results": [_result(finding, rules) for finding in failed]}
+    run = {
+        "tool": {"driver": driver},
+        "results": [_describe_result(finding, rules) for finding in failed],
+    }
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
-    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
-def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
+def _describe_result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "ruleIndex": rules.index(finding.rule),
         "level": "error",
         "message": {"text": f"{finding.setting}: {finding.message}"},
-        "locations": [_location(path) for path in finding.records],
+        "locations": [_locate_record(path) for path in finding.records],
         "properties": {"verdict": finding.verdict},
     }
     if finding.waived is not None:
@@ -84,6 +106,6 @@ def _result(finding: Judged, rules: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def _location(path: Path) -> dict[str, Any]:
+def _locate_record(path: Path) -> dict[str, Any]:
     uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}

@@ -1,4 +1,4 @@
-"""Numbers as people read them: fractions in percent, intervals in brackets, a dash for what is not there."""
+"""Numbers as people read them: in percent, intervals in brackets, a dash for what is missing."""
 
 import math
 
@@ -7,43 +7,43 @@ from gradleak.records.schema import Score
 MISSING = "-"
 
 
-def number(value: float | None, unit: str) -> str:
-    """One value; fractions as percentages without the sign."""
+def write_number(value: float | None, unit: str) -> str:
+    """Writes one value; fractions as percentages without the sign."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{100 * value:z.1f}" if unit == "fraction" else f"{value:z.3g}"  # z: nothing reads -0.0
 
 
-def mean_and_interval(score: Score) -> str:
-    """`45.2 [30.1, 60.3]`."""
-    mean = number(score.mean, score.unit)
+def write_interval(score: Score) -> str:
+    """Writes a score with its interval: `45.2 [30.1, 60.3]`."""
+    mean = write_number(score.mean, score.unit)
     if mean == MISSING or score.low is None or score.high is None:
         return mean
-    return f"{mean} [{number(score.low, score.unit)}, {number(score.high, score.unit)}]"
+    return f"{mean} [{write_number(score.low, score.unit)}, {write_number(score.high, score.unit)}]"
 
 
-def blind_of(score: Score) -> str:
-    """What the blind guess gets; of several, of which the best counts, with their number."""
+def write_blind(score: Score) -> str:
+    """Writes what the blind guess gets; of several the best counts, and their number is said."""
     several = f" (best of {score.blind_guesses})" if score.blind_guesses > 1 else ""
-    return number(score.blind, score.unit) + several
+    return write_number(score.blind, score.unit) + several
 
 
-def gain(score: Score) -> str:
-    """How much more leaks than the blind attack gets, with its sign."""
+def write_gain(score: Score) -> str:
+    """Writes how much more leaks than the blind attack gets, with its sign."""
     if score.mean is None or score.blind is None:
         return MISSING
     more = score.mean - score.blind if score.direction == "higher" else score.blind - score.mean
-    text = number(more, score.unit)
+    text = write_number(more, score.unit)
     return text if text == MISSING or float(text) <= 0 else f"+{text}"
 
 
-def counted(count: int, one: str, many: str) -> str:
-    """`1 batch`, `3 batches`."""
+def write_count(count: int, one: str, many: str) -> str:
+    """Writes `1 batch` or `3 batches`."""
     return f"{count} {one if count == 1 else many}"
 
 
-def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+def write_duration(seconds: float) -> str:
+    """Writes seconds as `0.4 s`, `12 s`, `3 min 5 s` or `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

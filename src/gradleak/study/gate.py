@@ -21,7 +21,7 @@ from gradleak.records.judgement import (
 from gradleak.records.run_folder import Run, read_run
 from gradleak.records.settings import Ran, Setting, settings_of
 from gradleak.records.statistics import interval
-from gradleak.report.labels import Labels, natural
+from gradleak.report.naming import Labels, rank_naturally
 from gradleak.report.verdict import explain_doubt
 from gradleak.study.contract import Contract, stale_records
 
@@ -119,7 +119,7 @@ def judge(
         raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
     found = replace(found, coverage=replace(found.coverage, gaps=gaps))
     labels = Labels([summary.record for summary in found.summaries])
-    settings = sorted(settings_of(found.summaries), key=lambda setting: natural(labels.setting(setting.record)))
+    settings = sorted(settings_of(found.summaries), key=lambda setting: rank_naturally(labels.setting(setting.record)))
     _refuse_unfit(settings, bounds)
     findings = [*_of_gaps(found), *(one for setting in settings for one in check_setting(setting, labels, bounds))]
     if not settings:  # gaps may be waived, a bound never is

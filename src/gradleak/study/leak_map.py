@@ -15,8 +15,7 @@ from gradleak.core.specs import to_string
 from gradleak.records.files import write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.store import check_writable
-from gradleak.report.heat_map import Absent, HeatMap
-from gradleak.report.heat_picture import svg
+from gradleak.report.pictures.heat_map import Absent, HeatMap, draw_heat_map
 from gradleak.study.cells import Cell
 from gradleak.study.grid import by_kin, run_cells
 from gradleak.study.map_cells import MapPlan
@@ -87,4 +86,4 @@ def write_map(folder: Path, heat_map: HeatMap) -> None:
     """Writes map.json and heat_map.svg, each whole or not at all."""
     plain = {"schema": SCHEMA, **to_plain(heat_map)}
     write_whole(folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    write_whole(folder / PICTURE, svg(heat_map))
+    write_whole(folder / PICTURE, draw_heat_map(heat_map))

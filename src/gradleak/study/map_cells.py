@@ -11,7 +11,7 @@ from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, numbered, read_lay
 from gradleak.core.registry import did_you_mean
 from gradleak.core.target import Target
 from gradleak.metrics import DEFAULT_METRICS
-from gradleak.report.heat_map import WHOLE, Absent
+from gradleak.report.pictures.heat_map import WHOLE, Absent
 from gradleak.views import Parts
 
 MAPPED = (WHOLE, "query", "key", "value", "attention_output", "ffn_in", "ffn_out")

@@ -10,7 +10,7 @@ from gradleak.records.judgement import judge_record
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record, Score, now
 from gradleak.records.scores import beside_blind
 from gradleak.records.statistics import Interval, paired_difference
-from gradleak.report.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead
+from gradleak.report.pictures.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead
 from gradleak.study.map_cells import MapPlan
 
 Records = Mapping[tuple[int, str], Record]  # by layer and module

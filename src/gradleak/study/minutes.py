@@ -14,7 +14,7 @@ from gradleak.audit.runner import has_parts, name_of
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Progress
 from gradleak.records.summary import RECORD
-from gradleak.report.numbers import duration
+from gradleak.report.numbers import write_duration
 from gradleak.study.allowance import Allowance, TimeIsUp
 from gradleak.study.cells import Cell
 from gradleak.study.claims import claim
@@ -227,7 +227,7 @@ class Stretch:
                 return False
             specs = [cell.spec for cell in ours]
             count = "1 cell" if len(ours) == 1 else f"{len(ours)} cells"
-            self.display.say(f"{job.name}: {count}, {self._foretold(group, ours)}; {duration(self.allowance.left)} left.")
+            self.display.say(f"{job.name}: {count}, {self._foretold(group, ours)}; {write_duration(self.allowance.left)} left.")
             opening = self.trials.opening
             self.running = Call(job.folder, specs, self.allowance.clock())
             numbers = {cell.spec.id: number for number, cell in enumerate(job.cells, start=1)}
@@ -246,7 +246,7 @@ class Stretch:
     def _foretold(self, group: Group, cells: Sequence[Cell]) -> str:
         done = group.kept().done
         each = [self.pace.seconds(cell.spec, done) for cell in cells]
-        return f"about {duration(sum(filter(None, each)))}" if None not in each else "no telling how long"
+        return f"about {write_duration(sum(filter(None, each)))}" if None not in each else "no telling how long"
 
     def _note_the_cut(self) -> None:
         """The call that was cut takes longer than it ran; one that has kept what it learnt goes on from there next time."""
@@ -327,7 +327,7 @@ class Watch:
                 progress.done = min(progress.total, round(self.allowance.clock() - self.allowance.began))
                 if (now := self._records()) > shown:
                     shown = now
-                    self.display.say(f"{shown} records are there; {duration(max(0.0, self.allowance.left))} left.")
+                    self.display.say(f"{shown} records are there; {write_duration(max(0.0, self.allowance.left))} left.")
         died = [process for process in started if process.exitcode]
         if died:
             self.display.say(f"{len(died)} of {len(started)} processes died; what they left waits for the next run.")

@@ -16,8 +16,7 @@ from gradleak.records.settings import worst_values
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.store import check_writable, open_key
 from gradleak.records.summary import columns_of
-from gradleak.report.tradeoff import Missing, Point, Tradeoff
-from gradleak.report.tradeoff_picture import svg
+from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, draw_tradeoff
 from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.study.tradeoff_plan import TradeoffPlan
 from gradleak.study.utility import Trainer, Utility, classifier, material_of
@@ -116,7 +115,7 @@ def write_tradeoff(folder: Path, tradeoff: Tradeoff) -> None:
     weakest = tradeoff.weakest
     plain = {"schema": SCHEMA, "weakest": None if weakest is None else weakest.defense, **to_plain(tradeoff)}
     write_whole(folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    write_whole(folder / PICTURE, svg(tradeoff))
+    write_whole(folder / PICTURE, draw_tradeoff(tradeoff))
 
 
 def _whole(plan: TradeoffPlan, material: Material, points: tuple[Point, ...], failures: Failures) -> Tradeoff:

@@ -1,0 +1,245 @@
+"""Attacks × defenses: how much each attack gets under each defense, as a picture and as numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any, Self
+
+from markupsafe import Markup
+
+from gradleak.records.judgement import LEAKS, judge, leading_metric
+from gradleak.records.schema import Score
+from gradleak.records.settings import Ran, Setting
+from gradleak.report.naming import rank_naturally
+from gradleak.report.numbers import write_gain, write_interval, write_number
+from gradleak.report.page.section import JudgedRun, Report, Section
+from gradleak.report.page.setting_list import SettingList
+from gradleak.report.pictures.heat_grid import HeatBox, HeatGrid
+from gradleak.report.table_markup import (
+    Column,
+    draw_html_table,
+    draw_markdown_table,
+    number_columns,
+)
+
+ROOM = 30  # rows and columns
+MARGIN, WIDTH, HEIGHT, LETTER = 8, 74, 36, 7.4  # pixels
+LINE = 14  # pixels from one line of a long name to the next
+SHORT, LONG = 26, 36  # letters of a defense's line, of an attack's name
+
+
+@dataclass(frozen=True)
+class HeatLine:
+    """One attack under one defense; of several settings the one that leaks most."""
+
+    attack: str
+    defense: str
+    metric: str
+    score: Score
+    verdict: str
+    in_doubt: bool  # the number may be too low
+    settings: int
+    record: str
+
+
+@dataclass(frozen=True)
+class AttackHeat:
+    """Attacks × defenses."""
+
+    attacks: tuple[str, ...]
+    defenses: tuple[str, ...]
+    cells: tuple[HeatLine, ...]
+    left_out: int = 0  # cells of attacks or defenses for which there was no room
+
+
+@dataclass(frozen=True)
+class AttacksUnderDefenses(Section):
+    """Attacks × defenses, coloured by how much leaks."""
+
+    name = "heat"
+    title = heading = "Attacks × defenses"
+    template = """
+<p class="soft">
+  {%- for name in measured %}{{ " or " if not loop.first }}{{ explained(name) }}{% endfor %},
+  from pale (nothing) to dark red (everything).
+  ? marks a score that may be too low: the search failed, could not be checked, or ignored the
+  defense. Where a pair was run in several settings, the one that leaks most.
+  {%- if section.heat.left_out %}
+  {{ section.heat.left_out }} pairs are left out for want of room.
+  {%- endif %}</p>
+<div class="scroll" tabindex="0" role="region" aria-label="Heat map of attacks and defenses">
+{{- picture -}}
+</div>
+<details><summary>The numbers behind it</summary>{{ table }}</details>
+"""
+
+    heat: AttackHeat
+
+    @classmethod
+    def gather(cls, run: JudgedRun) -> Self:
+        return cls(compare_attacks(run))
+
+    def prepare(self, report: Report) -> Mapping[str, Any]:
+        measured = report.find(SettingList).metrics
+        columns = [
+            *(Column("attack"), Column("defense")),
+            *number_columns(f"{' or '.join(measured)} [95 %]", "blind", "gain", "n"),
+            *(Column("verdict"), Column("record")),
+        ]
+        table = draw_html_table(
+            columns, [_list_cells(one) for one in self.heat.cells], name="heat-table"
+        )
+        return {
+            "measured": measured,
+            "picture": Markup(draw_attack_heat(self.heat)),
+            "table": table,
+        }
+
+    def write_markdown(self, report: Report) -> Iterator[str]:
+        yield from (f"## {self.heading}", "")
+        cells = {(cell.attack, cell.defense): cell for cell in self.heat.cells}
+        rows = []
+        for defense in self.heat.defenses:
+            found = [cells.get((attack, defense)) for attack in self.heat.attacks]
+            rows.append([defense, *(_write_score(cell) if cell else "not run" for cell in found)])
+        yield from draw_markdown_table(["defense", *self.heat.attacks], rows)
+
+
+def compare_attacks(run: JudgedRun) -> AttackHeat:
+    """Takes, of several settings under one defense, the one that leaks most.
+
+    Settings of one defense differ in data, seed or batch size.
+    """
+    settings = run.settings_by_name
+    metrics = {leading_metric(ran.attack.scores) for setting in settings for ran in setting.attacks}
+    found: dict[tuple[str, str], list[HeatLine]] = {}
+    for setting in settings:
+        for ran in setting.attacks:
+            line = _judge_attack(run, setting, ran, with_metric=len(metrics) > 1)
+            if line is not None:
+                found.setdefault((line.attack, line.defense), []).append(line)
+    cells = [_choose_worst(lines) for lines in found.values()]
+    attacks = sorted({cell.attack for cell in cells}, key=rank_naturally)[:ROOM]
+    defenses = sorted({cell.defense for cell in cells}, key=rank_naturally)[:ROOM]
+    shown = [cell for cell in cells if cell.attack in attacks and cell.defense in defenses]
+    shown.sort(key=lambda cell: (rank_naturally(cell.defense), rank_naturally(cell.attack)))
+    return AttackHeat(tuple(attacks), tuple(defenses), tuple(shown), len(cells) - len(shown))
+
+
+def _judge_attack(
+    run: JudgedRun, setting: Setting, ran: Ran, *, with_metric: bool
+) -> HeatLine | None:
+    judged = judge([(ran.attack, ran.columns)], setting.record.data.batches)
+    score = ran.attack.scores.get(judged.metric)
+    if score is None or score.mean is None:
+        return None
+    return HeatLine(
+        attack=run.labels.attack(ran.attack.spec) + (f" ({judged.metric})" if with_metric else ""),
+        defense=run.labels.defense(setting.record),
+        metric=judged.metric,
+        score=score,
+        verdict=judged.verdict,
+        in_doubt=judged.may_be_more,
+        settings=1,
+        record=ran.source.id,
+    )
+
+
+def _choose_worst(lines: Sequence[HeatLine]) -> HeatLine:
+    sign = 1 if lines[0].score.direction == "higher" else -1
+    most = max(lines, key=lambda line: (line.verdict == LEAKS, sign * (line.score.mean or 0.0)))
+    return replace(most, settings=len(lines))
+
+
+def measure_leak(score: Score) -> float:
+    """Returns how much leaks, 0 to 1, for the colour of a box.
+
+    A fraction is taken as it is, an error by how far it lies below blind's; other units count as
+    everything.
+    """
+    if (
+        score.unit != "fraction"
+        and score.direction == "lower"
+        and score.mean is not None
+        and score.blind
+    ):
+        return min(max(1 - score.mean / score.blind, 0.0), 1.0)
+    if score.unit != "fraction" or score.mean is None:
+        return 1.0
+    return score.mean if score.direction == "higher" else 1 - score.mean
+
+
+def draw_attack_heat(heat: AttackHeat) -> str:
+    """Draws defenses down and attacks across.
+
+    Names of attacks slant upwards, so that many fit a narrow page.
+    """
+    cells = {(cell.attack, cell.defense): cell for cell in heat.cells}
+    names = {defense: _break_name(defense) for defense in heat.defenses}
+    longest = max((len(line) for lines in names.values() for line in lines), default=4)
+    highest = min(max((len(name) for name in heat.attacks), default=4), LONG)
+    left, top = int(longest * LETTER) + MARGIN + 10, int(highest * LETTER * 0.75) + 2 * MARGIN + 12
+    grid = HeatGrid(left, top, WIDTH, HEIGHT)
+    width, height = left + len(heat.attacks) * WIDTH + 60, top + len(heat.defenses) * HEIGHT + 10
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="group" aria-label="Score of every attack under every defense; '
+        'the same numbers are in the table below">'
+    ]
+    for column, attack in enumerate(heat.attacks):
+        turn = f"translate({left + column * WIDTH + WIDTH / 2:g} {top - 8}) rotate(-40)"
+        parts.append(f'<text transform="{turn}">{escape(_cut(attack, LONG))}</text>')
+    for row, defense in enumerate(heat.defenses):
+        lines = names[defense]
+        first = top + row * HEIGHT + 21 - LINE // 2 * (len(lines) - 1)
+        for place, line in enumerate(lines):
+            y = first + LINE * place
+            parts.append(f'<text x="{left - 8}" y="{y}" text-anchor="end">{escape(line)}</text>')
+        for column, attack in enumerate(heat.attacks):
+            box = _fill_box(cells.get((attack, defense)), attack, defense)
+            parts.append(grid.draw_box(row, column, box))
+    return "".join([*parts, "</svg>"])
+
+
+def _fill_box(cell: HeatLine | None, attack: str, defense: str) -> HeatBox:
+    if cell is None:
+        return HeatBox("", None, f"{attack} under {defense}: not run")
+    shown = write_number(cell.score.mean, cell.score.unit) + ("?" if cell.in_doubt else "")
+    return HeatBox(shown, measure_leak(cell.score), _describe_cell(cell))
+
+
+def _describe_cell(cell: HeatLine) -> str:
+    doubt = "; may be more: the search failed, could not be checked, or ignored the defense"
+    most = f"; the most of {cell.settings} settings" if cell.settings > 1 else ""
+    blind = f"blind {write_number(cell.score.blind, cell.score.unit)}, n = {cell.score.n}"
+    score = f"{cell.metric} {write_interval(cell.score)}, {blind}"
+    doubt = doubt if cell.in_doubt else ""
+    return f"{cell.attack} under {cell.defense}: {score}; {cell.verdict}{doubt}{most}"
+
+
+def _write_score(cell: HeatLine) -> str:
+    return write_interval(cell.score) + ("?" if cell.in_doubt else "")
+
+
+def _list_cells(cell: HeatLine) -> list[str | Markup]:
+    return [
+        *(cell.attack, cell.defense, _write_score(cell)),
+        *(
+            write_number(cell.score.blind, cell.score.unit),
+            write_gain(cell.score),
+            str(cell.score.n),
+        ),
+        *(cell.verdict, Markup("<code>{}</code>").format(cell.record)),
+    ]
+
+
+def _break_name(label: str) -> list[str]:
+    """Breaks a name into one line or two, after a colon or comma: a phone is narrow."""
+    if len(label) <= SHORT:
+        return [label]
+    cut = max(label.rfind(mark, 0, SHORT) for mark in ":,+ ") + 1 or SHORT
+    return [label[:cut], _cut(label[cut:], SHORT)]
+
+
+def _cut(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 1] + "…"

@@ -1,0 +1,168 @@
+"""A page over a folder of runs: what each was about, what came of it, and where its report is."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from gradleak.records.errors import RecordError
+from gradleak.records.judgement import Coverage
+from gradleak.records.schema import Record, now
+from gradleak.records.summary import RECORD, Summary, read_summary
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import write_count
+from gradleak.report.page.opening import reach_verdict
+from gradleak.report.page.section import JudgedRun
+from gradleak.report.page.story import tell_story
+
+FAILED = "*.failed.txt"
+TRAININGS = "training"  # beside a trade-off's records: files named alike, that are none
+STATES = {
+    "leaks": "leaks",
+    "doubt": "in doubt",
+    "quiet": "not shown to leak",
+    "broken": "cannot be read",
+}
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One study, or one audit by itself, as a line of the index."""
+
+    name: str
+    folder: str  # below the indexed one
+    created: str  # of its last record
+    records: int
+    sentence: str
+    state: str  # leaks, doubt, quiet or broken
+    notes: tuple[str, ...]  # failed cells, records that cannot be read
+    report: str | None  # address of its page, where there is one
+
+
+def read_runs(root: Path) -> list[RunLine]:
+    """Reads all runs at and below a folder, the latest first.
+
+    A record that cannot be read is named, and hides no other.
+    """
+    if not root.is_dir():
+        raise RecordError(f"{root} is not a folder. Name the folder that was given as --out.")
+    folders = sorted({path.parent for path in root.rglob(RECORD)} - set(root.rglob(TRAININGS)))
+    if not folders:
+        raise RecordError(f"{root} holds no records. Name the folder that was given as --out.")
+    found = [run for folder in folders for run in _read_runs_of(folder, root)]
+    return sorted(found, key=lambda run: run.created, reverse=True)
+
+
+def write_runs_page(title: str, runs: Sequence[RunLine], css: str) -> str:
+    """Writes the page."""
+    rows = "\n".join(map(_draw_row, runs))
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="generator" content="gradleak">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        "'unsafe-inline'\">\n"
+        f"<title>gradleak: runs in {escape(title)}</title>\n<style>{css}</style>\n</head>\n<body>\n"
+    )
+    return (
+        f"{head}<header>\n<h1>{write_count(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
+        f'<p class="soft small">Drawn {now()[:16].replace("T", " ")} UTC, the latest run first. '
+        "It shows no private data.</p>\n"
+        f'</header>\n<main>\n<ul class="flags runs">\n{rows}\n</ul>\n</main>\n</body>\n</html>\n'
+    )
+
+
+def _draw_row(run: RunLine) -> str:
+    name = escape(run.name)
+    title = f'<a href="{quote(run.report)}">{name}</a>' if run.report else name
+    look = "bad" if run.state in ("leaks", "broken") else ""
+    badge = f'<span class="badge {look}">{STATES[run.state]}</span>'
+    facts = [
+        run.created[:16].replace("T", " "),
+        write_count(run.records, "record", "records"),
+        run.folder,
+    ]
+    notes = "".join(f'<p class="bad">{escape(note)}</p>' for note in run.notes)
+    missing = (
+        ""
+        if run.report
+        else f'<p class="soft small">No page yet: '
+        f"<code>gradleak report {escape(run.folder)}</code></p>"
+    )
+    about = f'<span class="soft small">{escape(" · ".join(filter(None, facts)))}</span>'
+    return (
+        f'<li class="{run.state}"><p><strong>{title}</strong> {badge} {about}</p>'
+        f"<p>{escape(run.sentence)}</p>{notes}{missing}</li>"
+    )
+
+
+def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
+    """Reads a study as one run, and audits by themselves as one each."""
+    summaries, broken = [], []
+    for path in sorted(folder.glob(RECORD)):
+        try:
+            summaries.append(read_summary(path))
+        except RecordError:
+            broken.append(f"{path.name} cannot be read: delete it and run its audit again.")
+    failed = len(list(folder.glob(FAILED)))
+    notes = [*([f"{write_count(failed, 'cell', 'cells')} failed."] if failed else []), *broken]
+    study = _read_study_name(folder)
+    if study is not None and summaries:
+        yield _describe_run(study, summaries, folder, root, notes)
+        return
+    for summary in summaries:
+        yield _describe_run(name_audit(summary.record), [summary], folder, root, [])
+    if notes or not summaries:
+        here = folder.name or str(folder)
+        yield RunLine(
+            here,
+            _name_folder(folder, root),
+            "",
+            0,
+            "Not all of this folder could be read.",
+            "broken",
+            tuple(notes),
+            None,
+        )
+
+
+def _describe_run(
+    name: str, summaries: Sequence[Summary], folder: Path, root: Path, notes: Sequence[str]
+) -> RunLine:
+    records = [summary.record for summary in summaries]
+    run = JudgedRun(summaries, Coverage(None, len(records)))
+    verdict = reach_verdict(run)
+    page = folder / "report.html"
+    return RunLine(
+        name=name,
+        folder=_name_folder(folder, root),
+        created=max(record.created for record in records),
+        records=len(records),
+        sentence=tell_story(run).happened,
+        state="leaks" if verdict.leaks else "doubt" if verdict.in_doubt else "quiet",
+        notes=tuple(notes),
+        report=str(page.relative_to(root)) if page.is_file() else None,
+    )
+
+
+def name_audit(record: Record) -> str:
+    """Names an audit as a person would: `minilm on canaries, no defense, by portfolio`."""
+    defenses = write_chain(record.spec.get("defenses"))
+    kept = "no defense" if defenses == "none" else defenses
+    return (
+        f"{record.target.name} on {write_component(record.spec.get('data'))}, {kept}, by "
+        f"{', '.join(record.attacks)}"
+    )
+
+
+def _read_study_name(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "study.json").read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _name_folder(folder: Path, root: Path) -> str:
+    return str(root if folder == root else root / folder.relative_to(root))

@@ -1,0 +1,215 @@
+"""The story of a run for who has to decide: what happened, what it means, what is left open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradleak.records.flags import FEWEST_EXAMPLES, FLAGS
+from gradleak.records.judgement import OF_PICTURES, Judgement
+from gradleak.records.schema import Record, Score
+from gradleak.records.settings import Ran, Setting
+from gradleak.report.naming import write_component
+from gradleak.report.numbers import write_count, write_number
+from gradleak.report.page.section import JudgedRun
+
+TOLD = {
+    "labels": "the class of every example",
+    "lengths": "the length of every text",
+    "batch_size": "how many examples a batch holds",
+    "defense": "which defense the client uses",
+}
+NAMED = 3  # settings that are named
+
+
+@dataclass(frozen=True)
+class Story:
+    """The run told to who has to decide."""
+
+    happened: str  # one sentence
+    means: tuple[str, ...]
+    not_tried: tuple[str, ...]
+    would_change: tuple[str, ...]
+
+
+def tell_story(run: JudgedRun) -> Story:
+    """Tells of the setting that leaks most, and of the others what they show."""
+    worst = run.settings[0]
+    where = run.labels.setting(worst.record) if len(run.settings) > 1 else ""
+    return Story(
+        happened=_say_what_happened(worst, run.judgements[worst], where),
+        means=tuple(_say_what_it_means(worst, run.judgements[worst])),
+        not_tried=tuple(_say_what_was_not_tried(run.settings)),
+        would_change=tuple(_say_what_would_change_it(run)),
+    )
+
+
+def _name_things(metric: str, count: int = 2) -> str:
+    one = "private picture" if metric in OF_PICTURES else "private text"
+    return one if count == 1 else f"{one}s"
+
+
+def _is_rebuilt(judgement: Judgement) -> bool:
+    """Whether an attack did it; updates that name their words leak without."""
+    return bool(judgement.above_blind or judgement.whole)
+
+
+def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> str:
+    leaking, metric = _is_rebuilt(judgement), judgement.metric
+    score, exact = setting.quoted(metric), _find_exact_score(setting)
+    whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
+    things, place = (
+        _name_things(metric, score.n),
+        f"In the setting that leaks most ({where}), " if where and leaking else "",
+    )
+    if not leaking:
+        named = judgement.named
+        outright = (
+            f", yet the updates themselves name every word in {named} of "
+            f"{setting.record.data.batches} batches"
+        )
+        sentence = (
+            f"no attack is shown to have rebuilt more of the {score.n} {things} than a "
+            f"blind guess would"
+        )
+        sentence += outright if named else ""
+    elif exact is not None and whole:
+        sentence = (
+            f"{whole} of {exact.n} {_name_things(metric, exact.n)} "
+            f"{'was' if whole == 1 else 'were'} rebuilt word for word"
+        )
+    elif score.unit == "fraction" and metric not in OF_PICTURES:
+        much, blind = write_number(score.mean, score.unit), write_number(score.blind, score.unit)
+        sentence = (
+            f"about {much} % of the words of {score.n} {things} were rebuilt, where a "
+            f"blind guess gets {blind} %"
+        )
+        sentence += "; none came out whole" if exact is not None else ""
+    else:
+        much, blind = write_number(score.mean, score.unit), write_number(score.blind, score.unit)
+        came = f"{score.n} {things} {'was' if score.n == 1 else 'were'} rebuilt"
+        sentence = f"{came} more closely than by a blind guess ({metric} {much}, blind {blind})"
+    sentence = (
+        f"{place}{sentence}; {_say_what_was_known(setting, 'exact_match' if whole else metric)}."
+    )
+    return sentence[0].upper() + sentence[1:]
+
+
+def _say_what_was_known(setting: Setting, metric: str) -> str:
+    """Says what the attack knew that got all of it by itself, or else what any of them knew.
+
+    Of several attacks that did, it is the one that knew least.
+    """
+    worst = setting.quoted(metric).mean
+    alone = [
+        ran
+        for ran in setting.attacks
+        if (score := ran.attack.scores.get(metric)) is not None and score.mean == worst
+    ]
+    asked: Sequence[Ran] = (
+        [min(alone, key=lambda ran: len(ran.attack.knowledge))] if alone else setting.attacks
+    )
+    known = sorted({fact for ran in asked for fact in ran.attack.knowledge})
+    facts = [fact for fact in known if fact != "defense" or setting.record.spec.get("defenses")]
+    who = f"the attacker ({asked[0].key})" if alone and len(setting.attacks) > 1 else "the attacker"
+    return f"{who} was told {'only ' + list_facts(facts) if facts else 'nothing beyond the update'}"
+
+
+def list_facts(facts: Sequence[str]) -> str:
+    """Lists what an attacker is told, as a person would say it."""
+    *first, last = [TOLD.get(fact, fact) for fact in facts] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _say_what_it_means(setting: Setting, judgement: Judgement) -> list[str]:
+    exact, leaking, metric = _find_exact_score(setting), _is_rebuilt(judgement), judgement.metric
+    things = _name_things(metric)
+    if leaking and exact is not None and exact.mean:
+        found = [
+            f"Whoever receives such updates can read {things} out of them: protect an update as "
+            f"you protect the data."
+        ]
+        if judgement.proven:
+            found.append(
+                f"{judgement.proven} of these guesses are proven: the update itself shows that "
+                f"they are right, without the data."
+            )
+        return found
+    if leaking:
+        return [
+            f"Updates give away more of the {things} than could be guessed without them: treat "
+            f"them as personal data.",
+            "What came out is a lower bound: a stronger attack gets as much or more.",
+        ]
+    if judgement.named:
+        return [
+            f"The words of {things} can be read off the updates, though not their order: treat "
+            f"them as personal data."
+        ]
+    if judgement.doubts:
+        return [
+            "Nothing can be concluded about safety: the attacks, and not a defense, may be why "
+            "little was rebuilt "
+            f"({', '.join(judgement.doubts)})."
+        ]
+    return [
+        "These attacks got no further than chance. That bounds these attacks; it does not show "
+        "that updates are safe."
+    ]
+
+
+def _say_what_was_not_tried(settings: Sequence[Setting]) -> list[str]:
+    records = [setting.record for setting in settings]
+    sizes = sorted({int(record.spec.get("batch_size", 1)) for record in records})
+    attacks = list(
+        dict.fromkeys(
+            str(ran.attack.spec.get("name")) for setting in settings for ran in setting.attacks
+        )
+    )
+    most = max(record.data.examples for record in records)
+    found = [
+        f"Any attack but {', '.join(attacks)}.",
+        "A server that sends a model made to leak: this one is honest and only looks.",
+        "Several rounds of one client put together: every update is attacked by itself.",
+        f"Other batch sizes than {', '.join(map(str, sizes))}, other data than "
+        f"{_list_values(records, 'data')}, "
+        f"another protocol than {_list_values(records, 'protocol')}.",
+    ]
+    if most < FEWEST_EXAMPLES:
+        found.append(
+            f"More than {write_count(most, 'example', 'examples')}: rare bad cases may be missing."
+        )
+    return found
+
+
+def _say_what_would_change_it(run: JudgedRun) -> list[str]:
+    found = []
+    leaking, judged = run.leaking, run.judgements
+    quiet = [(one, bool(judged[one].doubts)) for one in run.settings if not judged[one].leaks]
+    if leaking and quiet:
+        believed = (
+            "No leak was shown, by attacks that can be believed, under: {}. What that "
+            "costs: gradleak tradeoff."
+        )
+        doubted = "Little came out, for reasons that may be the attacks' own, under: {}."
+        for in_doubt, words in ((False, believed), (True, doubted)):
+            group = [run.labels.setting(one.record) for one, unsure in quiet if unsure == in_doubt]
+            more = f" and {len(group) - NAMED} more" if len(group) > NAMED else ""
+            found += [words.format("; ".join(group[:NAMED]) + more)] if group else []
+    elif leaking:
+        tried = "None of the settings tried" if len(run.settings) > 1 else "Nothing tried here"
+        found.append(
+            f"{tried} kept it from leaking. Try defenses: gradleak tradeoff shows what each costs."
+        )
+    advice = [
+        flag.what_to_do for name, flag in FLAGS.items() if name in judged[run.settings[0]].doubts
+    ]
+    return found + ([] if leaking else advice) or [
+        "More examples, other data and stronger attacks; each can only add to this."
+    ]
+
+
+def _list_values(records: Sequence[Record], field: str) -> str:
+    return " or ".join(dict.fromkeys(write_component(record.spec.get(field)) for record in records))
+
+
+def _find_exact_score(setting: Setting) -> Score | None:
+    return setting.worst("exact_match") if "exact_match" in setting.metrics() else None

@@ -1,0 +1,1 @@
+"""The papers' tables with our numbers beside theirs, and results of studies for publication."""

@@ -1,0 +1,1 @@
+"""Maps, trade-offs and curves as SVG."""

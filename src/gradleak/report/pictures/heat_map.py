@@ -1,0 +1,342 @@
+"""A leak map: what it holds, which cells are in doubt, what may be concluded, and its picture."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gradleak.records.flags import FAILED_SHARE, few_examples
+from gradleak.records.judgement import LEAKS, NOT_JUDGED, NOT_SHOWN, Judgement
+from gradleak.records.schema import Score
+from gradleak.records.statistics import Interval
+from gradleak.report.numbers import write_interval, write_number
+from gradleak.report.pictures.heat_grid import STOPS, HeatBox, HeatGrid, mix_paper
+from gradleak.report.pictures.svg import (
+    LINE,
+    draw_picture,
+    draw_small_print,
+    draw_text,
+    wrap_sentence,
+)
+
+WHOLE = "whole"  # the column of layers seen whole
+NONE = "–"  # a cell that is not there
+DOUBT = (
+    "? may be more: the search failed, could not be checked, or something else stands "
+    "against it; its record says what."
+)
+GRID = HeatGrid(left=96, top=66, width=116, height=34)
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One layer and module: how much of the model is seen, and what came out."""
+
+    layer: int
+    module: str
+    parameters: int
+    share: float  # of the model's parameters
+    scores: dict[str, Score]  # by metric
+    search_failed: float | None  # share of the batches; none where the attack has no objective
+    seconds: float
+    record: str  # id
+    judgement: Judgement | None = (
+        None  # of its record; none in a map of before there were any, whose records are not at hand
+    )
+
+    @property
+    def verdict(self) -> str:
+        return NOT_JUDGED if self.judgement is None else self.judgement.verdict
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A cell that could not be attacked."""
+
+    layer: int
+    module: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The module that leaks most, the next, and by how much more, both on the same examples."""
+
+    first: str
+    second: str | None = None
+    difference: Interval | None = None
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A whole map, as map.json keeps it. All metrics are here; `metric` is the one drawn."""
+
+    created: str
+    target: str
+    data: str
+    attack: str
+    metric: str
+    batches: int
+    examples: int
+    seed: int
+    knows: tuple[str, ...]
+    parameters: int  # of the model
+    layers: tuple[int, ...]
+    modules: tuple[str, ...]
+    cells: tuple[HeatCell, ...]
+    absent: tuple[Absent, ...] = ()
+    overall: dict[str, dict[str, Score]] = field(
+        default_factory=dict
+    )  # by module and metric, over all layers
+    leads: dict[str, Lead] = field(default_factory=dict)  # by metric
+
+    def at(self, layer: int, module: str) -> HeatCell | None:
+        """Returns the cell of a layer and module, if it is there."""
+        return next(
+            (cell for cell in self.cells if (cell.layer, cell.module) == (layer, module)), None
+        )
+
+    def of(self, module: str) -> list[HeatCell]:
+        """Returns the cells of one module."""
+        return [cell for cell in self.cells if cell.module == module]
+
+    def leak(self, score: Score | None) -> float | None:
+        """Returns how much a score of the drawn metric leaks: 0 nothing, 1 everything.
+
+        Without a scale of its own, 0 and 1 are the least and the most of this map.
+        """
+        if score is None or score.mean is None:
+            return None
+        low, high = (0.0, 1.0) if score.unit == "fraction" else self._range()
+        height = (score.mean - low) / (high - low) if high > low else 1.0
+        return min(max(height if score.direction == "higher" else 1 - height, 0.0), 1.0)
+
+    def in_doubt(self, cell: HeatCell) -> bool:
+        """Whether the attack rather than the view may be why no more came out."""
+        return cell.judgement is None or cell.judgement.may_be_more
+
+    def _range(self) -> tuple[float, float]:
+        means = [cell.scores[self.metric].mean for cell in self.cells]
+        there = [mean for mean in means if mean is not None]
+        return min(there), max(there)
+
+
+def write_score(heat_map: HeatMap, cell: HeatCell | None) -> str:
+    """Writes `88.1`, `3.2?` where that is in doubt, a dash where there is no cell."""
+    score = cell.scores.get(heat_map.metric) if cell else None
+    if cell is None or score is None or score.mean is None:
+        return NONE
+    return write_number(score.mean, score.unit) + ("?" if heat_map.in_doubt(cell) else "")
+
+
+def describe_setup(heat_map: HeatMap) -> str:
+    """Describes all that was held fixed."""
+    told = ", ".join(heat_map.knows) or "nothing"
+    return (
+        f"target {heat_map.target} · data {heat_map.data} · attack {heat_map.attack} · n = "
+        f"{heat_map.examples} in "
+        f"{heat_map.batches} batches · told {told} · seed {heat_map.seed}"
+    )
+
+
+def count_parameters(heat_map: HeatMap, module: str) -> tuple[str, str]:
+    """Counts the parameters of a layer's module, with their share of the model.
+
+    Where layers differ, both are ranges.
+    """
+    cells = sorted(heat_map.of(module), key=lambda cell: cell.parameters)
+    if not cells:
+        return NONE, NONE
+    counts = dict.fromkeys(f"{cell.parameters:,}" for cell in (cells[0], cells[-1]))
+    shares = dict.fromkeys(f"{100 * cell.share:.2f}" for cell in (cells[0], cells[-1]))
+    return "–".join(counts), "–".join(shares) + " %"
+
+
+def conclude(heat_map: HeatMap) -> Iterator[str]:
+    """Says who leaks most and how sure that is, and where the search failed."""
+    if all(cell.scores[heat_map.metric].mean is None for cell in heat_map.cells):
+        yield f"{heat_map.metric} applies to none of these examples: choose another --metric."
+        return
+    yield from _name_leader(heat_map)
+    if WHOLE in heat_map.overall:
+        score = heat_map.overall[WHOLE][heat_map.metric]
+        yield (
+            f"Whole layers: {write_interval(score)}, with "
+            f"{count_parameters(heat_map, WHOLE)[1]} of the parameters each."
+        )
+    yield from _name_failures(heat_map)
+    few = few_examples(heat_map.examples)
+    if few is not None:
+        yield few.detail
+    for module, absent in {one.module: one for one in reversed(heat_map.absent)}.items():
+        layers = sum(one.module == module for one in heat_map.absent)
+        yield f"{NONE} {module}, in {layers} of {len(heat_map.layers)} layers: {absent.reason}"
+
+
+def _name_leader(heat_map: HeatMap) -> Iterator[str]:
+    lead = heat_map.leads.get(heat_map.metric)
+    if lead is None:
+        return
+    score = heat_map.overall[lead.first][heat_map.metric]
+    layers, share = len(heat_map.of(lead.first)), count_parameters(heat_map, lead.first)[1]
+    over = f"mean of {layers} layer{'s' if layers > 1 else ''}, each with {share} of the parameters"
+    blind = f"blind {write_number(score.blind, score.unit)}"
+    leaks = any(cell.verdict == LEAKS for cell in heat_map.of(lead.first))
+    most = "leaks most" if leaks else "scores highest, and no layer of it is shown to leak"
+    yield f"{lead.first} {most}: {heat_map.metric} {write_interval(score)}, {blind}, {over}."
+    yield _count_verdicts(heat_map)
+    if lead.difference is not None:
+        ends = (
+            f"[{write_number(lead.difference.low, score.unit)}, "
+            f"{write_number(lead.difference.high, score.unit)}]"
+        )
+        by = (
+            f"That is {write_number(lead.difference.mean, score.unit)} {ends} more than "
+            f"{lead.second}, the next"
+        )
+        yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
+
+
+def _count_verdicts(heat_map: HeatMap) -> str:
+    """Says `5 of 12 views leak; 4 not shown either way; 3 could not be judged.`"""
+    words = [cell.verdict for cell in heat_map.cells]
+    others = {
+        "not shown either way": words.count(NOT_SHOWN),
+        "could not be judged": words.count(NOT_JUDGED),
+    }
+    told = [
+        f"{words.count(LEAKS)} of {len(words)} views leak",
+        *(f"{count} {word}" for word, count in others.items() if count),
+    ]
+    return "; ".join(told) + "."
+
+
+def _name_failures(heat_map: HeatMap) -> Iterator[str]:
+    told = [cell for cell in heat_map.cells if cell.search_failed is not None]
+    if not told:
+        yield (
+            "This attack has no objective, so that a failed search cannot be told from a view "
+            "that hides."
+        )
+        return
+    failed = [cell for cell in told if (cell.search_failed or 0.0) >= FAILED_SHARE]
+    if failed:
+        where = f"in {len(failed)} of {len(told)} cells"
+        yield (
+            f"The search failed in at least {FAILED_SHARE:.0%} of the batches {where}: these "
+            f"are lower bounds."
+        )
+    if any(heat_map.in_doubt(cell) for cell in heat_map.cells):
+        yield DOUBT
+
+
+def draw_heat_map(heat_map: HeatMap, *, alone: bool = True) -> str:
+    """Draws the map.
+
+    Where it does not stand alone, what may be concluded stands beside it, not in it.
+    """
+    title, sentences = (
+        f"Leak map: {heat_map.metric} by layer and module",
+        [describe_setup(heat_map), *conclude(heat_map)],
+    )
+    width, below = (
+        _measure_width(heat_map),
+        GRID.top + (len(heat_map.layers) + 3) * GRID.height + 14,
+    )
+    lines = [
+        line
+        for sentence in (sentences if alone else sentences[:1])
+        for line in wrap_sentence(sentence, width)
+    ]
+    height = below + 52 + LINE * len(lines)
+    parts = [
+        *_draw_columns(heat_map),
+        *_draw_rows(heat_map),
+        *_draw_totals(heat_map),
+        *_draw_scale(heat_map, below),
+        *draw_small_print(lines, below + 42),
+    ]
+    return draw_picture(title, sentences, width, height, parts)
+
+
+def _draw_columns(heat_map: HeatMap) -> Iterator[str]:
+    for place, module in enumerate(heat_map.modules):
+        yield draw_text(GRID.middle(place), GRID.top - 8, module)
+
+
+def _draw_rows(heat_map: HeatMap) -> Iterator[str]:
+    for row, layer in enumerate(heat_map.layers):
+        yield draw_text(GRID.left - 10, GRID.baseline(row), f"layer {layer}", anchor="end")
+        for place, module in enumerate(heat_map.modules):
+            yield GRID.draw_box(row, place, _fill_box(heat_map, layer, module))
+
+
+def _fill_box(heat_map: HeatMap, layer: int, module: str) -> HeatBox:
+    cell = heat_map.at(layer, module)
+    leak = heat_map.leak(cell.scores.get(heat_map.metric)) if cell else None
+    return HeatBox(write_score(heat_map, cell), leak, _describe_cell(heat_map, layer, module, cell))
+
+
+def _draw_totals(heat_map: HeatMap) -> Iterator[str]:
+    """Draws, below the layers, their mean and what a module has of the parameters."""
+    row = len(heat_map.layers)
+    for name, line in zip(("mean", "parameters", "share"), range(row, row + 3), strict=True):
+        yield draw_text(GRID.left - 10, GRID.baseline(line) + 4, name, anchor="end", style="small")
+    for place, module in enumerate(heat_map.modules):
+        score = heat_map.overall.get(module, {}).get(heat_map.metric)
+        shown = write_number(score.mean, score.unit) if score and score.mean is not None else NONE
+        words = (
+            f"{module}, mean over layers: {write_interval(score)}" if score else f"{module}: none"
+        )
+        yield GRID.draw_box(row, place, HeatBox(shown, heat_map.leak(score), words), lower=4)
+        for line, size in enumerate(count_parameters(heat_map, module), start=row + 1):
+            yield draw_text(GRID.middle(place), GRID.baseline(line) + 4, size, style="small")
+
+
+def _draw_scale(heat_map: HeatMap, top: int) -> Iterator[str]:
+    places = [place / (len(STOPS) - 1) for place in range(len(STOPS))]
+    stops = "".join(
+        f'<stop offset="{place:g}" stop-color="{mix_paper(place)}"/>' for place in places
+    )
+    fraction = all(cell.scores[heat_map.metric].unit == "fraction" for cell in heat_map.cells)
+    nothing, everything = ("nothing", "everything") if fraction else ("least here", "most here")
+    yield f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'
+    place = f'x="{GRID.left}" y="{top}"'
+    yield f'<rect {place} width="{2 * GRID.width}" height="12" fill="url(#scale)"/>'
+    yield draw_text(GRID.left - 10, top + 11, nothing, anchor="end", style="small")
+    yield draw_text(
+        GRID.left + 2 * GRID.width + 10,
+        top + 11,
+        f"{everything} leaks ({heat_map.metric})",
+        anchor="start",
+        style="small",
+    )
+
+
+def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> str:
+    """Describes a cell in words."""
+    if cell is None:
+        why = [
+            absent.reason
+            for absent in heat_map.absent
+            if (absent.layer, absent.module) == (layer, module)
+        ]
+        return f"layer {layer}, {module}: not attacked. {' '.join(why)}"
+    score = cell.scores[heat_map.metric]
+    exact = cell.scores.get("exact_match")
+    blind = f"blind {write_number(score.blind, score.unit)}"
+    parts = [
+        f"layer {layer}, {module}: {heat_map.metric} {write_interval(score)}, {blind}, n = "
+        f"{score.n}",
+        f"word for word {write_number(exact.mean, exact.unit)} %"
+        if exact and exact.mean is not None
+        else "",
+        f"search failed in {cell.search_failed:.0%} of the batches"
+        if cell.search_failed is not None
+        else "",
+        cell.verdict + (", may be more" if heat_map.in_doubt(cell) else ""),
+        f"{cell.parameters:,} parameters, {100 * cell.share:.2f} %",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _measure_width(heat_map: HeatMap) -> int:
+    return max(GRID.left + len(heat_map.modules) * GRID.width + 16, 620)

@@ -1,0 +1,1 @@
+"""Records, runs and maps on a terminal."""

@@ -1,0 +1,54 @@
+"""The terminal: its width, the look of tables, and tables cut so that they fit it."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PIPED_WIDTH = 100  # columns, where there is no terminal to ask
+Item = TypeVar("Item")
+
+
+def open_console(to_stderr: bool = False) -> Console:
+    """Opens the terminal, or plain text of a fixed width where output is piped."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    ask_terminal = stream.isatty() or "COLUMNS" in os.environ
+    return Console(
+        stderr=to_stderr,
+        width=None if ask_terminal else PIPED_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def build_table() -> Table:
+    """Builds an empty table in the house's look."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        show_edge=False,
+        header_style="bold",
+    )
+
+
+def split_to_fit(
+    console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
+) -> Iterator[Table]:
+    """Builds as few tables as hold all items, each with as many of them as fit the width."""
+    unlimited = console.options.update(max_width=10_000)
+    rest = list(items)
+    while rest:
+        count = len(rest)
+        while (
+            count > 1
+            and console.measure(build(rest[:count]), options=unlimited).maximum > console.width
+        ):
+            count -= 1
+        yield build(rest[:count])
+        rest = rest[count:]

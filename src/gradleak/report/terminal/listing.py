@@ -1,0 +1,143 @@
+"""Many records in one table: a folder's, or the cells of a study."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gradleak.records.judgement import judge_record, leading_metric, raised_beside
+from gradleak.records.schema import Record
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import MISSING, write_interval, write_number
+from gradleak.report.terminal.console import build_table, split_to_fit
+
+CELL_METRICS = (
+    *(
+        "rouge1",
+        "rouge2",
+        "rougeL",
+        "exact_match",
+        "rouge1_legacy",
+        "rouge2_legacy",
+        "rougeL_legacy",
+    ),
+    *("mse", "psnr", "ssim", "lpips", "lpips_legacy"),
+)
+
+
+@dataclass(frozen=True)
+class CellRow:
+    """A cell of a study: its value on each axis, and its record or why there is none."""
+
+    axes: Mapping[str, str]
+    record: Record | None
+    note: str = ""
+
+
+def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> None:
+    """Prints the records of a folder, by file name.
+
+    They stand in a table where it fits the width, else one below the other.
+    """
+    table = build_folder_table(records)
+    if (
+        console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        <= console.width
+    ):
+        console.print(table)
+        return
+    for name, record in records:
+        metric = _choose_metric(record)
+        console.print(Text(name, style="bold"), soft_wrap=True)
+        console.print(
+            Padding(
+                f"{', '.join(_describe_record(record))}, n = {record.data.examples}", (0, 0, 0, 2)
+            )
+        )
+        console.print(
+            Padding(f"worst {metric} {_write_score(record, metric, between=', ')}", (0, 0, 0, 2))
+        )
+        console.print(
+            Padding(
+                f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}",
+                (0, 0, 0, 2),
+            )
+        )
+        console.print()
+
+
+def _choose_metric(record: Record) -> str:
+    return leading_metric(record.worst_case)
+
+
+def _describe_record(record: Record) -> tuple[str, str, str, str]:
+    """Names target, data, defense and attacks."""
+    spec = record.spec
+    defense = write_chain(spec.get("defenses"))
+    return (
+        record.target.name,
+        write_component(spec.get("data")),
+        "no defense" if defense == "none" else defense,
+        ", ".join(record.attacks),
+    )
+
+
+def build_folder_table(records: Sequence[tuple[str, Record]]) -> Table:
+    """Builds a table of the records of a folder, by file name."""
+    table = build_table()
+    for name in ("record", "target", "data", "defense", "attacks"):
+        table.add_column(name, overflow="fold", no_wrap=name == "record")
+    table.add_column("n", justify="right")
+    leading = [_choose_metric(record) for _, record in records]
+    table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
+    table.add_column("flags", no_wrap=True)
+    for (name, record), metric in zip(records, leading, strict=True):
+        flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
+        table.add_row(
+            name,
+            *_describe_record(record),
+            str(record.data.examples),
+            _write_score(record, metric),
+            flags,
+            end_section=True,
+        )
+    return table
+
+
+def build_cell_tables(console: Console, rows: Sequence[CellRow]) -> Iterator[Table]:
+    """Builds a row for each cell, with as many metrics side by side as fit.
+
+    It has the worst case over a cell's attacks, blind below it.
+    """
+    present = {name for row in rows if row.record for name in row.record.worst_case}
+    metrics = [name for name in CELL_METRICS if name in present] or ["rouge1"]
+    axes = list(dict.fromkeys(axis for row in rows for axis in row.axes))
+
+    def build(chosen: Sequence[str]) -> Table:
+        table = build_table()
+        for axis in axes or ["cell"]:
+            table.add_column(axis, overflow="fold")
+        for metric in chosen:
+            table.add_column(metric, justify="right", no_wrap=True)
+        for row in rows:
+            names = [row.axes.get(axis, MISSING) for axis in axes] or ["1"]
+            table.add_row(*names, *(_write_cell(row, metric) for metric in chosen))
+        return table
+
+    yield from split_to_fit(console, metrics, build)
+
+
+def _write_cell(row: CellRow, metric: str) -> str:
+    return row.note if row.record is None else _write_score(row.record, metric)
+
+
+def _write_score(record: Record, metric: str, between: str = "\n") -> str:
+    score = record.worst_case.get(metric)
+    return (
+        MISSING
+        if score is None
+        else f"{write_interval(score)}{between}blind {write_number(score.blind, score.unit)}"
+    )

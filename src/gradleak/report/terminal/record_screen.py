@@ -1,0 +1,326 @@
+"""One record on a terminal: what was audited, what updates say, guesses, scores, conclusion."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gradleak.records.judgement import judge_record, raised_beside
+from gradleak.records.png import draw_grid
+from gradleak.records.schema import (
+    AttackRecord,
+    BatchRecord,
+    ExampleRecord,
+    FateRecord,
+    FindingRecord,
+    Record,
+    StageRecord,
+)
+from gradleak.report.naming import write_chain, write_component
+from gradleak.report.numbers import write_count, write_duration, write_number
+from gradleak.report.privacy import describe_noise, write_guarantees
+from gradleak.report.shown_guesses import Secrets, colour_words, is_picture, make_printable
+from gradleak.report.terminal.score_table import build_score_tables, find_hidden
+from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
+
+SHOWN = 3  # the first ones, not the best: chosen examples would flatter the attack
+LEFT_OUT = ("special_tokens",)  # [CLS] and [SEP] are in every text
+NAMES = {
+    "longest_length": "longest length",
+    "distinct_tokens": "different inputs",
+    "bag_of_words": "bag of words",
+}
+
+
+def print_record(
+    console: Console,
+    record: Record,
+    secrets: Secrets,
+    *,
+    guesses: bool = True,
+    with_trace: bool = False,
+    full: bool = False,
+) -> None:
+    """Prints the record; without `guesses` none of them, since a good one is the private text.
+
+    `full` adds legacy metrics.
+    """
+    console.print(
+        Text(
+            f"Audit {record.id}" + (f" of a {record.target.model}" if record.target.model else ""),
+            style="bold",
+        )
+    )
+    console.print(describe_audit(record), style="dim")
+    for remark in record.data.remarks:
+        console.print(Text(f"Data: {remark}"))
+    for line_of_privacy in write_guarantees(record):
+        console.print(line_of_privacy)
+    if (of_noise := describe_noise(record)) is not None:
+        console.print(f"Noise: {of_noise}")
+    said = build_findings_table(record)
+    if said is not None:
+        console.print(Text("\nWhat the update says outright", style="bold"))
+        console.print(Padding(said, (0, 0, 0, 2)))
+    for name, attack in record.attacks.items():
+        shown = min(len(attack.examples), SHOWN)
+        some = f"first {shown} of " if shown < len(attack.examples) else ""
+        console.print(
+            Text(
+                f"\n{name}: "
+                f"{some}{write_count(len(attack.examples), 'reconstruction', 'reconstructions')}",
+                style="bold",
+            )
+        )
+        if guesses:
+            console.print(Padding(build_guess_table(record, attack, secrets, shown), (0, 0, 0, 2)))
+        else:
+            console.print(
+                "  hidden, since a good guess is the private text; add --show to see them.",
+                style="dim",
+            )
+        for stage in attack.stages:
+            console.print(f"  {describe_stage(stage)}", style="dim")
+        for title, table in build_trace_tables(attack, secrets) if with_trace and guesses else ():
+            console.print(Text(f"\n  {title}", style="bold"))
+            console.print(Padding(table, (0, 0, 0, 2)))
+    _print_scores(console, record, full)
+
+
+def _print_scores(console: Console, record: Record, full: bool) -> None:
+    console.print()
+    for table in build_score_tables(console, record, full):
+        console.print(table)
+        console.print()
+    left_out = (
+        "" if full or not find_hidden(record) else " Legacy metrics: gradleak show RECORD --full."
+    )
+    legend = (
+        "Fractions in %; intervals over client batches; gain: how much more than the blind "
+        "attack gets."
+    )
+    guesses = max((one.blind_guesses for one in record.worst_case.values()), default=1)
+    fair = f" Beside the worst case: the best of {guesses} blind guesses." if guesses > 1 else ""
+    console.print(legend + fair + left_out, style="dim")
+    console.print()
+    for name, attack in record.attacks.items():
+        if attack.label_accuracy is not None:
+            console.print(
+                f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none "
+                f"of them told."
+            )
+    console.print(worst_case_sentence(record), style="bold")
+    judgement = judge_record(record)
+    for name, details in raised_beside(judgement, record).items():
+        console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
+    console.print(closing_sentence(judgement, record), style="bold")
+
+
+def describe_stage(stage: StageRecord) -> str:
+    """Says what one attack of several did.
+
+    `span: 3 batches, 3 proven, 100.0 % word for word, 20 s; refused 1 batch: …`
+    """
+    exact = stage.scores.get("exact_match")
+    scored = (
+        "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
+    )
+    reached = write_count(len(stage.batches), "batch", "batches")
+    did = (
+        [f"{reached}, {stage.certified} proven{scored}, {write_duration(stage.seconds)}"]
+        if stage.batches
+        else []
+    )
+    return f"{stage.attack}: {'; '.join([*did, *map(describe_fate, stage.fates)])}"
+
+
+def describe_fate(fate: FateRecord) -> str:
+    """Says `refused 2 batches: …`, or what else kept an attack from its guesses."""
+    batches = write_count(len(fate.batches), "batch", "batches")
+    words = {
+        "refused": "refused",
+        "failed": "failed on",
+        "cut": "was cut on",
+        "no_time": "was not begun on",
+    }
+    said = f": {fate.reason}" if fate.reason and fate.fate in ("refused", "failed") else ""
+    return (
+        f"{words.get(fate.fate, fate.fate)} "
+        f"{batches}{said or (' (out of time)' if fate.fate in ('cut', 'no_time') else '')}"
+    )
+
+
+def describe_audit(record: Record) -> str:
+    """Lists everything that was held fixed, and what it took."""
+    spec = record.spec
+    seconds = sum(attack.cost.seconds for attack in record.attacks.values())
+    parts = [
+        f"target {record.target.name}",
+        f"data {write_component(spec.get('data'))}",
+        f"n = {record.data.examples} in {write_count(record.data.batches, 'batch', 'batches')}",
+        f"protocol {write_component(spec.get('protocol'))}",
+        f"defense {write_chain(spec.get('defenses'))}",
+        f"view {write_component(spec.get('view'))}",
+        f"knows {write_chain(spec.get('know'), ', ')}",
+        f"seed {spec.get('seed', '-')}",
+        f"device {record.machine.get('device', '-')}",
+        f"attacks took {write_duration(seconds)}",
+    ]
+    return " · ".join(parts)
+
+
+def build_findings_table(record: Record) -> Table | None:
+    """Builds a line for each kind of finding, over all batches; none where nothing was read."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    shown = [found for found in record.findings if found.name not in LEFT_OUT]
+    for name in dict.fromkeys(found.name for found in shown):
+        found = [one for one in shown if one.name == name]
+        told = Text(_describe_findings(name, found, record.data.batches))
+        told.append(f"  ({', '.join(dict.fromkeys(one.source for one in found))})", style="dim")
+        table.add_row(NAMES.get(name, name), told)
+    return table if shown else None
+
+
+def _describe_findings(name: str, found: Sequence[FindingRecord], batches: int) -> str:
+    where = (
+        f"read in {len(found)} of {batches} batches"
+        if len(found) < batches
+        else "read in every batch"
+    )
+    certain = sum(one.exact for one in found)
+    how = {len(found): "exact", 0: "an estimate"}.get(
+        certain, f"exact in {certain}, elsewhere an estimate"
+    )
+    return ", ".join(
+        part
+        for part in (_describe_amount(name, found), _describe_rightness(name, found), where, how)
+        if part
+    )
+
+
+def _describe_amount(name: str, found: Sequence[FindingRecord]) -> str:
+    """Says how much was read, or the numbers themselves where these are what was counted."""
+    if name == "bag_of_words":
+        return f"{write_number(_average([one.count for one in found]), 'words')} words a batch"
+    if name == "distinct_tokens":
+        average = _average([value for one in found for value in one.values])
+        return f"{write_number(average, 'inputs')} a batch"
+    return ""
+
+
+def _describe_rightness(name: str, found: Sequence[FindingRecord]) -> str:
+    recall, precision = (
+        _average([share for one in found if (share := getattr(one, kind)) is not None])
+        for kind in ("recall", "precision")
+    )
+    if recall is None or precision is None:
+        return ""
+    if name == "bag_of_words":
+        if recall == precision == 1:
+            return "all of them and no others"
+        return (
+            f"{write_number(recall, 'fraction')} % of the true ones among them, "
+            f"{write_number(precision, 'fraction')} % of them true"
+        )
+    return f"{write_number(recall, 'fraction')} % right"
+
+
+def _average(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def build_guess_table(
+    record: Record, attack: AttackRecord, secrets: Secrets, shown: int = SHOWN
+) -> Table:
+    """Builds a table of the first examples and what the attack made of them."""
+    hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
+    table = _build_grid()
+    for number_shown, example in enumerate(attack.examples[:shown], start=1):
+        place = (example.batch, example.position)
+        secret = secrets.get(place)
+        hidden = Text(f"not kept (hash {hashes.get(place, '?')[:12]})", style="dim")
+        table.add_row(f"{number_shown} secret", hidden if secret is None else _draw_secret(secret))
+        table.add_row("  guess", _draw_guess(example, secret))
+    return table
+
+
+def build_trace_tables(attack: AttackRecord, secrets: Secrets) -> Iterator[tuple[str, Table]]:
+    """Builds a table for each batch of its guesses as the search went on."""
+    for batch in attack.batches:
+        table = _build_grid()
+        for step, sentences in batch.guesses:
+            for position, sentence in enumerate(sentences):
+                label = f"step {step}" if position == 0 else ""
+                table.add_row(label, _draw_traced_guess(sentence, batch, len(sentences), secrets))
+        yield f"batch {batch.batch}{_describe_losses(batch)}", table
+
+
+def _draw_secret(secret: str) -> Text:
+    return Text("a picture", style="dim") if is_picture(secret) else Text(make_printable(secret))
+
+
+def _draw_guess(example: ExampleRecord, secret: str | None) -> Text:
+    if example.guess is None:
+        return Text("not kept", style="dim")
+    if is_picture(example.guess):
+        return describe_picture(example)
+    text = (
+        Text(make_printable(example.guess))
+        if secret is None
+        else colour_words(secret, example.guess)
+    )
+    if example.values.get("rouge1") is not None:
+        text.append(f"  (rouge1 {write_number(example.values['rouge1'], 'fraction')})", style="dim")
+    if example.certified:
+        text.append("  (proven by the update)", style="bold not dim")
+    return text
+
+
+def _draw_traced_guess(sentence: str, batch: BatchRecord, sentences: int, secrets: Secrets) -> Text:
+    """Colours a guess where its batch has one example: others are not yet aligned to secrets."""
+    secret = secrets.get((batch.batch, 0)) if sentences == 1 else None
+    return Text(make_printable(sentence)) if secret is None else colour_words(secret, sentence)
+
+
+def _describe_losses(batch: BatchRecord) -> str:
+    if len(batch.losses) < 2:
+        return ""
+    (_, first), (step, last) = batch.losses[0], batch.losses[-1]
+    return (
+        f": objective {write_number(first, 'objective')} at the start, "
+        f"{write_number(last, 'objective')} "
+        f"at step {step}"
+    )
+
+
+def _build_grid() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def has_pictures(attack: AttackRecord) -> bool:
+    """Whether an attack's guesses are pictures."""
+    return any(is_picture(example.guess) for example in attack.examples)
+
+
+def describe_picture(example: ExampleRecord) -> Text:
+    """Says what a picture's guess scored."""
+    values = [f"{name} {value:.3g}" for name, value in example.values.items() if value is not None]
+    return Text("a picture: " + ", ".join(values), style="dim")
+
+
+def draw_picture_grid(attack: AttackRecord, secrets: Mapping[tuple[int, int], str]) -> bytes:
+    """Draws a PNG file of all guesses, each below its secret where that may be shown."""
+    return draw_grid(
+        [
+            (secrets.get((one.batch, one.position)), one.guess)
+            for one in attack.examples
+            if one.guess is not None
+        ]
+    )
