@@ -23,12 +23,16 @@ sys.path.insert(0, str(SOURCE))  # this tree's code, whatever is installed
 
 project = "gradleak"
 author = "The gradleak authors"
+project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 include_patterns = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md"]
 exclude_patterns = [".venv", "build", "runs", "src", "tests", "studies", "benchmarks", "examples"]
 root_doc = "README"
 html_theme = "furo"
 html_title = "gradleak"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "text"  # of blocks that name no language
 html_copy_source = False
 html_show_sphinx = False
 templates_path: list[str] = []
