@@ -45,11 +45,11 @@ site: $(READY)
 
 # The pictures of README, from made-up messages: minutes, and Chromium for the second.
 pictures: $(READY)
-	$(BIN)/gradleak map --limit 3 --out build/pictures/map
+	$(BIN)/gradleak map --limit 2 --attack energy:restarts=0 --out build/pictures/map
 	cp build/pictures/map/heat_map.svg docs/images/leak_map.svg
 	$(BIN)/gradleak run studies/laptop.yaml --out build/pictures
-	$(BIN)/gradleak report build/pictures/laptop --show-secrets --out build/pictures/report.html
-	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir=build/pictures/browser --window-size=1000,900 \
+	$(BIN)/gradleak report build/pictures/laptop --out build/pictures/report.html
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir=build/pictures/browser --window-size=1000,720 \
 	  --screenshot=docs/images/report.png build/pictures/report.html
 
 # Builds the wheel, installs it in a bare environment beside this one's packages, and checks that its data came along.
