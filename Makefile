@@ -40,12 +40,12 @@ lint: $(READY)
 # The documents as a site, without a network; a warning (a link that leads nowhere, a page in no tree) is an error.
 site: $(READY)
 	rm -rf build/site
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d build/site.doctrees . build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -E -W --keep-going -j 2 -c docs -d build/site.doctrees . build/site
 	@echo 'The site: build/site/index.html'
 
 # The pictures of README, from made-up messages: minutes, and Chromium for the second.
 pictures: $(READY)
-	$(BIN)/gradleak map --limit 2 --attack energy:restarts=0 --out build/pictures/map
+	$(BIN)/gradleak map --limit 2 --attack energy:restarts=0 --modules query,key,value,ffn_in --out build/pictures/map
 	cp build/pictures/map/heat_map.svg docs/images/leak_map.svg
 	$(BIN)/gradleak run studies/laptop.yaml --out build/pictures
 	$(BIN)/gradleak report build/pictures/laptop --out build/pictures/report.html
