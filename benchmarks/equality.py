@@ -82,10 +82,8 @@ AUDITS = (
     # What learns first, further: running text, a prior, factors through DP-SGD, hashed pictures
     f"--target tiny_causal --limit 2 --attack lti:{LESSONS},cut_anywhere=true",
     f"--target tiny_causal --limit 2 --attack lti_p:{LESSONS},prior_weight=0.3",
-    f"{TEXT} --batch-size 2 --defense dp_sgd"
-    " --attack lti_plus:epochs=2,training_batch=16,prior_weight=0.3,token_width=64",
-    f"{PICTURES} --attack lti_pictures:steps=60,width=64,fraction=0.3,"
-    "signed=true,relabelled=0.2,variation_weight=0.1",
+    f"{TEXT} --batch-size 2 --defense dp_sgd --attack lti_plus:epochs=2,training_batch=16,prior_weight=0.3,token_width=64",
+    f"{PICTURES} --attack lti_pictures:steps=60,width=64,fraction=0.3,signed=true,relabelled=0.2,variation_weight=0.1",
 )
 STUDY = """
 target: tiny

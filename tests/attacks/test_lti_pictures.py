@@ -175,9 +175,7 @@ def test_inverters_side_by_side_learn_what_each_would_learn_alone(directions: in
     def slopes(kept: slice) -> list[torch.Tensor]:
         torch.manual_seed(0)
         features, pixels, truth = (part[kept] for part in (*drawn, labels))
-        model = PictureNetwork(
-            7, directions, [6, 6], (1, 2, 2), 1, 3, variation_weight=0.1, inverters=len(truth)
-        )
+        model = PictureNetwork(7, directions, [6, 6], (1, 2, 2), 1, 3, variation_weight=0.1, inverters=len(truth))
         model.start_from(torch.full((1, 2, 2), 0.5))
         for inverter, clients in enumerate(features):
             model.measure(clients, [3, 4], inverter=inverter)
