@@ -15,7 +15,7 @@ import gradleak
 from gradleak import __version__
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.recipes.dlg import Dlg
-from gradleak.audit.together import Together
+from gradleak.audit.group import AuditGroup
 from gradleak.cli import main
 from gradleak.cli.index import KINDS
 from gradleak.core.parts import MODULES
@@ -297,13 +297,13 @@ def test_a_record_of_another_model_in_the_same_place_is_no_answer(monkeypatch: p
 def count_attacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that grows by one whenever an audit attacks."""
     calls: list[str] = []
-    really = Together.attack_all
+    really = AuditGroup.attack_all
 
-    def attack_all(self: Together) -> None:
+    def attack_all(self: AuditGroup) -> None:
         calls.append(self.shared.id)
         really(self)
 
-    monkeypatch.setattr(Together, "attack_all", attack_all)
+    monkeypatch.setattr(AuditGroup, "attack_all", attack_all)
     return calls
 
 

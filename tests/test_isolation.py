@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.audit import AuditSpec, run_audit, together
+from gradleak.audit import AuditSpec, calls, group, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.runner import Finished, run_audits
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
@@ -213,8 +213,8 @@ def settings(**changes: Any) -> AuditSpec:
 def notice_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notes when the audit begins to show the truth to attacks."""
     done.clear()
-    plain = together.objectives
-    monkeypatch.setattr(together, "objectives", lambda *given: done.append(True) or plain(*given))
+    plain = group.objectives
+    monkeypatch.setattr(group, "objectives", lambda *given: done.append(True) or plain(*given))
 
 
 @pytest.mark.parametrize("target", ["tiny", "tiny_causal", "tiny_causal:shape=llama"])  # a language model's labels are the text
@@ -343,7 +343,7 @@ class Thief(Attack):
 def test_an_attack_that_remembers_its_objectives_has_no_answer_when_it_runs(
     target: str, told: bool, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "UPDATES_IN_MEMORY", room)
+    monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", room)
     specs = [settings(target=target, limit=3, defenses=chosen) for chosen in ([], ["gaussian_noise:std=0.01"])]
     private = private_batches(specs[0], specs[0].target.open(torch.device("cpu")))
     secrets = set(secrets_of(private).ids)
@@ -366,7 +366,7 @@ def test_what_a_thief_would_have_had_is_the_answer(monkeypatch: pytest.MonkeyPat
     (private,) = private_batches(spec, target)
     remembered.clear()
     Thief().objective([observe(spec, target, private, 0)], [private.batch])
-    monkeypatch.setattr(together, "make_up", lambda seen, bench: private.batch)
+    monkeypatch.setattr(group, "make_up", lambda seen, bench: private.batch)
     record = run_audit(replace(spec, attacks=(Thief(),))).record
     assert record.attacks["thief"].scores["exact_match"].mean == 1
 

@@ -76,7 +76,7 @@ def _without_cost(value: Any) -> Any:
 
 
 def assert_interrupts_cost_a_call_each(spec: AuditSpec, interrupts: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradleak.audit.together.batches_in_a_call", lambda *_: 2)
+    monkeypatch.setattr("gradleak.audit.group.batches_in_a_call", lambda *_: 2)
     counter = Counter(monkeypatch)
     calm = run_audit(spec, out=folder / "calm").record
     wanted = list(counter.begun)
@@ -144,7 +144,7 @@ def test_a_call_is_foretold_a_minute_whatever_the_machine(tiny: Target) -> None:
 
 
 def test_a_time_limit_is_for_a_whole_group_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradleak.audit.together.batches_in_a_call", lambda *_: 1)
+    monkeypatch.setattr("gradleak.audit.group.batches_in_a_call", lambda *_: 1)
     counter = Counter(monkeypatch)
     run_audit(settings(time_limit=600.0, limit=3), out=tmp_path)
     assert counter.begun[0] == ("span", (0, 1, 2))

@@ -83,14 +83,14 @@ def test_guesses_are_kept_as_pictures_and_secrets_only_when_asked(tmp_path: Path
 
 def test_an_interrupted_audit_of_pictures_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gradleak.audit import runner
-    from gradleak.audit.together import Together
+    from gradleak.audit.group import AuditGroup
 
     spec = AuditSpec.from_plain({**PLAIN, "attacks": [QUICK.replace("120", "20")], "limit": 2})
     monkeypatch.setattr(runner, "write_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_audit(spec, out=tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(Together, "_attack", lambda *_: pytest.fail("it was attacked already"))
+    monkeypatch.setattr(AuditGroup, "_attack", lambda *_: pytest.fail("it was attacked already"))
     assert run_audit(spec, out=tmp_path).record.attacks["ig"].scores["mse"].n == 2
 
 

@@ -178,10 +178,10 @@ def test_blind_knows_no_more_than_the_attack_beside_it() -> None:
 
 
 def test_a_dead_gradient_is_flagged_and_a_live_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradleak.audit import together
+    from gradleak.audit import group
 
     assert "dead_gradient" not in {flag.name for flag in run_audit(settings()).record.flags}
-    monkeypatch.setattr(together, "update_norm", lambda observation: 1e-9)
+    monkeypatch.setattr(group, "update_norm", lambda observation: 1e-9)
     assert "dead_gradient" in {flag.name for flag in run_audit(settings()).record.flags}
 
 

@@ -96,7 +96,7 @@ def test_kin_run_in_one_call_and_only_those_that_are_not_finished(tmp_path: Path
     assert [result.skipped for result in results] == [False, True, True, False]
 
 
-def test_kin_that_fail_together_are_tried_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_one_call_that_fail_are_tried_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(specs: Sequence[AuditSpec], **rest: Any) -> Any:
         if any(spec.limit == 2 for spec in specs):
             raise RuntimeError("out of luck")

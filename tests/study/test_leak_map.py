@@ -15,8 +15,8 @@ from torch import Tensor
 from gradleak.attacks.blind import Blind
 from gradleak.audit import run_audit
 from gradleak.audit.display import Silent
+from gradleak.audit.group import AuditGroup
 from gradleak.audit.runner import run_audits
-from gradleak.audit.together import Together
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
@@ -124,7 +124,7 @@ def test_batches_that_do_not_fit_together_give_the_same_map(
     whole_map: tuple[MapPlan, HeatMap, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, together, _ = whole_map
-    monkeypatch.setattr(Together, "_batches_at_once", lambda _: 1)
+    monkeypatch.setattr(AuditGroup, "_count_batches_at_once", lambda _: 1)
     apart = mapped(planned(("query",), layers="1"), tmp_path)
     assert apart.at(1, "query").scores == together.at(1, "query").scores  # type: ignore[union-attr]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gradleak.audit.display import Silent
+from gradleak.audit.group import AuditGroup
 from gradleak.audit.outcomes import Outcome
-from gradleak.audit.together import Together
 from gradleak.cli import main
 from gradleak.core.attack import Cost
 from gradleak.core.errors import GradleakError
@@ -65,9 +65,9 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made, really = World(), Together._attack
+    made, really = World(), AuditGroup._attack
 
-    def attack(self: Together, key: str, *rest: Any) -> list[Outcome]:
+    def attack(self: AuditGroup, key: str, *rest: Any) -> list[Outcome]:
         observations = rest[1]
         made.attacked.append(f"{key} {len(observations)}")
         made.spend(made.each(key) * len(observations))
@@ -77,7 +77,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     def try_out(spec: object, attack: Any, *_: object) -> list[Try]:
         return [Try(made.foretold.get(attack.name, made.each(attack.name)), 0.0, whole=True)]
 
-    monkeypatch.setattr(Together, "_attack", attack)
+    monkeypatch.setattr(AuditGroup, "_attack", attack)
     monkeypatch.setattr(pace, "try_out", try_out)
     return made
 
@@ -183,7 +183,7 @@ def test_what_was_cut_is_resumed_as_the_same_call_whatever_fits_by_then(tmp_path
 def test_a_call_longer_than_any_stretch_adds_up_part_by_part(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Together, "_batches_at_once", lambda self: 2)
+    monkeypatch.setattr(AuditGroup, "_count_batches_at_once", lambda self: 2)
     one = job(tmp_path, "one", "attacks: [blind]\nlimit: 6\n")
     know(one, blind=1.0)
     world.seconds = {"blind": 3.0}
@@ -254,18 +254,18 @@ def test_cells_of_another_run_are_left_to_it(tmp_path: Path, world: World) -> No
 
 def test_a_failure_is_told_and_the_rest_runs(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one = job(tmp_path, "one", "attacks: [blind, 'tag:steps=2']\nlimit: 1\n")
-    calm = Together._attack
+    calm = AuditGroup._attack
 
-    def fail(self: Together, key: str, *rest: Any) -> Any:
+    def fail(self: AuditGroup, key: str, *rest: Any) -> Any:
         if key == "blind":
             raise RuntimeError("out of luck")
         return calm(self, key, *rest)
 
-    monkeypatch.setattr(Together, "_attack", fail)
+    monkeypatch.setattr(AuditGroup, "_attack", fail)
     summary = fill(world, 60, [one])
     assert [result.cell.title for _, result in summary.failed] == ["attacks=blind"] and len(summary.ran) == 1
     assert fill(world, 60, [one]).failed_before == 1  # and is not tried again
-    monkeypatch.setattr(Together, "_attack", calm)
+    monkeypatch.setattr(AuditGroup, "_attack", calm)
     assert len(fill(world, 60, [one], retry=True).ran) == 1
 
 

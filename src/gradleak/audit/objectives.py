@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gradleak.core.attack import Attack, Reconstruction, Sentences
+from gradleak.attacks.blind import Blind
+from gradleak.core.attack import Attack, Bench, Reconstruction, Sentences
 from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.observation import Observation
 from gradleak.core.pixels import pixels_of
@@ -100,3 +101,18 @@ def beside_the_secret(guess: Reconstruction, secret: Sentences) -> list[int]:
             taken[place] = found
             left.remove(found)
     return [taken[place] if place in taken else left.pop(0) for place in range(len(guess.sentences))]
+
+
+def make_up(observation: Observation, bench: Bench) -> Batch:
+    """Returns a batch that no client has, to try an attack on before it runs: from public facts only.
+
+    It is the blind guess, with the labels that are granted or else the first class.
+    """
+    (guess,) = Blind().reconstruct([observation], bench)
+    target, labels = observation.target, observation.knows.labels
+    count = len(guess.pictures) or len(guess.sentences)
+    classes = torch.zeros(count, dtype=torch.int64) if labels is None or len(labels) != count else labels
+    if guess.pictures:
+        pixels = torch.stack([pixels_of(picture) for picture in guess.pictures])
+        return Batch.of_pixels(pixels.to(target.device, target.dtype), classes.to(target.device))
+    return target.batch_of(guess.sentences, None if target.labels_are_tokens else classes.tolist())

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gradleak.core.attack import Reconstruction, Scale
 from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain
@@ -25,6 +25,22 @@ class Outcome:
     objective_at_guess: float | None = None  # both are known when nothing is attacked any more
     objective_at_truth: float | None = None
     scale: Scale = field(default_factory=Scale)  # of both
+
+
+@dataclass(eq=False)
+class AttackOutcomes:
+    """What one attack gave, a batch at a time, and beside it two guesses without the update."""
+
+    KINDS: ClassVar[int] = 3
+    found: list[Outcome] = field(default_factory=list)
+    blind: list[Outcome] = field(default_factory=list)  # the likeliest
+    draw: list[Outcome] = field(default_factory=list)  # one drawn for this attack
+
+    def add(self, found: Outcome, blind: Outcome, draw: Outcome) -> None:
+        """Adds one batch."""
+        self.found.append(found)
+        self.blind.append(blind)
+        self.draw.append(draw)
 
 
 class Parts:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import observe, private_batches
-from gradleak.audit.pictures import from_record
+from gradleak.audit.group import SharedBench, attackers_streams
+from gradleak.audit.opened_priors import open_priors
+from gradleak.audit.picture_records import from_record
 from gradleak.audit.scoring import Values, clusters_of, pair_up, score_of, sentence, values_of, worst_case
 from gradleak.audit.spec import AuditSpec
-from gradleak.audit.together import SharedBench, attackers_streams
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
@@ -85,7 +85,7 @@ def _blind(
     None where a generator of pictures is gone since: what it would have guessed is left open.
     """
     try:
-        beliefs = open_beliefs(spec, target)
+        priors = open_priors(spec, target)
     except GradleakError as error:
         if target.medium != "image":
             raise
@@ -93,7 +93,7 @@ def _blind(
         return None
     root = Streams.root("attacker", spec.seed)
     streams = attackers_streams([(spec, len(private))], root)
-    bench = SharedBench(root, beliefs.words, pictures=beliefs.pictures, by_index=streams)
+    bench = SharedBench(root, priors.words, pictures=priors.pictures, by_index=streams)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
     guess = Blind().reconstruct(observations, bench)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from gradleak.audit.beliefs import Beliefs
+from gradleak.audit.circumstances import accounting_refusal
 from gradleak.audit.client import private_batches, private_examples, remarks_on
 from gradleak.audit.display import Display, Silent
-from gradleak.audit.guarantees import accounting_refusal
+from gradleak.audit.group import AuditGroup, Member
+from gradleak.audit.opened_priors import OpenedPriors
 from gradleak.audit.outcomes import Parts, has_kept
 from gradleak.audit.spec import AuditSpec
-from gradleak.audit.together import Member, Together
 from gradleak.audit.writing import data_hash, record_of
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
@@ -65,11 +65,11 @@ def run_audits(
     keep_secrets: bool = False,
     display: Display | None = None,
     target: Target | None = None,
-    beliefs: Beliefs | None = None,
+    priors: OpenedPriors | None = None,
     key: SecretKey | None = None,
 ) -> list[Finished | GradleakError]:
-    """Audits settings of one `kin` in one call; of several, one that cannot be attacked gives its error and no record."""
-    if len({kin(spec) for spec in specs}) > 1:
+    """Audits settings of one group key in one call; of several, one that cannot be attacked gives its error and no record."""
+    if len({group_key(spec) for spec in specs}) > 1:
         raise GradleakError("These audits cannot run in one call: target, attacks, prior, seed and knowledge must be the same.")
     display = display or Silent()
     if out is not None:
@@ -92,28 +92,28 @@ def run_audits(
             for sentence in remarks[data]:
                 display.say(sentence)
         refusal = accounting_refusal(spec.defenses)
-        members.append(Member(spec, secrets[data] * spec.draws, refusal=refusal, remarks=remarks[data]))
+        members.append(Member(spec, secrets[data] * spec.draws, remarks[data], refusal))
     # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
     versions = "".join(f"-v{attack.version}" for attack in specs[0].attacks) if _has_changed(specs[0]) else ""
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
     parts = Parts(out, name, [spec.id for spec in specs])
-    together = Together(members, target, parts, display, beliefs, memory)
+    group = AuditGroup(members, target, parts, display, priors, memory)
     with full_disk_explained(f"keep finished parts in {out}"):
-        together.attack_all()
+        group.attack_all()
     results: list[Finished | GradleakError] = []
-    for member in members:
-        if member.refusal is not None:
-            results.append(member.refusal)
+    for member, result in zip(members, group.results, strict=True):
+        if result.refusal is not None:
+            results.append(result.refusal)
             continue
-        record = record_of(member, target, key, device, together.peak_memory, keep_secrets)
+        record = record_of(member, result, target, key, device, group.peak_memory, keep_secrets)
         path = None if out is None else write_record(out, record)
         results.append(Finished(record, path, tuple(member.private)))
     parts.clear()
     return results
 
 
-def kin(spec: AuditSpec) -> tuple[object, ...]:
+def group_key(spec: AuditSpec) -> tuple[object, ...]:
     """What audits that run in one call have in common. Under a time limit every one runs alone, and so does what learns first."""
     learns = any(isinstance(attack, TrainableAttack) for attack in spec.attacks)
     alone = spec.id if spec.time_limit is not None or learns else None

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gradleak.audit.objectives import is_right
-from gradleak.audit.outcomes import Outcome
-from gradleak.audit.pictures import as_data_uri, picture_pairs
+from gradleak.audit.outcomes import AttackOutcomes, Outcome
+from gradleak.audit.picture_records import as_data_uri, picture_pairs
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Reconstruction
+from gradleak.core.attack import Attack, Reconstruction, Stage
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.defense import channel_of
 from gradleak.core.metric import Metric, Pair, Sentence
@@ -19,7 +19,7 @@ from gradleak.metrics.alignment import align
 from gradleak.records import flags
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.judgement import LEADING
-from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, Score
+from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, FateRecord, Score, StageRecord
 from gradleak.records.scores import beside_blind
 from gradleak.records.settings import worst_score
 from gradleak.records.statistics import paired_difference
@@ -28,29 +28,37 @@ from gradleak.records.summary import columns_of
 Values = dict[str, list[float | None]]  # by metric, one an example
 
 
-@dataclass(frozen=True)
-class Chance:
-    """What is guessed without the update: the likeliest, and what was drawn for one attack."""
-
-    blind: Sequence[Outcome]
-    draw: Sequence[Outcome]
-
-
 def score_attack(
     spec: AuditSpec,
     target: Target,
     attack: Attack,
     private: Sequence[PrivateBatch],
-    outcomes: Sequence[Outcome],
-    chance: Chance,
+    attacked: AttackOutcomes,
     peak_memory: int | None,
 ) -> AttackRecord:
-    """Everything one attack did, scored."""
+    """Returns everything one attack did, scored, and the attacks it is made of beside it."""
+    whole = _score_alone(spec, target, attack, private, attacked, peak_memory)
+    stages = stage_records(spec.metrics, target, private, attacked.found, attacked.blind)
+    fates = _fates_of(stages)
+    raised = flags.member_failed(fates), flags.member_out_of_time(fates, len(attacked.found))
+    found = tuple(flag for flag in raised if flag is not None)
+    return replace(whole, stages=stages, flags=(*whole.flags, *found))
+
+
+def _score_alone(
+    spec: AuditSpec,
+    target: Target,
+    attack: Attack,
+    private: Sequence[PrivateBatch],
+    attacked: AttackOutcomes,
+    peak_memory: int | None,
+) -> AttackRecord:
+    outcomes = attacked.found
     pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
     values = values_of(spec.metrics, pairs)
-    blind_pairs = pair_up(target, private, [one.reconstruction for one in chance.blind])
+    blind_pairs = pair_up(target, private, [one.reconstruction for one in attacked.blind])
     blind_values = values_of(spec.metrics, blind_pairs)
-    drawn_pairs = pair_up(target, private, [one.reconstruction for one in chance.draw])
+    drawn_pairs = pair_up(target, private, [one.reconstruction for one in attacked.draw])
     draw_values = values_of(spec.metrics, drawn_pairs)
     clusters = clusters_of(private)
     places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
@@ -253,3 +261,56 @@ def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:
         flags.seen_before_defense(channel.after_server),
     ]
     return tuple(flag for flag in raised if flag is not None)
+
+
+def _fates_of(stages: Sequence[StageRecord]) -> list[flags.MemberFate]:
+    return [flags.MemberFate(one.attack, fate.fate, len(fate.batches), fate.reason) for one in stages for fate in one.fates]
+
+
+def stage_records(
+    metrics: Sequence[Metric],
+    target: Target,
+    private: Sequence[PrivateBatch],
+    outcomes: Sequence[Outcome],
+    blind: Sequence[Outcome],
+) -> tuple[StageRecord, ...]:
+    """One record an attack, in the order in which they had their turn; none for an attack that is only itself."""
+    names = dict.fromkeys(stage.attack for outcome in outcomes for stage in outcome.reconstruction.stages)
+    return tuple(_stage_record(name, metrics, target, private, outcomes, blind) for name in names)
+
+
+def _stage_record(
+    name: str,
+    metrics: Sequence[Metric],
+    target: Target,
+    private: Sequence[PrivateBatch],
+    outcomes: Sequence[Outcome],
+    blind: Sequence[Outcome],
+) -> StageRecord:
+    stages = {index: stage for index, outcome in enumerate(outcomes) if (stage := _find_stage(outcome, name)) is not None}
+    reached = {index: stage for index, stage in stages.items() if stage.has_guess}
+    secrets = [private[index] for index in reached]
+    values = values_of(metrics, pair_up(target, secrets, [Reconstruction(stage.sentences) for stage in reached.values()]))
+    chance = values_of(metrics, pair_up(target, secrets, [blind[index].reconstruction for index in reached]))
+    clusters = clusters_of(secrets)
+    return StageRecord(
+        attack=name,
+        batches=tuple(reached),
+        certified=sum(stage.certified for stage in reached.values()),
+        seconds=sum(stage.cost.seconds for stage in stages.values()),
+        scores={one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics if reached},
+        fates=_fates(stages),
+    )
+
+
+def _fates(stages: Mapping[int, Stage]) -> tuple[FateRecord, ...]:
+    """What kept it from guesses, by fate and reason, each with the batches."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for index, stage in stages.items():
+        if stage.fate != "ran":
+            found.setdefault((stage.fate, stage.reason), []).append(index)
+    return tuple(FateRecord(fate, tuple(batches), reason) for (fate, reason), batches in found.items())
+
+
+def _find_stage(outcome: Outcome, name: str) -> Stage | None:
+    return next((stage for stage in outcome.reconstruction.stages if stage.attack == name), None)

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 
-from gradleak.audit.guarantees import guarantee_records
-from gradleak.audit.noise import noise_record
-from gradleak.audit.pictures import shown
-from gradleak.audit.scoring import Chance, worst_case
-from gradleak.audit.stages import score_with_stages
-from gradleak.audit.together import BLIND, Member
+from gradleak.audit.circumstances import guarantee_records, noise_record
+from gradleak.audit.group import Member, MemberResult
+from gradleak.audit.picture_records import shown
+from gradleak.audit.scoring import score_attack, worst_case
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -24,19 +22,19 @@ OF_THE_WHOLE = ("few_examples", "dead_gradient", "one_draw", "seen_before_defens
 PACKAGES = ("gradleak", "torch", "transformers", "numpy", "rouge-score")
 
 
-def record_of(member: Member, target: Target, key: SecretKey, device: str, peak_memory: int | None, keep_secrets: bool) -> Record:
-    """Everything that came of one audit, scored."""
+def record_of(
+    member: Member,
+    result: MemberResult,
+    target: Target,
+    key: SecretKey,
+    device: str,
+    peak_memory: int | None,
+    keep_secrets: bool,
+) -> Record:
+    """Returns the record of one audit: everything that came of it, scored."""
     spec, private = member.spec, member.private
     attacks = {
-        name: score_with_stages(
-            spec,
-            target,
-            attack,
-            private,
-            member.outcomes[name],
-            Chance(*(member.outcomes[f"{kind} of {name}"] for kind in BLIND)),
-            peak_memory,
-        )
+        name: score_attack(spec, target, attack, private, result.attacks[name], peak_memory)
         for name, attack in spec.attack_keys().items()
     }
     secrets = private[: len(private) // spec.draws]
@@ -65,9 +63,9 @@ def record_of(member: Member, target: Target, key: SecretKey, device: str, peak_
         attacks=attacks,
         worst_case=worst_case(spec, attacks),
         flags=tuple({flag.name: flag for flag in raised}.values()),
-        findings=tuple(member.findings),
+        findings=tuple(result.findings),
         guarantees=guarantee_records(spec.defenses),
-        noise=noise_record(member.noise),
+        noise=noise_record(result.noise),
     )
 
 

@@ -163,7 +163,7 @@ def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":
 def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: bool) -> None:
     """The record, with secrets beside guesses where they may be seen."""
     from gradleak.audit.client import private_examples
-    from gradleak.audit.pictures import shown
+    from gradleak.audit.picture_records import shown
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 

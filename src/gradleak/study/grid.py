@@ -1,4 +1,4 @@
-"""Runs the cells of a study, kin in one call; what is finished stays finished."""
+"""Runs the cells of a study, those of one group key in one call; what is finished stays finished."""
 
 import contextlib
 import time
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradleak.audit.answered import Inputs, finished
-from gradleak.audit.beliefs import Beliefs
 from gradleak.audit.display import Display
+from gradleak.audit.opened_priors import OpenedPriors
 from gradleak.audit.outcomes import begun_calls
-from gradleak.audit.runner import Finished, has_parts, kin, run_audits
+from gradleak.audit.runner import Finished, group_key, has_parts, run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Progress
 from gradleak.core.errors import GradleakError, RunFailed
@@ -26,7 +26,7 @@ from gradleak.study.claims import claim
 from gradleak.study.plan import FAILED
 
 MOST = 8  # cells in one call: records are written when it ends
-Opened = Callable[[AuditSpec], tuple[Target, Beliefs]]
+Opened = Callable[[AuditSpec], tuple[Target, OpenedPriors]]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class CellResult:
     refusal: str = ""  # why the attack cannot be made on it, where that is all that is wrong
 
 
-def by_kin(cell: Cell) -> object:
+def by_group_key(cell: Cell) -> object:
     """What cells of one call have in common, unless someone has a reason to part them further."""
-    return kin(cell.spec)
+    return group_key(cell.spec)
 
 
 def run_cells(
@@ -54,7 +54,7 @@ def run_cells(
     retry: bool = True,
     memory: int | None = None,
     opened: Opened | None = None,
-    alike: Callable[[Cell], object] = by_kin,
+    alike: Callable[[Cell], object] = by_group_key,
 ) -> list[CellResult]:
     """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on.
 
@@ -93,7 +93,7 @@ def run_cells(
 
 
 def groups_of(
-    cells: Sequence[Cell], begun: Sequence[Sequence[str]] = (), alike: Callable[[Cell], object] = by_kin
+    cells: Sequence[Cell], begun: Sequence[Sequence[str]] = (), alike: Callable[[Cell], object] = by_group_key
 ) -> list[list[Cell]]:
     """Cells that one call attacks together, by the study alone, so that where a run was cut changes nothing.
 
@@ -154,7 +154,7 @@ class Grid:
     opened: Opened | None = None  # by whoever keeps them from call to call
 
     def run(self, cells: Sequence[Cell], left: str = "", again: bool = False) -> list[CellResult]:
-        """Runs kin in one call: those that another run has not finished by now, or `again` all of them."""
+        """Runs cells of one group key in one call: those that another run has not finished by now, or `again` all of them."""
         found = {} if again else {cell.spec.id: _finished(self.folder, cell, self.inputs) for cell in cells}
         done = [result for result in found.values() if result is not None]
         waiting = [cell for cell in cells if found.get(cell.spec.id) is None]
@@ -169,14 +169,14 @@ class Grid:
         display = Numbered(self.display, label)
         try:
             specs = [cell.spec for cell in cells]
-            target, beliefs = (None, None) if self.opened is None else self.opened(specs[0])
+            target, priors = (None, None) if self.opened is None else self.opened(specs[0])
             found = run_audits(
                 specs,
                 device=self.device,
                 out=self.folder,
                 display=display,
                 target=target,
-                beliefs=beliefs,
+                priors=priors,
                 memory=self.memory,
             )
         except DiskFull:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from gradleak.audit.beliefs import open_beliefs
 from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
+from gradleak.audit.opened_priors import open_priors
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import to_string
@@ -17,7 +17,7 @@ from gradleak.records.plain import to_plain
 from gradleak.records.store import check_writable
 from gradleak.report.pictures.heat_map import Absent, HeatMap, draw_heat_map
 from gradleak.study.cells import Cell
-from gradleak.study.grid import by_kin, run_cells
+from gradleak.study.grid import by_group_key, run_cells
 from gradleak.study.map_cells import MapPlan
 from gradleak.study.map_summary import summarise
 
@@ -45,7 +45,7 @@ def run_map(plan: MapPlan, folder: Path, device: str, display: Display, memory: 
     private_examples(plan.base)  # refused now, not after the model is opened
     display.say(f"Opening {to_string(plan.base.target)} on {device}")
     target = plan.base.target.open(torch.device(device), getattr(torch, plan.base.dtype))
-    opened = (target, open_beliefs(plan.base, target))
+    opened = (target, open_priors(plan.base, target))
     cells, absent = plan.cells(target)
     results = run_cells(
         [Cell({LAYER: str(cell.layer), "module": cell.module}, cell.spec) for cell in cells],
@@ -79,7 +79,7 @@ def by_layer(cell: Cell) -> object:
     A call computes what any of its observations shows, for all of them: a pass goes as deep as the deepest part. Cells of one
     layer share nearly all of it. Cells of two layers would pay for each other's.
     """
-    return cell.axes[LAYER], by_kin(cell)
+    return cell.axes[LAYER], by_group_key(cell)
 
 
 def write_map(folder: Path, heat_map: HeatMap) -> None:

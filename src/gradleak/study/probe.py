@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gradleak.audit.beliefs import Beliefs, open_beliefs
 from gradleak.audit.client import observe, private_batches
+from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress
 from gradleak.core.batch import PrivateBatch
@@ -49,7 +49,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
         for attack in cell.spec.attacks:
             groups.setdefault(kind_of(cell.spec, attack), []).append((cell.spec, attack))
     opened: dict[str, Target] = {}
-    priors: dict[tuple[str, str], Beliefs] = {}
+    priors: dict[tuple[str, str], OpenedPriors] = {}
     for uses in groups.values():
         spec, attack = uses[0]
         target, defense = to_string(spec.target), " + ".join(one.name for one in spec.defenses) or "none"
@@ -60,7 +60,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
                 opened[target] = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
             prior = (target, to_string(spec.prior))
             if prior not in priors:
-                priors[prior] = open_beliefs(spec, opened[target])
+                priors[prior] = open_priors(spec, opened[target])
             tries = try_out(spec, attack, opened[target], priors[prior], seconds)
             each, took = sum(one.seconds_each for one in tries), sum(one.took for one in tries)
             yield Probe(*named, each, took, all(one.whole for one in tries))
@@ -90,13 +90,13 @@ def kind_of(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
     )
 
 
-def try_out(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> list[Try]:
+def try_out(spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float) -> list[Try]:
     """Of attacks in turn every one that applies: how many batches get to the last is not known before."""
     tries: list[Try] = []
     refusal: GradleakError | None = None
     for member in attack.members:
         try:
-            tries.append(_try(spec, member, target, beliefs, seconds))
+            tries.append(_try(spec, member, target, priors, seconds))
         except GradleakError as error:
             refusal = error
     if refusal is not None and not tries:
@@ -104,13 +104,13 @@ def try_out(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, s
     return tries
 
 
-def _try(spec: AuditSpec, attack: Attack, target: Target, beliefs: Beliefs, seconds: float) -> Try:
+def _try(spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float) -> Try:
     chosen = _of_all_lengths(private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1))
     observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
     limited = [one.limited_to(spec.told(attack) | {Fact.DEFENSE}) for one in observations]
     progress, began = Progress(), time.monotonic()
     streams = Streams.root("attacker", spec.seed)
-    bench = Bench(streams, beliefs.words, progress, began + seconds, pictures=beliefs.pictures)
+    bench = Bench(streams, priors.words, progress, began + seconds, pictures=priors.pictures)
     attack.reconstruct(limited, bench)
     ended, whole = time.monotonic(), not bench.out_of_time
     took = ended - began if whole else stretched(progress, began, ended)

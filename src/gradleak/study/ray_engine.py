@@ -1,6 +1,7 @@
 """Cells shared out over a Ray cluster: workers compute, this process keeps the records."""
 
 import contextlib
+import io
 import json
 import multiprocessing
 import time
@@ -12,13 +13,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gradleak.audit import AuditSpec
 from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.display import Display
-from gradleak.audit.packed import packed, unpacked
+from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.runner import run_audits
 from gradleak.core.attack import Progress
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.target import Target
 from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
@@ -197,7 +201,7 @@ class Stored:
         name = (spec.target, spec.dtype, spec.prior)
         if name not in self.references:
             try:
-                self.references[name] = self.ray.put(packed(spec))
+                self.references[name] = self.ray.put(pack(spec))
             except GradleakError:
                 self.references[name] = None
         return self.references[name]
@@ -224,10 +228,10 @@ def _keep(cell: Cell, answer: Answer, folder: Path, display: Display) -> None:
 def audit_cells(
     specs: Sequence[AuditSpec], opened: bytes | None, key: bytes, device: str, memory: int | None = None
 ) -> list[Answer]:
-    """Kin on a worker: records, or else tracebacks: a failure is an answer, which Ray does not try again."""
+    """Audits of one group key on a worker: records, or else tracebacks: a failure is an answer, which Ray does not try again."""
     try:
-        target, beliefs = (None, None) if opened is None else unpacked(opened, device)
-        found = run_audits(specs, device=device, key=SecretKey(key), target=target, beliefs=beliefs, memory=memory)
+        target, priors = (None, None) if opened is None else unpack(opened, device)
+        found = run_audits(specs, device=device, key=SecretKey(key), target=target, priors=priors, memory=memory)
     except Exception:
         if len(specs) == 1:
             return [("", traceback.format_exc())]
@@ -239,3 +243,22 @@ def audit_cells(
         else (json.dumps(one.record.to_json(), allow_nan=False), "")
         for one in found
     ]
+
+
+def pack(spec: AuditSpec) -> bytes:
+    """Opens the target and the prior of an audit on the CPU and returns them as bytes."""
+    target = spec.target.open(torch.device("cpu"), getattr(torch, spec.dtype))
+    buffer = io.BytesIO()
+    torch.save((target, open_priors(spec, target)), buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, device: str) -> tuple[Target, OpenedPriors]:
+    """Returns both on a device; what they shared they still share.
+
+    Only ever of bytes that this program packed itself: they are code.
+    """
+    target, priors = torch.load(io.BytesIO(data), map_location=device, weights_only=False)
+    assert isinstance(target, Target)
+    assert isinstance(priors, OpenedPriors)
+    return target, priors

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradleak.audit.pictures import shown
+from gradleak.audit.picture_records import shown
 from gradleak.audit.spec import read
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset

@@ -134,7 +134,7 @@ def parts_seen(observation: Observation, layer: int, modules: Sequence[str]) -> 
 
 
 def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
-    """The span of the inputs of parts that are fed by one tensor. Together they see more: key sees centred inputs only."""
+    """The span of the inputs of parts that are fed by one tensor. AuditGroup they see more: key sees centred inputs only."""
     target, seen = observation.target, observation.update.tensors
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
     channel = observation.channel

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.audit import AuditSpec, run_audit, together
+from gradleak.audit import AuditSpec, calls, group, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.display import Silent
+from gradleak.audit.group import AuditGroup, Member
 from gradleak.audit.outcomes import Parts
 from gradleak.audit.runner import Finished, has_parts, run_audits
-from gradleak.audit.together import Member, Together
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 
@@ -51,7 +51,7 @@ def test_audits_in_one_call_are_the_audits_alone() -> None:
 def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
     private = private_batches(DIFFERENT[0], tiny64)
     held = [Member(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
-    audits = Together(held, tiny64, Parts(None, ""), Silent())
+    audits = AuditGroup(held, tiny64, Parts(None, ""), Silent())
     seen = audits._observe(range(audits.stride))
     assert len({one.index for one in seen}) == len(seen) == sum(len(setting.private) for setting in held)
     for one in seen:
@@ -73,7 +73,7 @@ def test_one_that_cannot_be_attacked_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize(
     "other", [{"seed": 1}, {"batch_size": 2}, {"know": ["labels", "lengths", "batch_size"]}, {"time_limit": 5.0}]
 )
-def test_audits_that_are_no_kin_are_refused(other: dict[str, Any]) -> None:
+def test_audits_of_different_group_keys_are_refused(other: dict[str, Any]) -> None:
     with pytest.raises(GradleakError, match="cannot run in one call"):
         run_audits([settings(), settings(**other)])
 
@@ -101,10 +101,10 @@ def _interrupted(*given: object) -> None:
 
 
 def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "UPDATES_IN_MEMORY", 1)  # a group for each batch
+    monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", 1)  # a group for each batch
     undisturbed = run_audits([settings()])[0]
     with monkeypatch.context() as cut:
-        cut.setattr(together, "objectives", _interrupted)
+        cut.setattr(group, "objectives", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_audits([settings()], out=tmp_path)
     assert has_parts(tmp_path, [settings()])
@@ -122,7 +122,7 @@ def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(tmp_path: P
 def test_groups_make_no_difference_to_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [settings(), settings(defenses=["gaussian_noise:std=0.01"], draws=2)]
     at_once = run_audits(specs)
-    monkeypatch.setattr(together, "UPDATES_IN_MEMORY", 1)
+    monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", 1)
     for one, other in zip(at_once, run_audits(specs), strict=True):
         assert isinstance(one, Finished) and isinstance(other, Finished)
         assert one.record.findings == other.record.findings and len(one.record.findings) > 0

@@ -1,4 +1,4 @@
-"""What the attacker of an audit believes beforehand, opened: of texts or of pictures, as the target is."""
+"""The prior of an audit, opened: of texts or of pictures, as the target is."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from gradleak.core.target import Target
 
 
 @dataclass(frozen=True, eq=False)
-class Beliefs:
+class OpenedPriors:
     """An opened prior of texts and one of pictures, of which one is there."""
 
     words: Prior
     pictures: PicturePrior | None
 
 
-def open_beliefs(spec: AuditSpec, target: Target) -> Beliefs:
-    """The prior of an audit, for its target."""
+def open_priors(spec: AuditSpec, target: Target) -> OpenedPriors:
+    """Opens the prior of an audit for its target."""
     words: Prior = spec.prior.open(target) if isinstance(spec.prior, PriorSpec) else NoWords()
-    return Beliefs(words, spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None)
+    return OpenedPriors(words, spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None)
