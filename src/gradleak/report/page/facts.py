@@ -21,9 +21,9 @@ from gradleak.report.table_markup import (
 )
 
 NAMES = 20  # records named
-ENTRIES = """
+FACTS = """
 <dl class="facts">
-  {%- for entry in entries %}<dt>{{ entry.name }}</dt><dd>{{ entry.value }}</dd>{% endfor -%}
+  {%%- for fact in section.%s %%}<dt>{{ fact.name }}</dt><dd>{{ fact.value }}</dd>{%% endfor -%%}
 </dl>
 """
 
@@ -43,7 +43,7 @@ class ThreatModel(Section):
     name = "threat"
     title = "Who attacks"
     heading = "Who attacks, and what it knows"
-    template = ENTRIES
+    template = FACTS % "threat_model"
 
     threat_model: tuple[NamedFact, ...]
 
@@ -51,11 +51,8 @@ class ThreatModel(Section):
     def gather(cls, run: JudgedRun) -> Self:
         return cls(tuple(_describe_threat(run.settings)))
 
-    def prepare(self, report: Report) -> Mapping[str, Any]:
-        return {"entries": self.threat_model}
-
     def write_markdown(self, report: Report) -> Iterator[str]:
-        yield from ("## Threat model", "", *_write_entries(self.threat_model), "")
+        yield from ("## Threat model", "", *_write_facts(self.threat_model), "")
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class Provenance(Section):
 
     name = "provenance"
     title = heading = "Provenance"
-    template = ENTRIES
+    template = FACTS % "provenance"
 
     provenance: tuple[NamedFact, ...]
 
@@ -112,11 +109,8 @@ class Provenance(Section):
     def gather(cls, run: JudgedRun) -> Self:
         return cls(tuple(_describe_provenance(run.summaries)))
 
-    def prepare(self, report: Report) -> Mapping[str, Any]:
-        return {"entries": self.provenance}
-
     def write_markdown(self, report: Report) -> Iterator[str]:
-        yield from (f"## {self.heading}", "", *_write_entries(self.provenance), "")
+        yield from (f"## {self.heading}", "", *_write_facts(self.provenance), "")
 
 
 @dataclass(frozen=True)
@@ -144,8 +138,8 @@ class Reproduction(Section):
         yield from ("```yaml", self.reproduce, "```")
 
 
-def _write_entries(entries: Iterable[NamedFact]) -> Iterator[str]:
-    return (f"- {entry.name}: {entry.value}" for entry in entries)
+def _write_facts(facts: Iterable[NamedFact]) -> Iterator[str]:
+    return (f"- {fact.name}: {fact.value}" for fact in facts)
 
 
 def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:

@@ -1,6 +1,6 @@
 """Words of a report that a reader may not know, each in a sentence or two."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -71,9 +71,6 @@ class Glossary(Section):
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
         return {"glossary": WordLinks(explain_words(report))}
-
-    def write_markdown(self, report: Report) -> Iterator[str]:
-        yield from ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Self
@@ -86,9 +86,6 @@ class Searches(Section):
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
         return {"draw_search": _draw_search, "draw_table": _draw_table}
-
-    def write_markdown(self, report: Report) -> Iterator[str]:
-        yield from ()
 
 
 def trace_searches(run: JudgedRun) -> list[TraceLine]:

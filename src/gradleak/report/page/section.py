@@ -95,9 +95,9 @@ class Section(ABC):
         """Returns what the template names beside `section`, `report` and what all have."""
         return {}
 
-    @abstractmethod
     def write_markdown(self, report: "Report") -> Iterator[str]:
-        """Yields its lines, heading included, or none."""
+        """Yields its lines, heading included; none where Markdown leaves it out."""
+        return iter(())
 
 
 AnySection = TypeVar("AnySection", bound=Section)
