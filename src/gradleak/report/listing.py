@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
+from gradleak.report.labels import Labels
 from gradleak.report.layout import fitting, plain_table
 from gradleak.report.numbers import MISSING, mean_and_interval, number
 from gradleak.report.terminal import chain, line
@@ -35,10 +36,11 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
     if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
         console.print(table)
         return
+    labels = Labels([record for _, record in records])
     for name, record in records:
         metric = _leading(record)
         console.print(Text(name, style="bold"), soft_wrap=True)
-        console.print(Padding(f"{', '.join(_described(record))}, n = {record.data.examples}", (0, 0, 0, 2)))
+        console.print(Padding(f"{', '.join(_described(record, labels))}, n = {record.data.examples}", (0, 0, 0, 2)))
         console.print(Padding(f"worst {metric} {_score(record, metric, between=', ')}", (0, 0, 0, 2)))
         console.print(Padding(f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}", (0, 0, 0, 2)))
         console.print()
@@ -48,15 +50,15 @@ def _leading(record: Record) -> str:
     return leading_metric(record.worst_case)
 
 
-def _described(record: Record) -> tuple[str, str, str, str]:
-    """Target, data, defense and attacks."""
+def _described(record: Record, labels: Labels) -> tuple[str, str, str, str]:
+    """Target, data, defense and attacks, these with the fields by which records differ."""
     spec = record.spec
     defense = chain(spec.get("defenses"))
     return (
         record.target.name,
         line(spec.get("data")),
         "no defense" if defense == "none" else defense,
-        ", ".join(record.attacks),
+        ", ".join(labels.attack(attack.spec) for attack in record.attacks.values()),
     )
 
 
@@ -66,12 +68,14 @@ def folder_table(records: Sequence[tuple[str, Record]]) -> Table:
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
-    leading = [_leading(record) for _, record in records]
+    leading, labels = [_leading(record) for _, record in records], Labels([one for _, one in records])
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):
         flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
-        table.add_row(name, *_described(record), str(record.data.examples), _score(record, metric), flags, end_section=True)
+        table.add_row(
+            name, *_described(record, labels), str(record.data.examples), _score(record, metric), flags, end_section=True
+        )
     return table
 
 

@@ -25,7 +25,7 @@ def tell(settings: Sequence[Setting], judged: Judgements, labels: Labels) -> Sto
     """Of settings in the order of what they leak: the first is told of."""
     told = settings[0]
     return Story(
-        happened=_happened(told, judged[told], labels.setting(told.record) if len(settings) > 1 else ""),
+        happened=_happened(told, judged[told], labels, is_one_of_several=len(settings) > 1),
         means=tuple(_means(told, judged[told])),
         not_tried=tuple(_not_tried(settings)),
         would_change=tuple(_would_change(settings, judged, labels)),
@@ -47,7 +47,14 @@ def _is_rebuilt(judgement: Judgement) -> bool:
     return bool(judgement.above_blind or judgement.whole)
 
 
-def _happened(setting: Setting, judgement: Judgement, where: str) -> str:
+def _happened(
+    setting: Setting,
+    judgement: Judgement,
+    labels: Labels,
+    *,
+    is_one_of_several: bool,
+) -> str:
+    where = labels.setting(setting.record) if is_one_of_several else ""
     leaking, metric = _is_rebuilt(judgement), judgement.metric
     score, exact = setting.quoted(metric), _exact(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
@@ -67,18 +74,18 @@ def _happened(setting: Setting, judgement: Judgement, where: str) -> str:
         much, blind = number(score.mean, score.unit), number(score.blind, score.unit)
         came = f"{score.n} {things} {'was' if score.n == 1 else 'were'} rebuilt"
         sentence = f"{came} more closely than by a blind guess ({metric} {much}, blind {blind})"
-    sentence = f"{place}{sentence}; {_told(setting, 'exact_match' if whole else metric)}."
+    sentence = f"{place}{sentence}; {_told(setting, 'exact_match' if whole else metric, labels)}."
     return sentence[0].upper() + sentence[1:]
 
 
-def _told(setting: Setting, metric: str) -> str:
+def _told(setting: Setting, metric: str, labels: Labels) -> str:
     """What the attack knew that got all of it by itself, of several the one that knew least; else what any of them knew."""
     worst = setting.quoted(metric).mean
     alone = [ran for ran in setting.attacks if (score := ran.attack.scores.get(metric)) is not None and score.mean == worst]
     asked: Sequence[Ran] = [min(alone, key=lambda ran: len(ran.attack.knowledge))] if alone else setting.attacks
     known = sorted({fact for ran in asked for fact in ran.attack.knowledge})
     facts = [fact for fact in known if fact != "defense" or setting.record.spec.get("defenses")]
-    who = f"the attacker ({asked[0].key})" if alone and len(setting.attacks) > 1 else "the attacker"
+    who = f"the attacker ({labels.attack(asked[0].attack.spec)})" if alone and len(setting.attacks) > 1 else "the attacker"
     return f"{who} was told {'only ' + in_words(facts) if facts else 'nothing beyond the update'}"
 
 
