@@ -7,7 +7,7 @@ from gradleak.records.flags import FEWEST_EXAMPLES, FLAGS
 from gradleak.records.judgement import OF_PICTURES, Judgement
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Ran, Setting
-from gradleak.report.naming import write_component
+from gradleak.report.naming import Labels, write_component
 from gradleak.report.numbers import write_count, write_number
 from gradleak.report.page.section import JudgedRun
 
@@ -33,9 +33,8 @@ class Story:
 def tell_story(run: JudgedRun) -> Story:
     """Tells of the setting that leaks most, and of the others what they show."""
     worst = run.settings[0]
-    where = run.labels.setting(worst.record) if len(run.settings) > 1 else ""
     return Story(
-        happened=_say_what_happened(worst, run.judgements[worst], where),
+        happened=_say_what_happened(worst, run),
         means=tuple(_say_what_it_means(worst, run.judgements[worst])),
         not_tried=tuple(_say_what_was_not_tried(run.settings)),
         would_change=tuple(_say_what_would_change_it(run)),
@@ -52,7 +51,9 @@ def _is_rebuilt(judgement: Judgement) -> bool:
     return bool(judgement.above_blind or judgement.whole)
 
 
-def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> str:
+def _say_what_happened(setting: Setting, run: JudgedRun) -> str:
+    judgement, labels = run.judgements[setting], run.labels
+    where = labels.setting(setting.record) if len(run.settings) > 1 else ""
     leaking, metric = _is_rebuilt(judgement), judgement.metric
     score, exact = setting.quoted(metric), _find_exact_score(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
@@ -88,12 +89,13 @@ def _say_what_happened(setting: Setting, judgement: Judgement, where: str) -> st
         came = f"{score.n} {things} {'was' if score.n == 1 else 'were'} rebuilt"
         sentence = f"{came} more closely than by a blind guess ({metric} {much}, blind {blind})"
     sentence = (
-        f"{place}{sentence}; {_say_what_was_known(setting, 'exact_match' if whole else metric)}."
+        f"{place}{sentence}; "
+        f"{_say_what_was_known(setting, 'exact_match' if whole else metric, labels)}."
     )
     return sentence[0].upper() + sentence[1:]
 
 
-def _say_what_was_known(setting: Setting, metric: str) -> str:
+def _say_what_was_known(setting: Setting, metric: str, labels: Labels) -> str:
     """Says what the attack knew that got all of it by itself, or else what any of them knew.
 
     Of several attacks that did, it is the one that knew least.
@@ -109,7 +111,9 @@ def _say_what_was_known(setting: Setting, metric: str) -> str:
     )
     known = sorted({fact for ran in asked for fact in ran.attack.knowledge})
     facts = [fact for fact in known if fact != "defense" or setting.record.spec.get("defenses")]
-    who = f"the attacker ({asked[0].key})" if alone and len(setting.attacks) > 1 else "the attacker"
+    who = "the attacker"
+    if alone and len(setting.attacks) > 1:
+        who += f" ({labels.attack(asked[0].attack.spec)})"
     return f"{who} was told {'only ' + list_facts(facts) if facts else 'nothing beyond the update'}"
 
 

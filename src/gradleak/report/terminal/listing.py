@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gradleak.records.judgement import judge_record, leading_metric, raised_beside
 from gradleak.records.schema import Record
-from gradleak.report.naming import write_chain, write_component
+from gradleak.report.naming import Labels, write_chain, write_component
 from gradleak.report.numbers import MISSING, write_interval, write_number
 from gradleak.report.terminal.console import build_table, split_to_fit
 
@@ -49,12 +49,14 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
     ):
         console.print(table)
         return
+    labels = Labels([record for _, record in records])
     for name, record in records:
         metric = _choose_metric(record)
         console.print(Text(name, style="bold"), soft_wrap=True)
         console.print(
             Padding(
-                f"{', '.join(_describe_record(record))}, n = {record.data.examples}", (0, 0, 0, 2)
+                f"{', '.join(_describe_record(record, labels))}, n = {record.data.examples}",
+                (0, 0, 0, 2),
             )
         )
         console.print(
@@ -73,15 +75,15 @@ def _choose_metric(record: Record) -> str:
     return leading_metric(record.worst_case)
 
 
-def _describe_record(record: Record) -> tuple[str, str, str, str]:
-    """Names target, data, defense and attacks."""
+def _describe_record(record: Record, labels: Labels) -> tuple[str, str, str, str]:
+    """Names target, data, defense and attacks, these with the fields by which records differ."""
     spec = record.spec
     defense = write_chain(spec.get("defenses"))
     return (
         record.target.name,
         write_component(spec.get("data")),
         "no defense" if defense == "none" else defense,
-        ", ".join(record.attacks),
+        ", ".join(labels.attack(attack.spec) for attack in record.attacks.values()),
     )
 
 
@@ -92,13 +94,14 @@ def build_folder_table(records: Sequence[tuple[str, Record]]) -> Table:
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
     leading = [_choose_metric(record) for _, record in records]
+    labels = Labels([record for _, record in records])
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
     for (name, record), metric in zip(records, leading, strict=True):
         flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
         table.add_row(
             name,
-            *_describe_record(record),
+            *_describe_record(record, labels),
             str(record.data.examples),
             _write_score(record, metric),
             flags,
