@@ -20,7 +20,7 @@ from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.gradient_matching.problems import side_by_side
 from gradleak.attacks.outright import say_nothing, say_outright
 from gradleak.attacks.recipes.lamp import LampPlus
-from gradleak.attacks.span.attack import Span
+from gradleak.attacks.span import Span
 from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Stage
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
