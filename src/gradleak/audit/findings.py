@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from gradleak.attacks.evidence import Finding, findings
+from gradleak.attacks.evidence import Evidence, findings
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.observation import Observation
 from gradleak.records.schema import FindingRecord
@@ -16,7 +16,7 @@ def finding_records(observations: Sequence[Observation], private: Sequence[Priva
     return [_record(seen, private[seen.index], found) for seen in observations for found in findings(seen)]
 
 
-def _record(observation: Observation, private: PrivateBatch, found: Finding) -> FindingRecord:
+def _record(observation: Observation, private: PrivateBatch, found: Evidence) -> FindingRecord:
     truth = _truth(observation, private).get(found.name)
     right = None if truth is None else (truth & Counter(found.values)).total()
     return FindingRecord(
