@@ -44,9 +44,9 @@ COMPUTING_ERRORS = (GradleakError, MemoryError, RuntimeError, ArithmeticError)
 @register("attack", "portfolio")
 @dataclass(frozen=True)
 class Portfolio(Attack):
-    """Span, then energy, then LAMP with a last search: each where no guess before it is proven.
+    """The default of an audit: span, energy, then LAMP, each where no guess is proven yet.
 
-    It is the default of an audit. Under noise, where nothing can be proven, a guess that matches
+    LAMP ends with a last search. Under noise, where nothing can be proven, a guess that matches
     all but the noise will do.
     """
 

@@ -43,7 +43,10 @@ SCANNED = 8
 @register("attack", "span")
 @dataclass(frozen=True)
 class Span(Attack):
-    """Finds the exact words from the span of layer inputs; undefended gradients only (DAGER)."""
+    """Finds exact words from undefended gradients by the span of layer inputs (DAGER).
+
+    It needs no labels or lengths.
+    """
 
     cites = "Petrov et al., NeurIPS 2024 (DAGER); sparse choice of pairs: Wipf & Rao 2007"
 
