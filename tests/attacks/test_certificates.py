@@ -224,9 +224,7 @@ def test_guesses_certified_together_are_certified_as_each_alone(tiny: Target, ob
 @pytest.mark.parametrize("view", [Everything(), Lamp()], ids=["embeddings", "no_embeddings"])
 def test_a_word_that_stands_once_and_has_a_gradient_of_its_own_is_not_changed(tiny: Target, observe: Observe, view: View) -> None:
     seen, sentences = observe(tiny, (A, B), (1, 0), view=view), tuple(encode(tiny, A, B))
-    columns = make_contributions(
-        seen, sentences, compute_gradients(tiny, sentences, gradients_of(tiny, tuple(seen.update.tensors)))
-    )
+    columns = make_contributions(seen, sentences, compute_gradients(seen, sentences))
     near = Neighbourhood(columns, Counting(columns, 2, scaled=False).find_counts()[0])
     once = set(encode(tiny, "the cat red my phone number five")[0][1:-1])  # "is" and "." stand twice
     assert near._find_bound_words() == (once if isinstance(view, Everything) else set())
