@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from gradleak.attacks.certificate import certify, certify_all, with_certificates
-from gradleak.attacks.certificate.columns import columns_of, make_columns
-from gradleak.attacks.certificate.counting import Counting, labellings
-from gradleak.attacks.certificate.neighbours import Change, Neighbourhood
+from gradleak.attacks.certificate.contributions import compute_gradients, make_contributions
+from gradleak.attacks.certificate.counting import Counting, list_labellings
+from gradleak.attacks.certificate.neighbourhood import Neighbour, Neighbourhood
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Bench, Reconstruction
@@ -183,14 +183,13 @@ def test_a_place_that_does_not_matter_is_not_proven(random_model: Callable[..., 
 
 def test_counts_are_found_for_every_way_to_label_copies(tiny: Target, observe: Observe) -> None:
     sentences = tuple(encode(tiny, A, B))
-    for labels in labellings(3, 2):
+    for labels in list_labellings(3, 2):
         chosen = [label for label, number in enumerate(labels) for _ in range(number)]
         seen = observe(tiny, (A, A, A, B), (*chosen, 1))
-        exact = gradients_of(tiny, tuple(seen.update.tensors))
-        columns = columns_of(seen, sentences, make_columns(tiny, sentences, exact))
-        best = Counting(columns, 4, scaled=False).counts()[0]
+        columns = make_contributions(seen, sentences, compute_gradients(seen, sentences))
+        best = Counting(columns, 4, scaled=False).find_counts()[0]
         assert best.totals == (3, 1) and best.numbers[0] == labels
-        assert columns.misfit(best.shares()) <= 1
+        assert columns.measure_misfit(best.shares()) <= 1
 
 
 def test_the_truth_is_far_below_its_floor_and_one_word_far_above(tiny: Target, observe: Observe) -> None:
@@ -225,17 +224,19 @@ def test_guesses_certified_together_are_certified_as_each_alone(tiny: Target, ob
 @pytest.mark.parametrize("view", [Everything(), Lamp()], ids=["embeddings", "no_embeddings"])
 def test_a_word_that_stands_once_and_has_a_gradient_of_its_own_is_not_changed(tiny: Target, observe: Observe, view: View) -> None:
     seen, sentences = observe(tiny, (A, B), (1, 0), view=view), tuple(encode(tiny, A, B))
-    columns = columns_of(seen, sentences, make_columns(tiny, sentences, gradients_of(tiny, tuple(seen.update.tensors))))
-    near = Neighbourhood(columns, Counting(columns, 2, scaled=False).counts()[0])
+    columns = make_contributions(seen, sentences, compute_gradients(seen, sentences))
+    near = Neighbourhood(columns, Counting(columns, 2, scaled=False).find_counts()[0])
     once = set(encode(tiny, "the cat red my phone number five")[0][1:-1])  # "is" and "." stand twice
-    assert near._bound_words() == (once if isinstance(view, Everything) else set())
+    assert near._find_bound_words() == (once if isinstance(view, Everything) else set())
     if isinstance(view, Everything):
-        words = {sentences[change.places[0]][token] for change in near._changes() for token in _changed(change, sentences)}
+        words = {
+            sentences[change.places[0]][token] for change in near._list_neighbours() for token in _changed(change, sentences)
+        }
         assert words.isdisjoint(once)
-    assert near.others() == 0
+    assert near.count_others() == 0
 
 
-def _changed(change: Change, sentences: Sequence[tuple[int, ...]]) -> list[int]:
+def _changed(change: Neighbour, sentences: Sequence[tuple[int, ...]]) -> list[int]:
     """Where a change of one word is; nowhere for an exchange of two."""
     if len(change.places) > 1 or Counter(change.sentences[0]) == Counter(sentences[change.places[0]]):
         return []

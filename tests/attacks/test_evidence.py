@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gradleak.attacks import evidence
-from gradleak.attacks.evidence import lengths
 from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -102,7 +101,7 @@ def test_the_rank_says_nothing_of_deeper_layers_or_of_more_inputs_than_the_layer
 
 
 def test_a_wide_matrix_is_sketched_and_keeps_its_rank(monkeypatch: pytest.MonkeyPatch, tiny: Target, observe: Observe) -> None:
-    monkeypatch.setattr(lengths, "WIDEST", 24)
+    monkeypatch.setattr(evidence, "WIDEST", 24)
     found = evidence.distinct_tokens(observe(tiny, ["the cat is red ."]))
     assert found is not None
     assert found.values == (7,)

@@ -22,7 +22,7 @@ from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus, LampQuick
 from gradleak.attacks.recipes.tag import Tag
-from gradleak.attacks.span.attack import Span
+from gradleak.attacks.span import Span
 from gradleak.attacks.span_continuous import SpanContinuous
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.batch import Batch

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from gradleak.attacks import outright, portfolio
+from gradleak.attacks import portfolio
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.core import attack
 from gradleak.core.attack import Attack, Bench, Reconstruction
@@ -88,9 +88,9 @@ def test_where_no_member_applies_the_update_speaks_for_itself(tiny64: Target, ob
 def test_more_words_than_a_prior_can_be_asked_for_are_said_in_turn(
     tiny64: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outright, "MOST", 0)
+    monkeypatch.setattr(portfolio, "MOST_ORDERED", 0)
     seen = observe(tiny64, TEXTS, [1, 1], view=Parts(modules=("word_embedding",)))
-    said = outright.say_outright(seen, bench_for(tiny64))
+    said = portfolio.say_outright(seen, bench_for(tiny64))
     assert said is not None and tuple(map(len, said)) == seen.knows.lengths
     words = {word for sentence in said for word in sentence}
     assert words == {word for row in tiny64.encode(TEXTS) for word in row}
@@ -222,9 +222,9 @@ def test_a_guess_that_is_proven_is_not_called_cut(
 ) -> None:
     monkeypatch.setattr(Fake, "reconstruct", lambda self, seen, bench: [Reconstruction(((1, 2),), certified=True)] * len(seen))
     monkeypatch.setattr(Bench, "out_of_time", property(lambda bench: clock.now > 0))
-    monkeypatch.setattr(portfolio, "_made", lambda *given: setattr(clock, "now", 1.0) or plain(*given))
+    monkeypatch.setattr(portfolio, "_note_guess", lambda *given: setattr(clock, "now", 1.0) or plain(*given))
     (guess,) = of_fakes(monkeypatch, Fake(), Fake()).reconstruct([observe(tiny64, [TEXTS[1]], [1])], bench_for(tiny64))
     assert [(stage.fate, stage.certified) for stage in guess.stages] == [("ran", True)]
 
 
-plain = portfolio._made
+plain = portfolio._note_guess

@@ -9,21 +9,21 @@ import torch
 
 from gradleak.attacks.certificate import certify
 from gradleak.attacks.span import Span
-from gradleak.attacks.span.assembly import _reordered
-from gradleak.attacks.span.blends import Blends
-from gradleak.attacks.span.mixing import mixing_of
-from gradleak.attacks.span.row_space import attention_parts, space_of
+from gradleak.attacks.span.assemble import reorder_worst
+from gradleak.attacks.span.blend import BlendSearch, write_out_attention
+from gradleak.attacks.span.row_space import read_row_space
 from gradleak.attacks.span.scan import Scan
-from gradleak.attacks.span.solve import Settings, Solver
+from gradleak.attacks.span.span_attack import SentenceSearch
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching.additive import additive_of
-from gradleak.matching.inputs import ModuleInputs, first_inputs
+from gradleak.matching.inputs import ModuleInputs, first_inputs, visible_linear_parts
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
@@ -67,6 +67,18 @@ def test_one_sentence_comes_back_from_every_architecture(
     assert set(guess.sentences) == ids_of(target, (text,))
     assert guess.certified
     assert guess.labels == (1,)
+
+
+@pytest.mark.parametrize("architecture", ["Electra", "Albert"])
+def test_embeddings_narrower_than_the_model_do_not_stop_it(
+    random_model: Callable[..., Any], observe: Observe, architecture: str
+) -> None:
+    model = random_model(architecture, hidden_size=96, num_hidden_layers=3)
+    target = TextClassifier(architecture, model, tiny_tokenizer())
+    guess = attacked(observe(target, TEXTS[1:2], [1]))
+    assert len(guess.sentences) == 1
+    if architecture == "Electra":  # ALBERT's one layer is used three times: no span is of one
+        assert set(guess.sentences) == ids_of(target, TEXTS[1:2])
 
 
 FULL_SIZE = {
@@ -172,13 +184,13 @@ def test_a_near_miss_is_never_certified(wide: Target, observe: Observe, kind: st
     assert not missed.proven and missed.misfit > 100
 
 
-def solver_of(observation: Observation) -> Solver:
-    parts = attention_parts(observation, 1)
-    space = space_of(observation, parts)
+def search_of(observation: Observation) -> SentenceSearch:
+    parts = visible_linear_parts(observation, 1, ATTENTION_INPUTS)
+    space = read_row_space(observation, parts)
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(observation.target))
     inputs = ModuleInputs(observation.target, parts[:1])
-    (pairs,) = Scan(observation.target, inputs, [space], [bench.streams]).pairs(16)
-    return Solver(observation, space, pairs, 16, True, Settings(256, 16, 32, 400, 64), bench)
+    (pairs,) = Scan(inputs, [space], [bench.streams]).find_pairs(16)
+    return SentenceSearch(Span(), observation, space, pairs, 16, True, bench)
 
 
 def test_a_missing_sentence_is_not_certified(wide: Target, observe: Observe) -> None:
@@ -215,42 +227,46 @@ def test_the_first_layer_written_out_reads_like_the_models_own(
     random_model: Callable[..., Any], observe: Observe, architecture: str
 ) -> None:
     target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
-    solver = solver_of(observe(target, TEXTS[:1]).limited_to(()))
-    assert mixing_of(solver.checks[0]) is not None  # it compares the two itself
+    search = search_of(observe(target, TEXTS[:1]).limited_to(()))
+    assert write_out_attention(search.checks[0]) is not None  # it compares the two itself
 
 
 def test_a_layer_that_cannot_be_written_out_is_left_alone(random_model: Callable[..., Any], observe: Observe) -> None:
     target = TextClassifier("GPT2", random_model("GPT2", **WIDE["GPT2"]), tiny_tokenizer())
-    assert mixing_of(solver_of(observe(target, TEXTS[:1]).limited_to(())).checks[0]) is None
+    search = search_of(observe(target, TEXTS[:1]).limited_to(()))
+    assert write_out_attention(search.checks[0]) is None
 
 
 def test_blends_slide_into_the_sentences_of_a_batch(wide: Target, observe: Observe) -> None:
-    solver = solver_of(observe(wide, TEXTS).limited_to(()))
-    check, choices, mixing = solver.checks[0], solver._choices([]), mixing_of(solver.checks[0])
-    assert choices is not None and mixing is not None
+    search = search_of(observe(wide, TEXTS).limited_to(()))
+    check, choices = search.checks[0], search.make_choices([])
+    attention = write_out_attention(check)
+    assert choices is not None and attention is not None
     secrets = ids_of(wide, TEXTS)
     lengths = [len(secret) for secret in secrets] * 2
     rng = torch.Generator().manual_seed(0)
-    found = Blends(mixing, check, choices).search(choices, lengths, rng, lambda step, score: True)
+    blends = BlendSearch(attention, check, choices)
+    found = blends.search(choices, lengths, rng, lambda step, score: True)
     assert [len(sentence) for sentence in found] == lengths
     assert len(secrets & set(found)) >= 2
 
 
 def test_taking_a_sentence_out_leaves_the_gradient_of_the_others(wide: Target, observe: Observe) -> None:
-    solver = solver_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
+    search = search_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
     other = observe(wide, TEXTS[1:2], [1]).limited_to(())
-    assert solver.remainder is not None
-    left = solver.remainder.without(wide_sentences(wide, TEXTS[:1]))
-    alone = torch.cat([other.update.tensors[part.name][0] for part in attention_parts(other, 1)]).double()
-    wanted = alone @ solver.space.directions[: solver.space.rank].mT / 2  # half of a batch of two
+    assert search.remainder is not None
+    left = search.remainder.subtract(wide_sentences(wide, TEXTS[:1]))
+    parts = visible_linear_parts(other, 1, ATTENTION_INPUTS)
+    alone = torch.cat([other.update.tensors[part.name][0] for part in parts]).double()
+    wanted = alone @ search.space.basis / 2  # half of a batch of two
     assert left is not None
     assert torch.allclose(left, wanted, rtol=0, atol=1e-5 * float(wanted.norm()))
 
 
 def test_a_sentence_that_was_not_there_is_not_taken_out(wide: Target, observe: Observe) -> None:
-    solver = solver_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
-    assert solver.remainder is not None
-    assert solver.remainder.without(wide_sentences(wide, TEXTS[2:])) is None
+    search = search_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
+    assert search.remainder is not None
+    assert search.remainder.subtract(wide_sentences(wide, TEXTS[2:])) is None
 
 
 def wide_sentences(target: Target, texts: tuple[str, ...]) -> list[tuple[int, ...]]:
@@ -259,7 +275,7 @@ def wide_sentences(target: Target, texts: tuple[str, ...]) -> list[tuple[int, ..
 
 def test_swaps_and_moves_of_the_worst_words_are_tried() -> None:
     sentence, misses = (0, 5, 6, 7, 8, 1), (-3.0, -1.0, -3.0, -3.0, -3.0, -3.0)
-    tried = _reordered(sentence, misses, range(1, 5))
+    tried = reorder_worst(sentence, misses, range(1, 5))
     assert (0, 6, 5, 7, 8, 1) in tried  # swapped with its neighbour
     assert (0, 6, 7, 5, 8, 1) in tried  # moved behind two others
     assert sentence not in tried
@@ -271,7 +287,8 @@ def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
     random_model: Callable[..., Any], observe: Observe, architecture: str
 ) -> None:
     target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
-    inputs = ModuleInputs(target, attention_parts(observe(target, TEXTS[:1]), 1)[:1])
+    seen = observe(target, TEXTS[:1])
+    inputs = ModuleInputs(target, visible_linear_parts(seen, 1, ATTENTION_INPUTS)[:1])
     words, directions = target.vocabulary.allowed.nonzero()[:20, 0], torch.eye(96)[:, ::12]
     additive = additive_of(inputs, words, 7)
     assert additive is not None

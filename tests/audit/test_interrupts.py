@@ -10,7 +10,7 @@ import torch
 
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
-from gradleak.attacks.span.attack import Span
+from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.calls import batches_in_a_call
 from gradleak.audit.client import private_batches

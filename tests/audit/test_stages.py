@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
-from gradleak.attacks.span.attack import Span
+from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.outcomes import Outcome, Parts
 from gradleak.audit.scoring import facts_behind

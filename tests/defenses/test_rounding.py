@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from gradleak.attacks.span import Span
-from gradleak.attacks.span.row_space import attention_parts, space_of
+from gradleak.attacks.span.row_space import read_row_space
 from gradleak.core.attack import Bench
 from gradleak.core.defense import Channel, channel_of
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.rounding import Rounding
+from gradleak.matching.inputs import visible_linear_parts
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.tiny import Tiny
 
@@ -58,7 +60,8 @@ def test_a_chain_adds_its_noises_and_keeps_its_coarsest_rounding() -> None:
 def test_span_knows_the_rank_and_proves_the_sentence(dtype: Any, text: str, observe: Callable[..., Observation]) -> None:
     target = Tiny(layers=3, hidden=96).open(CPU)
     seen = observe(target, (text,), defenses=(Rounding(dtype),))
-    assert space_of(seen, attention_parts(seen, 1)).rank == len(target.encode([text])[0])
+    parts = visible_linear_parts(seen, 1, ATTENTION_INPUTS)
+    assert read_row_space(seen, parts).rank == len(target.encode([text])[0])
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(target))
     (guess,) = Span().reconstruct([seen.limited_to({Fact.DEFENSE})], bench)
     assert guess.sentences == (tuple(target.encode([text])[0]),)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradleak.attacks.span.attack import Span
+from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench

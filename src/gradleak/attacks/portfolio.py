@@ -1,4 +1,7 @@
-"""Several attacks in turn, the exact ones first; the next one gets what the ones before could not prove."""
+"""Several attacks in turn, the exact ones first.
+
+The next one gets what the ones before could not prove.
+"""
 
 import json
 import time
@@ -12,16 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks import evidence
+from gradleak.attacks.bag_of_words.orders import likely_order
 from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.energy.judge import can_judge, labels_of
 from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.gradient_matching.problems import side_by_side
-from gradleak.attacks.outright import say_nothing, say_outright
 from gradleak.attacks.recipes.lamp import LampPlus
-from gradleak.attacks.span.attack import Span
-from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Stage
+from gradleak.attacks.span import Span
+from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Sentences, Stage
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
@@ -32,16 +35,19 @@ from gradleak.records.files import write_whole
 
 CERTIFYING = ("span", "energy")  # members that hold their guesses against the update themselves
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
+MOST_ORDERED = 20_000  # words times places: for more the prior is not asked for an order
 LONGEST = 300  # characters of an error
-COMPUTING = (GradleakError, MemoryError, RuntimeError, ArithmeticError)  # RuntimeError: out of memory on a GPU, and LinAlgError
+# RuntimeError is out of memory on a GPU, and LinAlgError.
+COMPUTING_ERRORS = (GradleakError, MemoryError, RuntimeError, ArithmeticError)
 
 
 @register("attack", "portfolio")
 @dataclass(frozen=True)
 class Portfolio(Attack):
-    """Span, then energy, then LAMP with a last search: each where no guess before it is proven. The default of an audit.
+    """The default of an audit: span, energy, then LAMP, each where no guess is proven yet.
 
-    Under noise, where nothing can be proven, a guess that matches all but the noise will do.
+    LAMP ends with a last search. Under noise, where nothing can be proven, a guess that matches
+    all but the noise will do.
     """
 
     restarts: int = 8  # of energy
@@ -49,11 +55,18 @@ class Portfolio(Attack):
     starts: int = 500
     labels: Source = "known"  # for LAMP and for judging; span and energy need none
     lengths: Source = "known"
-    adaptive: bool = True  # LAMP, and the distance by which guesses are judged, to a defense that is known
+    # LAMP, and the distance by which guesses are judged, adapt to a defense that is known.
+    adaptive: bool = True
 
     @property
     def members(self) -> tuple[Attack, ...]:
-        lamp = LampPlus(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
+        lamp = LampPlus(
+            steps=self.steps,
+            starts=self.starts,
+            labels=self.labels,
+            lengths=self.lengths,
+            adaptive=self.adaptive,
+        )
         members = (Span(), EnergyAttack(restarts=self.restarts, lengths=self.lengths), lamp)
         return members if self.steps else members[:-1]
 
@@ -70,77 +83,87 @@ class Portfolio(Attack):
         return frozenset().union(*(member.uses for member in self.members))
 
     def adapts_to(self, channel: Channel) -> bool:
-        return any(member.adapts_to(channel) for member in self.members)  # the nearest guess by LAMP's distance counts
+        # One is enough: the nearest guess by LAMP's distance counts.
+        return any(member.adapts_to(channel) for member in self.members)
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        """The proven guess of each observation, or of those that were made the one that matches best.
+        """Returns the proven guess of each observation, or the one that matches best.
 
-        A member that refuses, fails or has no time leaves word of that, and the next one goes on. As each of them ends, what it
-        made is kept in the bench's checkpoint, from which a call that was cut goes on.
+        A member that refuses, fails or has no time leaves word of that, and the next one goes on.
+        As each of them ends, what it made is kept in the bench's checkpoint, from which a call that
+        was cut goes on.
         """
-        began, kept = time.monotonic(), _kept(bench.checkpoint, observations)
-        runs = {observation.index: Run(observation) for observation in observations} if kept is None else kept.runs
-        if kept is not None:
-            began -= kept.seconds
-            if bench.deadline is not None:
-                bench = replace(bench, deadline=bench.deadline - kept.seconds)
-        kept_back = 0.0 if bench.deadline is None else COMPARING * (bench.deadline - time.monotonic())
-        early = bench if bench.deadline is None else replace(bench, deadline=bench.deadline - kept_back)
-        for place, member in enumerate(self.members):
-            if kept is not None and place < kept.members:
-                continue
+        began, kept = time.monotonic(), _read_checkpoint(bench.checkpoint, observations)
+        runs, began = kept.runs, began - kept.seconds
+        kept_back, early = 0.0, bench
+        if bench.deadline is not None:
+            deadline = bench.deadline - kept.seconds
+            kept_back = COMPARING * (deadline - time.monotonic())
+            early = replace(bench, deadline=deadline - kept_back)
+            bench = replace(bench, deadline=deadline)
+        for place, member in list(enumerate(self.members))[kept.members :]:
             left = [one for one in observations if not runs[one.index].settled]
-            turn = _share(early, len(self.members) - place)
-            for one, (stage, guess) in zip(left, _attempt(member, left, turn) if left else (), strict=True):
+            turn = _limit_turn(early, len(self.members) - place)
+            made = _attempt(member, left, turn) if left else []
+            for one, (stage, guess) in zip(left, made, strict=True):
                 runs[one.index].add(stage, guess, early)
             if bench.checkpoint is not None:
-                _keep(bench.checkpoint, runs, place + 1, time.monotonic() - began)
+                _write_checkpoint(bench.checkpoint, runs, place + 1, time.monotonic() - began)
         for run in runs.values():
             if not run.guesses:
                 run.say_outright(bench)
         _refuse_where_nothing_applies(list(runs.values()))
-        if bench.deadline is not None:  # what was kept back is there even if a member took more than its share
+        # What was kept back is there even if a member took more than its share.
+        if bench.deadline is not None:
             bench = replace(bench, deadline=max(bench.deadline, time.monotonic() + kept_back))
-        return [self._chosen(run, bench) for run in runs.values()]
+        return [self._choose(run, bench) for run in runs.values()]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
         try:
-            return LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive).objective(observations, batches)
+            lamp = LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
+            return lamp.objective(observations, batches)
         except GradleakError:  # nothing that is seen can be matched
             return None
 
-    def _chosen(self, run: "Run", bench: Bench) -> Reconstruction:
-        """The nearest of a run's guesses; of those that there is no time to compare, the one that is best by its making."""
+    def _choose(self, run: "PortfolioRun", bench: Bench) -> Reconstruction:
+        """Chooses the nearest of a run's guesses.
+
+        Of those that there is no time to compare it takes the one that is best by its making.
+        """
         stages = tuple(run.stages)
-        cost = Cost(sum(stage.cost.seconds for stage in stages), sum(stage.cost.steps for stage in stages))
+        costs = [stage.cost for stage in stages]
+        cost = Cost(sum(one.seconds for one in costs), sum(one.steps for one in costs))
         if not run.guesses:
             return Reconstruction(say_nothing(run.observation), cost=cost, stages=stages)
         best, nearest = run.likeliest, None
         if len({guess.sentences for guess in run.guesses}) > 1 and not best.certified:
             for guess in run.guesses:
-                distance = torch.inf if bench.out_of_time else self._distance(run.observation, guess)
+                if bench.out_of_time:
+                    break
+                distance = self._measure_distance(run.observation, guess)
                 if distance < torch.inf and (nearest is None or distance < nearest):
                     best, nearest = guess, distance
         return replace(best, cost=cost, stages=stages)
 
-    def _distance(self, observation: Observation, guess: Reconstruction) -> float:
-        """How far a guess is from what was seen; infinitely where that cannot be told."""
+    def _measure_distance(self, observation: Observation, guess: Reconstruction) -> float:
+        """Measures how far a guess is from what was seen; infinitely where that cannot be told."""
         if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
             return torch.inf
-        labels = guess.labels or _labels(observation)
-        fits = observation.target.labels_are_tokens or (labels is not None and len(labels) == len(guess.sentences))
-        if not fits:
+        labels = guess.labels or _find_labels(observation)
+        labelled = labels is not None and len(labels) == len(guess.sentences)
+        if not labelled and not observation.target.labels_are_tokens:
             return torch.inf
         try:
             with torch.no_grad():
-                found = self.objective([observation], [observation.target.batch_of(guess.sentences, labels)])
-        except COMPUTING:  # too large to compare, say: no reason to lose what was found
+                batch = observation.target.batch_of(guess.sentences, labels)
+                found = self.objective([observation], [batch])
+        except COMPUTING_ERRORS:  # too large to compare, say: no reason to lose what was found
             return torch.inf
         return torch.inf if found is None else float(found[0])
 
 
 @dataclass(eq=False)
-class Run:
+class PortfolioRun:
     """What the members made of one observation so far."""
 
     observation: Observation
@@ -149,14 +172,15 @@ class Run:
     settled: bool = False
 
     def add(self, stage: Stage, guess: Reconstruction | None, bench: Bench) -> None:
-        """What the next member made of it."""
+        """Notes what the next member made of it."""
         if guess is not None:
             if stage.attack not in CERTIFYING:
                 (guess,) = with_certificates([self.observation], [guess], bench)
                 stage = replace(stage, certified=guess.certified)
-            guess = in_order(guess, self.observation.knows.lengths)
+            guess = put_in_order(guess, self.observation.knows.lengths)
             self.guesses.append(guess)
-            self.settled = guess.certified or (not bench.out_of_time and _fits(self.observation, guess, bench))
+            in_time = not bench.out_of_time
+            self.settled = guess.certified or (in_time and _fits(self.observation, guess, bench))
             stage = replace(stage, sentences=guess.sentences)
             if self.settled:  # nothing was left to do when the time was up
                 stage = replace(stage, fate="ran", reason="")
@@ -173,21 +197,22 @@ class Run:
     @property
     def likeliest(self) -> Reconstruction:
         """The guess that is proven, or the last of a member that came to its end, or the last."""
-        made = list(zip([stage for stage in self.stages if stage.has_guess], self.guesses, strict=True))
+        stages = [stage for stage in self.stages if stage.has_guess]
+        made = zip(stages, self.guesses, strict=True)
         ended = [guess for stage, guess in made if stage.fate == "ran"] or self.guesses
         return next((guess for guess in self.guesses if guess.certified), ended[-1])
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a call that was cut has left: so many members came to their end, in so many seconds."""
+class PortfolioCheckpoint:
+    """What a call that was cut has left: so many members ended, in so many seconds."""
 
     members: int
     seconds: float
-    runs: dict[int, Run]
+    runs: dict[int, PortfolioRun]
 
 
-def _keep(path: Path, runs: Mapping[int, Run], members: int, seconds: float) -> None:
+def _write_checkpoint(path: Path, runs: Mapping[int, PortfolioRun], members: int, seconds: float) -> None:
     plain = {
         str(index): {
             "stages": [asdict(stage) for stage in run.stages],
@@ -199,46 +224,53 @@ def _keep(path: Path, runs: Mapping[int, Run], members: int, seconds: float) -> 
     write_whole(path, json.dumps({"members": members, "seconds": seconds, "runs": plain}))
 
 
-def _kept(path: Path | None, observations: Sequence[Observation]) -> Kept | None:
-    """What an earlier call on these observations has left."""
+def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> PortfolioCheckpoint:
+    """Reads what an earlier call on these observations has left."""
+    nothing = PortfolioCheckpoint(0, 0.0, {one.index: PortfolioRun(one) for one in observations})
     if path is None or not path.is_file():
-        return None
+        return nothing
     plain = json.loads(path.read_text(encoding="utf-8"))
     if [*plain["runs"]] != [str(one.index) for one in observations]:
-        return None
-    runs = {one.index: _run(one, plain["runs"][str(one.index)]) for one in observations}
-    return Kept(plain["members"], plain["seconds"], runs)
+        return nothing
+    runs = {one.index: _read_run(one, plain["runs"][str(one.index)]) for one in observations}
+    return PortfolioCheckpoint(plain["members"], plain["seconds"], runs)
 
 
-def _run(observation: Observation, plain: Mapping[str, Any]) -> Run:
-    stages, guesses = map(stage_from_plain, plain["stages"]), map(guess_from_plain, plain["guesses"])
-    return Run(observation, [*stages], [*guesses], plain["settled"])
+def _read_run(observation: Observation, plain: Mapping[str, Any]) -> PortfolioRun:
+    stages = [stage_from_plain(stage) for stage in plain["stages"]]
+    guesses = [guess_from_plain(guess) for guess in plain["guesses"]]
+    return PortfolioRun(observation, stages, guesses, plain["settled"])
 
 
 def _fits(observation: Observation, guess: Reconstruction, bench: Bench) -> bool:
     """Whether nothing but noise is left of what was seen without a guess."""
-    if not can_judge(observation) or observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
+    lengths = tuple(map(len, guess.sentences))
+    if not can_judge(observation) or observation.knows.lengths not in (None, lengths):
         return False
     batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
     try:
         return bool(Matched([observation]).fits(side_by_side([batch]), bench))
-    except COMPUTING:
+    except COMPUTING_ERRORS:
         return False
 
 
-def in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:
-    """Its sentences in the order of the known lengths, which span does not look at; as they are where lengths do not fit."""
+def put_in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reconstruction:
+    """Puts the sentences in the order of the known lengths, which span does not look at.
+
+    They stay as they are where lengths do not fit.
+    """
     if lengths is None or sorted(map(len, guess.sentences)) != sorted(lengths):
         return guess
     left, order = list(range(len(guess.sentences))), list[int]()
     for length in lengths:
-        order.append(left.pop(next(place for place, one in enumerate(left) if len(guess.sentences[one]) == length)))
+        order.append(next(place for place in left if len(guess.sentences[place]) == length))
+        left.remove(order[-1])
     labels = None if guess.labels is None else tuple(guess.labels[place] for place in order)
     return replace(guess, sentences=tuple(guess.sentences[place] for place in order), labels=labels)
 
 
-def _labels(observation: Observation) -> tuple[int, ...] | None:
-    """The labels as known, or as the update shows them."""
+def _find_labels(observation: Observation) -> tuple[int, ...] | None:
+    """Returns the labels as known, or as the update shows them."""
     if observation.knows.labels is not None:
         return tuple(observation.knows.labels.tolist())
     found = None if observation.target.labels_are_tokens else evidence.labels(observation)
@@ -248,56 +280,112 @@ def _labels(observation: Observation) -> tuple[int, ...] | None:
 def _attempt(
     member: Attack, observations: Sequence[Observation], bench: Bench, spent: float = 0.0
 ) -> list[tuple[Stage, Reconstruction | None]]:
-    """For each observation what the member made of it: a guess, or the reason why there is none.
+    """Returns for each observation what the member made of it, or why there is nothing.
 
-    Where it gives up on several at once, each half is tried by itself, so that one of them does not stop it for all: that is at
-    most as often the whole work as halves can be halved.
+    Where it gives up on several at once, each half is tried by itself, so that one of them does not
+    stop it for all: that is at most as often the whole work as halves can be halved.
     """
     if bench.out_of_time:
-        return [(_without(member, "no_time", "No time was left for it.", spent), None)] * len(observations)
+        late = _note_failure(member, "no_time", "No time was left for it.", spent)
+        return [(late, None)] * len(observations)
     began = time.monotonic()
     fate: Fate
     try:
-        return [_made(member, guess, bench) for guess in member.reconstruct(observations, bench)]
+        return [_note_guess(member, guess, bench) for guess in member.reconstruct(observations, bench)]
     except GradleakError as error:
         fate, reason = "refused", str(error)
-    except Exception as error:  # whatever it is, it is kept and shown, and others may still do better
-        fate, reason = "failed", _brief(error)
+    except Exception as error:  # whatever it is, it is shown, and others may still do better
+        fate, reason = "failed", _describe_error(error)
     spent += (time.monotonic() - began) / len(observations)
     if len(observations) == 1:
-        return [(_without(member, fate, reason, spent), None)]
+        return [(_note_failure(member, fate, reason, spent), None)]
     half = len(observations) // 2
-    return [*_attempt(member, observations[:half], bench, spent), *_attempt(member, observations[half:], bench, spent)]
+    return [
+        *_attempt(member, observations[:half], bench, spent),
+        *_attempt(member, observations[half:], bench, spent),
+    ]
 
 
-def _made(member: Attack, guess: Reconstruction, bench: Bench) -> tuple[Stage, Reconstruction]:
+def _note_guess(member: Attack, guess: Reconstruction, bench: Bench) -> tuple[Stage, Reconstruction]:
     stage = Stage(member.name, guess.sentences, guess.certified, guess.cost)
-    return (replace(stage, fate="cut", reason="Its time was up before it had ended.") if bench.out_of_time else stage), guess
+    if bench.out_of_time:
+        stage = replace(stage, fate="cut", reason="Its time was up before it had ended.")
+    return stage, guess
 
 
-def _without(member: Attack, fate: Fate, reason: str, seconds: float) -> Stage:
+def _note_failure(member: Attack, fate: Fate, reason: str, seconds: float) -> Stage:
     return Stage(member.name, (), False, Cost(seconds), fate, reason)
 
 
-def _brief(error: Exception) -> str:
-    """The error's name and its first line: what follows is of use to who mends the program."""
+def _describe_error(error: Exception) -> str:
+    """Returns the error's name and its first line: the rest is for who mends the program."""
     first = next(iter(str(error).strip().splitlines()), "")
     name = type(error).__name__.lstrip("_")
     return f"{name}: {first[:LONGEST]}" if first else f"{name}."
 
 
-def _share(bench: Bench, turns: int) -> Bench:
-    """The bench of whoever is next of so many: of the time that is left each gets as much, and what one leaves is the others'."""
+def _limit_turn(bench: Bench, turns: int) -> Bench:
+    """Gives the next of so many its share of the time.
+
+    Of the time that is left each gets as much, and what one leaves is the others'.
+    """
     if bench.deadline is None:
         return bench
     now = time.monotonic()
     return replace(bench, deadline=now + (bench.deadline - now) / turns)
 
 
-def _refuse_where_nothing_applies(runs: Sequence[Run]) -> None:
-    """Says why, where every member refuses all that is seen; one that fails or has no time leaves a record instead."""
+def _refuse_where_nothing_applies(runs: Sequence[PortfolioRun]) -> None:
+    """Says why, where every member refuses all that is seen.
+
+    One that fails or has no time leaves a record instead.
+    """
     stages = [stage for run in runs for stage in run.stages]
     if any(run.guesses for run in runs) or any(stage.fate != "refused" for stage in stages):
         return
     reasons = dict.fromkeys(f"{stage.attack}: {stage.reason}" for stage in stages)
     raise GradleakError(f"No attack of the portfolio applies to what is visible. {' '.join(reasons)}")
+
+
+def say_outright(observation: Observation, bench: Bench) -> Sentences | None:
+    """Makes sentences of the words that the update shows; none where it shows no words.
+
+    The words are those whose rows of the word embeddings moved. Their order is one that is likely
+    beforehand; there is no search for a match.
+    """
+    words = evidence.bag_of_words(observation)
+    if words is None or not words.values:
+        return None
+    lengths = _estimate_lengths(observation, len(words.values))
+    if not bench.out_of_time and len(words.values) * sum(lengths) <= MOST_ORDERED:
+        return likely_order(bench.prior, observation.target, words.values, lengths, beams=1)
+    return _lay_in_turn(observation, words.values, lengths)
+
+
+def say_nothing(observation: Observation) -> Sentences:
+    """Returns as many sentences as there are known to be, without a word in them."""
+    vocabulary = observation.target.vocabulary
+    return ((*vocabulary.prefix, *vocabulary.suffix),) * (observation.knows.batch_size or 1)
+
+
+def _estimate_lengths(observation: Observation, words: int) -> Sequence[int]:
+    """Estimates lengths: as known, or as the positions say, or with room for every word once."""
+    if observation.knows.lengths is not None:
+        return observation.knows.lengths
+    size, vocabulary = observation.knows.batch_size or 1, observation.target.vocabulary
+    longest = evidence.longest_length(observation)
+    if longest is not None:
+        return longest.values * size
+    return (-(-words // size) + len(vocabulary.prefix) + len(vocabulary.suffix),) * size
+
+
+def _lay_in_turn(observation: Observation, words: Sequence[int], lengths: Sequence[int]) -> Sentences:
+    vocabulary = observation.target.vocabulary
+    sentences, at = [], 0
+    for length in lengths:
+        frame, fixed = vocabulary.frame(length)
+        for place in range(length):
+            if not fixed[place]:
+                frame[place], at = words[at % len(words)], at + 1
+        sentences.append(tuple(frame))
+    return tuple(sentences)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from gradleak.attacks.evidence import Finding, findings
+from gradleak.attacks.evidence import Evidence, findings
 from gradleak.audit.client import stream_of
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.batch import PrivateBatch
@@ -28,7 +28,7 @@ def finding_records(observations: Sequence[Observation], private: Sequence[Priva
     return [_finding_record(seen, private[seen.index], found) for seen in observations for found in findings(seen)]
 
 
-def _finding_record(observation: Observation, private: PrivateBatch, found: Finding) -> FindingRecord:
+def _finding_record(observation: Observation, private: PrivateBatch, found: Evidence) -> FindingRecord:
     truth = _truth(observation, private).get(found.name)
     right = None if truth is None else (truth & Counter(found.values)).total()
     return FindingRecord(

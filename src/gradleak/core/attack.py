@@ -20,7 +20,8 @@ from gradleak.core.prior import PicturePrior, Prior
 from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
-Sentences = tuple[tuple[int, ...], ...]
+TokenIds = tuple[int, ...]  # of one sentence, special ones included
+Sentences = tuple[TokenIds, ...]
 # What an objective may be off by, as a share of the sums it is made of. Those are sums of up to 1e8 products in float32 (unit
 # roundoff 6e-8): taken in blocks, as every library does, they are off by about log2(1e8) = 27 roundoffs; one is held against
 # another: 3e-6; and the gradients in the products carry some roundoffs themselves.

@@ -19,6 +19,8 @@ MODULES = (
     "other",  # what has no name of its own here: token-type embeddings, say
 )
 FUSED = "query_key_value"  # the module of a fused matrix taken whole, which is three parts
+# What attention begins with. In the first layer tokens have not mixed in what these are fed.
+ATTENTION_INPUTS = ("query", "key", "value", FUSED)
 
 
 @dataclass(frozen=True)

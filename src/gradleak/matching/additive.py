@@ -62,7 +62,8 @@ def additive_of(inputs: ModuleInputs, words: Int[Tensor, "words"], positions: in
         if norm.weight is None or norm.bias is None:
             continue
         seen, fed = _before(norm, inputs, some, positions)
-        if seen is None:
+        # ELECTRA and ALBERT normalise embeddings that are narrower than their layers.
+        if seen is None or seen.shape != fed.shape:
             continue
         sums = seen[:, :1] + seen[:1] - seen[:1, :1]
         if float((norm(sums) - fed).norm() / fed.norm()) < AGREES:
@@ -74,7 +75,7 @@ def additive_of(inputs: ModuleInputs, words: Int[Tensor, "words"], positions: in
 
 def _before(
     norm: nn.LayerNorm, inputs: ModuleInputs, words: Int[Tensor, "words"], positions: int
-) -> tuple[Float[Tensor, "words positions width"] | None, Float[Tensor, "words positions width"]]:
+) -> tuple[Float[Tensor, "words positions _"] | None, Float[Tensor, "words positions width"]]:
     """What a normalisation is fed for each word at each position, and what the first layer is."""
     seen: list[Tensor] = []
     handle = norm.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import Kind, kind_of
@@ -78,6 +79,12 @@ def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
         if kind_of(module) in (Kind.LINEAR, Kind.CONV1D) and part.parameter.endswith("weight") and part.layer is not None:
             found.append(part)
     return tuple(sorted(found, key=lambda part: part.layer or 0))
+
+
+def visible_linear_parts(observation: Observation, layer: int, modules: Sequence[str]) -> tuple[Part, ...]:
+    """Returns those linear weights of some modules in one layer whose gradient is seen."""
+    linear = linear_parts(observation.target, tuple(observation.update.tensors))
+    return tuple(part for part in linear if part.layer == layer and part.module in modules)
 
 
 @torch.no_grad()

@@ -1,5 +1,8 @@
-"""Exact reconstruction from the span of layer inputs: undefended gradients only, no labels, lengths or prior needed."""
+"""Exact reconstruction from the span of layer inputs.
 
-from gradleak.attacks.span.attack import Span
+Works on undefended gradients only, and needs no labels, lengths or prior.
+"""
+
+from gradleak.attacks.span.span_attack import Span
 
 __all__ = ["Span"]

@@ -1,34 +1,54 @@
-"""The span of what a linear layer was fed, read off its gradient: dW = Σ_t δ_t x_tᵀ has its rows in the span of the x_t."""
+"""The span of what a layer was fed, and how inputs are held against it.
+
+The gradient of a linear layer is dW = Σ_t δ_t x_tᵀ, so its rows lie in the span of the inputs x_t.
+`RowSpace` is that span: it says how far one input lies outside of it. `Check` holds whole sentences
+against the span of a deeper layer. Tokens have mixed there, so that a token's input depends on all
+words of its sentence, and only the right sentence feeds inputs that lie inside.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradleak.core.attack import TokenIds
+from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
-from gradleak.core.parts import FUSED, Part
-from gradleak.matching.inputs import linear_parts, matrix_of
+from gradleak.core.parts import ATTENTION_INPUTS, Part
+from gradleak.matching.inputs import ModuleInputs, matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose_rows, orthonormalise
 from gradleak.matching.rounding import gradient_difference
 
-ATTENTION = ("query", "key", "value", FUSED)
-ROUNDING = 0.05  # singular values under this many units of rounding of the largest are taken as equal: their ratios mean nothing
-CLEAR_GAP = 30.0  # a smaller largest ratio of neighbours is no edge between signal and rounding
-CLEAR_OF_FLOOR = 3.0  # times what a declared channel adds; a weakest direction nearer to it may not be the weakest there is
-INSIDE = 1.5  # expected errors away from the span that an input may be. More than the true ones may pass: the search decides
-# The same for a deeper input, which went through more sums than the width of the layer. A declared channel's errors are far above
-# those, and known in size.
+# Singular values under this many units of rounding of the largest are taken as equal: their ratios
+# mean nothing.
+ROUNDING = 0.05
+# The rank is where singular values fall furthest from one to the next. A fall by a smaller factor
+# than this is no edge between signal and rounding.
+CLEAR_GAP = 30.0
+# Times what a declared channel adds. A weakest direction nearer to it may not be the weakest.
+CLEAR_OF_FLOOR = 3.0
+# Expected errors that an input may lie outside of the span. More words than the true ones may pass:
+# the search decides between them.
+INSIDE = 1.5
+# The same for a deeper input, which went through more sums than one layer is wide. A declared
+# channel's errors are far above those of the sums, and their size is known.
 HOLDS, HOLDS_IN_CHANNEL = 8.0, 1.5
+
+TOKENS_AT_ONCE = 2**13
+FITS = -3.5  # decades of mean miss in single precision; below it a sentence is looked at in double
+SMALLEST = 1e-14  # of a squared miss in single precision: what lies under it is rounding
+# Where tokens have mixed, the cheapest to compute first.
+PLACES = ((1, ("ffn_in",)), (2, ATTENTION_INPUTS))
 
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
-    """Directions that are in the gradient, how strong each is, and the size of what is only noise."""
+    """The directions of a gradient, how strong each is, and the size of what is only noise."""
 
-    directions: Float[Tensor, "width width"]  # the first `rank` of them span the rows, the others the rest
+    directions: Float[Tensor, "width width"]  # the first `rank` span the rows, the others the rest
     strengths: Float[Tensor, "rank"]
     noise: float  # in a gradient's direction
     rounding: float  # of an input of length one, as two machines compute it
@@ -37,11 +57,12 @@ class RowSpace:
 
     @property
     def rank(self) -> int:
+        """The dimension of the span."""
         return len(self.strengths)
 
     @property
-    def holds(self) -> float:
-        """Expected errors up to which an input is in the span."""
+    def tolerance(self) -> float:
+        """Expected errors up to which a deeper input counts as inside."""
         return HOLDS_IN_CHANNEL if self.through_channel else HOLDS
 
     @property
@@ -50,43 +71,67 @@ class RowSpace:
         return self.noise / float(self.strengths[-1])
 
     @property
+    def basis(self) -> Float[Tensor, "width rank"]:
+        """Orthonormal columns that span the inputs."""
+        return self.directions[: self.rank].mT
+
+    @property
     def outside(self) -> Float[Tensor, "width rest"]:
         """Directions that no input of the layer has a part in."""
         return self.directions[self.rank :].mT
 
-    def coordinates(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows rank"]:
-        """Unit inputs along the directions of the span."""
+    def project(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows rank"]:
+        """Returns coordinates in the span of inputs that are scaled to length one."""
         wide = inputs.to(self.directions.dtype)
-        along: Tensor = (wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True)) @ self.directions[: self.rank].mT
+        along: Tensor = (wide / torch.linalg.vector_norm(wide, dim=-1, keepdim=True)) @ self.basis
         return along
 
-    def distances(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
-        """How far unit inputs are outside of the span, in units of the error that rounding and noise would make.
-
-        A direction of strength s is known up to noise / s: an input that leans on weak directions may well stick out.
-        """
-        along = self.coordinates(inputs)
-        expected = (along * (self.noise / self.strengths)).square().sum(-1) + self.rounding**2
-        return self.misses(inputs) / expected.sqrt()
-
-    def misses(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
-        """The part of unit inputs outside of the span: a sine."""
+    def measure_misses(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """Returns the share of each input's length that lies outside of the span: a sine."""
         wide = inputs.to(self.directions.dtype)
-        sines: Tensor = torch.linalg.vector_norm(wide @ self.outside, dim=-1) / torch.linalg.vector_norm(wide, dim=-1)
+        outside = torch.linalg.vector_norm(wide @ self.outside, dim=-1)
+        sines: Tensor = outside / torch.linalg.vector_norm(wide, dim=-1)
         return sines
 
-    def sketch(self, width: int, generator: torch.Generator) -> Float[Tensor, "width directions"]:
-        """A few random directions outside of the span, scaled so that products with them have the size of the miss."""
+    def measure_distances(self, inputs: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """Returns each input's miss in units of the error that rounding and noise would make.
+
+        A direction of strength s is known up to noise / s, so an input that leans on weak
+        directions may well stick out.
+        """
+        along = self.project(inputs)
+        expected = (along * (self.noise / self.strengths)).square().sum(-1) + self.rounding**2
+        return self.measure_misses(inputs) / expected.sqrt()
+
+    def draw_sketch(self, width: int, generator: torch.Generator) -> Float[Tensor, "width directions"]:
+        """Draws a few directions outside of the span; products with them have the miss's size."""
         rest = self.outside
         if rest.shape[1] <= width:
             return rest
-        drawn = torch.randn(rest.shape[1], width, generator=generator, dtype=torch.float64).to(rest.device)
-        some: Tensor = orthonormalise(drawn)
-        return rest @ some * math.sqrt(rest.shape[1] / width)
+        drawn = torch.randn(rest.shape[1], width, generator=generator, dtype=torch.float64)
+        return rest @ orthonormalise(drawn.to(rest.device)) * math.sqrt(rest.shape[1] / width)
 
 
-def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
-    """The span of a gradient's rows, its dimension read off the largest gap between neighbouring singular values."""
+def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
+    """Reads the span of the inputs of parts that are fed by one tensor off their gradients.
+
+    Together they see more than one of them alone: a key's gradient holds centred inputs only.
+    """
+    target, seen, channel = observation.target, observation.update.tensors, observation.channel
+    rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
+    if channel.exact:
+        space = find_row_space(rows, rows.dtype)
+    else:
+        errors = channel.errors(rows, observation.knows.batch_size or 1)
+        space = find_row_space_among_errors(rows, errors)
+    # Dropout leaves a clear span, but of inputs that no word has: nothing fits it exactly, and what
+    # fits best is a ranking. Nor is a span exact where entries are missing or only signs are seen.
+    blurred = observation.protocol.dropout or not channel.every_entry
+    return replace(space, exact=False) if blurred else space
+
+
+def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
+    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest."""
     values, directions = decompose_rows(matrix)
     floor = (values[0] * torch.finfo(dtype).eps * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
@@ -94,54 +139,144 @@ def row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> Ro
     rank = int(ratios.argmax()) + 1
     exact = rank < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
     if not exact:
-        rank = _above_noise(values, matrix.shape)
+        rank = _count_above_noise(values, matrix.shape)
     noise = float(ladder[rank]) if exact else float(values.median())
-    return RowSpace(directions, ladder[:rank], noise, input_rounding(matrix), exact)
+    return RowSpace(directions, ladder[:rank], noise, _estimate_input_rounding(matrix), exact)
 
 
-def row_space_in(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]) -> RowSpace:
-    """The span of the rows of a gradient whose entries are known to be wrong by so much: what stands out of such errors."""
+def find_row_space_among_errors(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]) -> RowSpace:
+    """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
     values, directions = decompose_rows(matrix)
     # The largest singular value of independent errors of unequal size (Bandeira & van Handel 2016)
     floor = float(errors.double().norm(dim=0).max() + errors.double().norm(dim=1).max())
     rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
-    exact = rank > 0 and float(values[rank - 1]) > CLEAR_OF_FLOOR * floor >= CLEAR_OF_FLOOR * float(values[rank])
-    rank = max(rank, 1)
-    return RowSpace(directions, values[:rank], floor, input_rounding(matrix), exact, through_channel=True)
+    clear = CLEAR_OF_FLOOR * floor
+    exact = rank > 0 and float(values[rank - 1]) > clear >= CLEAR_OF_FLOOR * float(values[rank])
+    rounding = _estimate_input_rounding(matrix)
+    return RowSpace(directions, values[: max(rank, 1)], floor, rounding, exact, True)
 
 
-def input_rounding(matrix: Float[Tensor, "outputs inputs"]) -> float:
-    """How far an input of length one may be from the client's: its norm and mean are sums as long as the layer is wide."""
+def _estimate_input_rounding(matrix: Float[Tensor, "outputs inputs"]) -> float:
+    """Says how far an input of length one may be from the client's.
+
+    A normalisation's mean and size are sums as long as the layer is wide.
+    """
     return gradient_difference([matrix.shape[1]], matrix.dtype)
 
 
-def _above_noise(values: Float[Tensor, "values"], shape: torch.Size) -> int:
-    """How many singular values stand out of noise (Gavish & Donoho 2014); at least one, and not all."""
+def _count_above_noise(values: Float[Tensor, "values"], shape: torch.Size) -> int:
+    """Counts the singular values that stand out of noise; at least one, and not all."""
     beta = min(shape) / max(shape)
+    # The optimal hard threshold for noise of unknown size (Gavish & Donoho 2014, their equation 5)
     edge = (0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43) * values.median()
     return max(1, min(int((values > edge).sum()), min(shape) - 1))
 
 
-def attention_parts(observation: Observation, layer: int) -> tuple[Part, ...]:
-    """What is seen of a layer's query, key and value."""
-    return parts_seen(observation, layer, ATTENTION)
+class Check:
+    """One place of the model where tokens have mixed, and the span of what it was fed."""
+
+    def __init__(self, inputs: ModuleInputs, space: RowSpace, width: int) -> None:
+        self.target, self.inputs, self.space = inputs.target, inputs, space
+        self.width = width  # of the client's batch, for clients that attend to padding
+        self.outside = space.outside.to(self.target.dtype).contiguous()
+
+    @property
+    def threshold(self) -> float:
+        """The score under which a sentence may hold."""
+        return max(FITS, math.log10(INSIDE * self.space.widest))
+
+    @torch.no_grad()
+    def score(self, sentences: Sequence[TokenIds]) -> list[float]:
+        """Returns how well sentences fit: the mean over their tokens of the miss in decades.
+
+        −6 is exact in single precision, and 0 is as far outside as an input can be.
+        """
+        found: list[float] = []
+        step = max(1, TOKENS_AT_ONCE // max(map(len, sentences), default=1))
+        for start in range(0, len(sentences), step):
+            ids, lengths = self._lay_out(sentences[start : start + step])
+            found += self._average(self._feed(ids, lengths), lengths).tolist()
+        return found
+
+    @torch.no_grad()
+    def score_tokens(self, sentences: Sequence[TokenIds]) -> list[list[float]]:
+        """Returns each token's miss in decades; what follows a sentence's end means nothing."""
+        rows: list[list[float]] = self.measure_decades(self._feed(*self._lay_out(sentences))).tolist()
+        return rows
+
+    def compute_slopes(self, sentences: Sequence[TokenIds]) -> Float[Tensor, "sentences tokens hidden"]:
+        """Computes the gradient of the scores with respect to the word embeddings."""
+        ids, lengths = self._lay_out(sentences)
+        with torch.enable_grad():
+            embeddings = self.target.embed(ids).detach().requires_grad_()
+            total = self._average(self._feed(ids, lengths, embeddings), lengths).sum()
+        return torch.autograd.grad(total, embeddings)[0]
+
+    def measure_decades(self, fed: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
+        """Returns the logarithm of each input's miss, in single precision."""
+        misses: Tensor = (fed @ self.outside).square().sum(-1) / fed.square().sum(-1)
+        return (misses + SMALLEST).log10() / 2
+
+    @torch.no_grad()
+    def compute_inputs(self, sentences: Sequence[TokenIds]) -> Float[Tensor, "inputs width"]:
+        """Computes what sentences feed in, all tokens one after the other."""
+        ids, lengths = self._lay_out(sentences)
+        return self._feed(ids, lengths)[_mask_tokens(lengths, int(lengths.max()))]
+
+    def count_tokens(self, sentences: Sequence[TokenIds]) -> int:
+        """Counts the inputs that sentences feed in; padding counts where it is attended to."""
+        least = self.width if self.target.attend_padding else 0
+        return sum(max(least, len(sentence)) for sentence in sentences)
+
+    def holds(self, sentence: TokenIds) -> bool:
+        """Whether every token's input is in the span as far as rounding lets one see."""
+        distances = self.space.measure_distances(self.compute_inputs([sentence]))
+        return bool((distances < self.space.tolerance).all())
+
+    @torch.no_grad()
+    def reads_ahead(self) -> bool:
+        """Whether a token's deeper inputs depend on the words after it."""
+        words = self.target.vocabulary.allowed.nonzero()[:4, 0].tolist()
+        one, other = (self.compute_inputs([(*words[:2], last)])[0] for last in words[2:])
+        return not torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+    def _lay_out(self, sentences: Sequence[TokenIds]) -> tuple[Int[Tensor, "sentences tokens"], Int[Tensor, "sentences"]]:
+        width = max(map(len, sentences))
+        if self.target.attend_padding:
+            width = max(width, self.width)
+        pad, device = self.target.vocabulary.pad, self.target.device
+        rows = [[*sentence, *[pad] * (width - len(sentence))] for sentence in sentences]
+        return torch.tensor(rows).to(device), torch.tensor([*map(len, sentences)], device=device)
+
+    def _feed(self, ids: Tensor, lengths: Tensor, embeddings: Tensor | None = None) -> Float[Tensor, "sentences longest width"]:
+        mask = _mask_tokens(lengths, ids.shape[1])
+        if self.target.attend_padding:
+            mask = torch.ones_like(mask)
+        labels = self.target.any_labels(*ids.shape)
+        batch = Batch(mask, labels, ids if embeddings is None else None, embeddings)
+        return next(iter(self.inputs(batch).values()))[:, : int(lengths.max())]
+
+    def _average(
+        self, fed: Float[Tensor, "sentences longest width"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
+        inside = _mask_tokens(lengths, fed.shape[1])
+        return (self.measure_decades(fed) * inside).sum(-1) / lengths
 
 
-def parts_seen(observation: Observation, layer: int, modules: Sequence[str]) -> tuple[Part, ...]:
-    """The visible weights of these modules in a layer."""
-    linear = linear_parts(observation.target, list(observation.update.tensors))
-    return tuple(part for part in linear if part.layer == layer and part.module in modules)
+def open_checks(observation: Observation, least_rank: int, width: int) -> list[Check]:
+    """Opens the places of an observation whose span is exact, cheapest first.
+
+    A span must have a direction for every token there must be. That leaves out the last layer of a
+    classifier, where only averages of tokens have a gradient: its span is far too small.
+    """
+    found = []
+    for layer, modules in PLACES:
+        parts = visible_linear_parts(observation, layer, modules)
+        space = read_row_space(observation, parts) if parts else None
+        if space is not None and space.exact and space.rank >= least_rank:
+            found.append(Check(ModuleInputs(observation.target, parts[:1]), space, width))
+    return found
 
 
-def space_of(observation: Observation, parts: Sequence[Part]) -> RowSpace:
-    """The span of the inputs of parts that are fed by one tensor. AuditGroup they see more: key sees centred inputs only."""
-    target, seen = observation.target, observation.update.tensors
-    rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
-    channel = observation.channel
-    if channel.exact:
-        space = row_space(rows, rows.dtype)
-    else:
-        space = row_space_in(rows, channel.errors(rows, observation.knows.batch_size or 1))
-    # Dropout leaves a clear span, but of inputs that no word has: what fits it exactly is nothing, what fits best is a ranking.
-    # Where entries are missing or only signs are seen, no span is exact either.
-    return replace(space, exact=False) if observation.protocol.dropout or not channel.every_entry else space
+def _mask_tokens(lengths: Int[Tensor, "rows"], width: int) -> Bool[Tensor, "rows width"]:
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
