@@ -13,9 +13,9 @@ from statistics import median
 
 import torch
 
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, problems_of
 from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.search.hypotheses import Assumptions
+from gradleak.attacks.search.rows import Rows, lay_out, problems_of
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench

@@ -8,10 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words.attack import BagOfWords, bag_of
-from gradleak.attacks.bag_of_words.orders import likely_order, spare_places
 from gradleak.attacks.bag_of_words.pairings import pairings
-from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.hypotheses import Hypothesis
+from gradleak.attacks.search.orders import likely_order, spare_places
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gradleak.attacks.gradient_matching.descent import Adam, Constant, Linear, StepDecay, WarmUp
+from gradleak.attacks.search.descent import Adam, Constant, Linear, StepDecay, WarmUp
 from gradleak.core.streams import Streams
 
 

@@ -11,11 +11,11 @@ from gradleak.attacks.energy.attack import EnergyAttack, filler_of
 from gradleak.attacks.energy.changes import slipped, widened
 from gradleak.attacks.energy.first_layer import words_of_first_layer
 from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import Energy, looked_at
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.structure import Structure, structures_of
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
+from gradleak.attacks.search.neighbours import neighbours
+from gradleak.attacks.search.rows import lay_out, problems_of
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation

@@ -10,9 +10,9 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching import discrete
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, candidate_orders
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens, problems_of
 from gradleak.attacks.gradient_matching.slips import NONE, RELEASED, Slips
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus
+from gradleak.attacks.search.rows import Rows, lay_out, nearest_tokens, problems_of
 from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams

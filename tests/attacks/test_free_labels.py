@@ -8,9 +8,9 @@ import torch
 
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.gradient_matching import free_labels, loop
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.rows import Problem, Rows, lay_out, nearest_tokens, problems_of
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams

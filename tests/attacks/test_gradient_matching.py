@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.problems import Problem, lay_out
 from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.hypotheses import Hypothesis
+from gradleak.attacks.search.rows import Problem, lay_out
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round

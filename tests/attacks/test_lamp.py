@@ -11,9 +11,9 @@ from torch import Tensor
 from gradleak.attacks.energy import rematch
 from gradleak.attacks.gradient_matching.discrete import batch_nll, order_scores, token_scores
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
 from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampPlus
+from gradleak.attacks.search.rows import lay_out, problems_of
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation

@@ -17,11 +17,11 @@ from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.gradient_matching import discrete, starts
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus, LampQuick
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.rows import lay_out, problems_of
 from gradleak.attacks.span.attack import Span
 from gradleak.attacks.span_continuous import SpanContinuous
 from gradleak.core.attack import Attack, Bench

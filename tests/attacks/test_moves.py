@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradleak.attacks.gradient_matching.moves import exchanges, reorderings
+from gradleak.attacks.search.moves import exchanges, reorderings
 from gradleak.core.streams import Streams
 
 

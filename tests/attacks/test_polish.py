@@ -9,8 +9,8 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.discrete import token_scores
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.polish import Polish
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.recipes.lamp import LampPlus
+from gradleak.attacks.search.rows import lay_out, problems_of
 from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.energy.judge import labels_of
-from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.objective import layers_needed
 from gradleak.attacks.energy.rematch import Rematch, nearest_words
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.energy.words import filler_of
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, problems_of
+from gradleak.attacks.search.hypotheses import Assumptions
+from gradleak.attacks.search.matched import Matched
+from gradleak.attacks.search.rows import Rows, lay_out, problems_of
 from gradleak.core.attack import Bench
 from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation

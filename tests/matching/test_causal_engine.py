@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.attacks.gradient_matching.token_labels import soft_tokens
+from gradleak.attacks.search.token_labels import soft_tokens
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams

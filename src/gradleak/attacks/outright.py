@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gradleak.attacks import evidence
-from gradleak.attacks.bag_of_words.orders import likely_order
+from gradleak.attacks.search.orders import likely_order
 from gradleak.core.attack import Bench, Sentences
 from gradleak.core.observation import Observation
 

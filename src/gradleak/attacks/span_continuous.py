@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.energy.structure import structures_of
-from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.search.descent import Adam, StepDecay
+from gradleak.attacks.search.hypotheses import Assumptions, Source
+from gradleak.attacks.search.rows import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel

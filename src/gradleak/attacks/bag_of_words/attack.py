@@ -11,9 +11,9 @@ from torch import Tensor
 from gradleak.attacks import evidence
 from gradleak.attacks.bag_of_words.climb import Climb, Settings
 from gradleak.attacks.bag_of_words.pairings import paired
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
-from gradleak.attacks.gradient_matching.passes import distances_of
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of, side_by_side
+from gradleak.attacks.search.hypotheses import Assumptions, Source
+from gradleak.attacks.search.passes import distances_of
+from gradleak.attacks.search.rows import lay_out, problems_of, side_by_side
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.bag_of_words.orders import likely_order, spare_places
 from gradleak.attacks.gradient_matching.discrete import batch_nll, candidate_exchanges, candidate_orders
-from gradleak.attacks.gradient_matching.passes import scored_in_passes
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.orders import likely_order, spare_places
+from gradleak.attacks.search.passes import scored_in_passes
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.streams import Streams
 from gradleak.matching import Cosine, for_observations

@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
-from gradleak.attacks.gradient_matching.problems import Problem
+from gradleak.attacks.search.hypotheses import Hypothesis
+from gradleak.attacks.search.rows import Problem
 from gradleak.core.errors import GradleakError
 
 MOST = 24  # ways to give labels to the sentences of a batch that are tried

@@ -11,14 +11,14 @@ from torch import Tensor
 from gradleak.attacks.certificate import CERTIFYING, with_certificates
 from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
 from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.matched import Matched, is_likelihood
 from gradleak.attacks.energy.objective import Energy, layers_needed, looked_at
 from gradleak.attacks.energy.search import WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.energy.sizes import by_size
 from gradleak.attacks.energy.words import filler_of, likely_words
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
+from gradleak.attacks.search.hypotheses import Assumptions, Source
+from gradleak.attacks.search.matched import Matched, is_likelihood
+from gradleak.attacks.search.rows import Problem, Rows, lay_out, problems_of, side_by_side
+from gradleak.attacks.search.sizes import by_size
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Scale, Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel

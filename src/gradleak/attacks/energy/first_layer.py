@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradleak.attacks.energy.errors import error_std
 from gradleak.attacks.energy.sure import sure_directions
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part

@@ -8,11 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gradleak.attacks import evidence
-from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.rematch import Rematch, filled
 from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.energy.words import filler_of
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out
+from gradleak.attacks.search.matched import Matched
+from gradleak.attacks.search.rows import Problem, Rows, lay_out
 from gradleak.core.attack import Bench, Sentences
 from gradleak.core.observation import Observation
 from gradleak.matching.rough import rough_products

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.matched import Matched
 from gradleak.attacks.energy.search import Ids, WordSearch
 from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.energy.sizes import places_by_size
 from gradleak.attacks.energy.words import Likely, filler_of
 from gradleak.attacks.gradient_matching.polish import Polish
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.matched import Matched
+from gradleak.attacks.search.rows import Rows
+from gradleak.attacks.search.sizes import places_by_size
 from gradleak.core.attack import Bench
 
 if TYPE_CHECKING:

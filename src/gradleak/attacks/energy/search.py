@@ -9,14 +9,14 @@ from torch import Tensor
 
 from gradleak.attacks.energy.changes import replaced, slipped, widened, wiped
 from gradleak.attacks.energy.first_layer import words_of_first_layer
-from gradleak.attacks.energy.matched import Matched
-from gradleak.attacks.energy.neighbours import neighbours
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.energy.settings import CHANGES, SearchSettings
 from gradleak.attacks.energy.steps import ENOUGH, moved_on, swept_at_once
 from gradleak.attacks.energy.words import Likely, punctuation
 from gradleak.attacks.gradient_matching.discrete import batch_nll
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.matched import Matched
+from gradleak.attacks.search.neighbours import neighbours
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.matching.chunking import Chunks, fastest, pieces, refuse_without_room

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.target import Target
 
 Likely = tuple[Int[Tensor, "rows likely"], Int[Tensor, "rows many"]]

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import AdamState
-from gradleak.attacks.gradient_matching.moves import exchanges, reorderings
-from gradleak.attacks.gradient_matching.passes import nll_in_passes, scored_in_passes
-from gradleak.attacks.gradient_matching.problems import Rows, nearest_tokens
+from gradleak.attacks.search.descent import AdamState
+from gradleak.attacks.search.moves import exchanges, reorderings
+from gradleak.attacks.search.passes import nll_in_passes, scored_in_passes
+from gradleak.attacks.search.rows import Rows, nearest_tokens
 from gradleak.core.attack import Bench
 from gradleak.matching import Matcher
 

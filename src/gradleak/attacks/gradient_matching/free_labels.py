@@ -9,9 +9,9 @@ that labels are found soon, whatever the embeddings do.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradleak.attacks.gradient_matching.descent import Adam, WarmUp
-from gradleak.attacks.gradient_matching.problems import Problem
 from gradleak.attacks.gradient_matching.starts import OneGaussian, Start
+from gradleak.attacks.search.descent import Adam, WarmUp
+from gradleak.attacks.search.rows import Problem
 from gradleak.core.attack import Bench
 from gradleak.matching.chunking import ROOM
 

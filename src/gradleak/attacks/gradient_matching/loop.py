@@ -9,12 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
 from gradleak.attacks.gradient_matching.free_labels import FreeLabels
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.passes import distances_of
-from gradleak.attacks.gradient_matching.problems import (
+from gradleak.attacks.gradient_matching.slips import NONE, Slips
+from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.starts import Start
+from gradleak.attacks.search.descent import Adam
+from gradleak.attacks.search.hypotheses import Assumptions
+from gradleak.attacks.search.passes import distances_of
+from gradleak.attacks.search.rows import (
     Problem,
     Rows,
     by_kind,
@@ -23,9 +26,6 @@ from gradleak.attacks.gradient_matching.problems import (
     problems_of,
     side_by_side,
 )
-from gradleak.attacks.gradient_matching.slips import NONE, Slips
-from gradleak.attacks.gradient_matching.slopes import Slopes
-from gradleak.attacks.gradient_matching.starts import Start
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Fact, Observation

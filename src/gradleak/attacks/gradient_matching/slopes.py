@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.matching import Matcher
 from gradleak.matching.chunking import Chunks, pieces, refuse_without_room

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.passes import scored_in_passes
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.passes import scored_in_passes
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.streams import Streams
 from gradleak.matching import Matcher

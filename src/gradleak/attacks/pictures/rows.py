@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.hypotheses import MOST, Source, label_hypotheses
+from gradleak.attacks.search.hypotheses import MOST, Source, label_hypotheses
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.slopes import RECORDED
 from gradleak.attacks.pictures.rows import Rows
+from gradleak.attacks.search.descent import Adam
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.descent import Adam, Linear
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
 from gradleak.attacks.recipes.lamp import CITES, Discrete, discrete_rounds
+from gradleak.attacks.search.descent import Adam, Linear
+from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, SquaredL2

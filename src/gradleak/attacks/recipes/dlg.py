@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.descent import Adam
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
+from gradleak.attacks.search.descent import Adam
+from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import SquaredL2

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam, Drops
-from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.pictures.rows import Rows, lay_out, required
 from gradleak.attacks.pictures.search import Objective, PictureSearch, Render, reconstructions
+from gradleak.attacks.search.descent import Adam, Drops
+from gradleak.attacks.search.hypotheses import Source
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel

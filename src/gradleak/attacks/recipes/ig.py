@@ -8,10 +8,10 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam, Drops
-from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.pictures.rows import lay_out, required
 from gradleak.attacks.pictures.search import Objective, PictureSearch, Pixels, reconstructions
+from gradleak.attacks.search.descent import Adam, Drops
+from gradleak.attacks.search.hypotheses import Source
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gradleak.attacks.energy.rematch import WordPolish
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
 from gradleak.attacks.gradient_matching.discrete import DiscreteRounds
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
 from gradleak.attacks.gradient_matching.starts import TwoStep
+from gradleak.attacks.search.descent import Adam, StepDecay
+from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.core.defense import Channel
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register

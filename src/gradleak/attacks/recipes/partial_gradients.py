@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.recipes.lamp import Discrete, LampCos
+from gradleak.attacks.search.hypotheses import Source
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 

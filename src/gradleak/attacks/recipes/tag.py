@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.descent import Adam
 from gradleak.attacks.gradient_matching.free_labels import FreeLabels
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
+from gradleak.attacks.search.descent import Adam
+from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.matching import Matcher

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from gradleak.attacks.gradient_matching.problems import Problem
+from gradleak.attacks.search.rows import Problem
 
 ALIKE = 1.35  # numbers of tokens within this ratio are searched together
 FAR_ALIKE = 1.8  # the same where a pass costs more than what is in it

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.problems import Rows
+from gradleak.attacks.search.rows import Rows
 
 MOST = 600  # moves tried at once within sentences; of more (long ones) those between nearest places
 MOST_ACROSS = 1200  # and between them: all of eight sentences of twenty words; of larger batches some, evenly taken

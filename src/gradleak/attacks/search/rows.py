@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.hypotheses import MOST, Assumptions, Hypothesis
-from gradleak.attacks.gradient_matching.token_labels import soft_tokens
+from gradleak.attacks.search.hypotheses import MOST, Assumptions, Hypothesis
+from gradleak.attacks.search.token_labels import soft_tokens
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
