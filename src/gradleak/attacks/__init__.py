@@ -1,7 +1,6 @@
 """Attacks: one file and one line here add one."""
 
-from gradleak.attacks import blind, portfolio, span_continuous  # noqa: F401
-from gradleak.attacks.bag_of_words import attack as bag_of_words_attack  # noqa: F401
+from gradleak.attacks import bag_of_words, blind, portfolio, span_continuous  # noqa: F401
 from gradleak.attacks.energy import attack as energy_attack  # noqa: F401
 from gradleak.attacks.learning_to_invert import attack as learning_to_invert_attack  # noqa: F401
 from gradleak.attacks.learning_to_invert import picture_attack  # noqa: F401

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gradleak.attacks import evidence
-from gradleak.attacks.search.orders import likely_order
+from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.core.attack import Bench, Sentences
 from gradleak.core.observation import Observation
 
@@ -17,7 +17,7 @@ def say_outright(observation: Observation, bench: Bench) -> Sentences | None:
         return None
     lengths = _lengths(observation, len(words.values))
     if not bench.out_of_time and len(words.values) * sum(lengths) <= MOST:
-        return likely_order(bench.prior, observation.target, words.values, lengths, beams=1)
+        return order_by_prior(bench.prior, observation.target, words.values, lengths, beams=1)
     return _in_turn(observation, words.values, lengths)
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from gradleak.attacks import evidence
 from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.attack import EnergyAttack
-from gradleak.attacks.energy.judge import can_judge, labels_of
 from gradleak.attacks.outright import say_nothing, say_outright
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.search.hypotheses import Source
-from gradleak.attacks.search.matched import Matched
-from gradleak.attacks.search.rows import side_by_side
+from gradleak.attacks.search.matched import Matched, can_judge
+from gradleak.attacks.search.matched import find_labels as labels_of
+from gradleak.attacks.search.search_rows import stack_batches as side_by_side
 from gradleak.attacks.span.attack import Span
 from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Stage
 from gradleak.core.batch import Batch

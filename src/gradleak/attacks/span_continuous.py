@@ -8,10 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.energy.structure import structures_of
-from gradleak.attacks.search.descent import Adam, StepDecay
+from gradleak.attacks.energy.structure import find_structures
+from gradleak.attacks.search.descent import RowAdam, StepDecay
 from gradleak.attacks.search.hypotheses import Assumptions, Source
-from gradleak.attacks.search.rows import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.search.search_rows import (
+    Rows,
+    SearchProblem,
+    group_problems,
+    lay_out,
+    nearest_tokens,
+    stack_batches,
+)
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
@@ -20,7 +27,13 @@ from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
-from gradleak.matching.chunking import FORWARD_AND_BACK, Chunks, cost_of, pieces, refuse_without_room
+from gradleak.matching.chunking import (
+    FORWARD_AND_BACK,
+    Chunks,
+    cost_of,
+    pieces,
+    refuse_without_room,
+)
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import decompose
 from gradleak.matching.rounding import signal_floor
@@ -31,7 +44,9 @@ class SpanDistance:
 
     def __init__(self, observations: Sequence[Observation]) -> None:
         self.target = observations[0].target
-        names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+        names = dict.fromkeys(
+            name for observation in observations for name in observation.update.tensors
+        )
         self.parts = linear_parts(self.target, tuple(names))
         if not self.parts:
             raise GradleakError(
@@ -39,20 +54,37 @@ class SpanDistance:
             )
         self.inputs = ModuleInputs(self.target, self.parts)
         self.pass_cost = cost_of(self.target, self.inputs)
-        self.structures = structures_of(self.target, self.parts)
-        self.bases = [torch.stack([_basis(observation, part) for observation in observations]) for part in self.parts]
-        self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(self.target.dtype)
+        self.structures = find_structures(self.target, self.parts)
+        self.bases = [
+            torch.stack([_basis(observation, part) for observation in observations])
+            for part in self.parts
+        ]
+        self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(
+            self.target.dtype
+        )
 
     def pieces(self, rows: Rows, bench: Bench) -> Chunks:
         """Rows of which a pass, and back, fits; the inputs of every matrix are compared, each with as many directions."""
         _, examples, tokens = rows.mask.shape
-        directions = examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
-        needed = self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK) + 3 * self.pass_cost.element * directions
-        device, what = self.target.device, f"one step on this batch ({examples} texts of up to {tokens} tokens)"
+        directions = (
+            examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
+        )
+        needed = (
+            self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK)
+            + 3 * self.pass_cost.element * directions
+        )
+        device, what = (
+            self.target.device,
+            f"one step on this batch ({examples} texts of up to {tokens} tokens)",
+        )
         refuse_without_room("span_continuous", needed, bench, device, what)
-        return pieces(bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems))
+        return pieces(
+            bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems)
+        )
 
-    def __call__(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
+    def __call__(
+        self, batch: Batch, rows: slice = slice(None)
+    ) -> Float[Tensor, "observations candidates"]:
         inputs = self.inputs(batch)
         shares = []
         for part, structure, bases in zip(self.parts, self.structures, self.bases, strict=True):
@@ -68,7 +100,11 @@ class SpanDistance:
 def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions inputs"]:
     """Orthonormal rows that span what was seen; never more than there can be tokens, so that noise does not fill the space."""
     target = observation.target
-    width = part.shape[0] if target.module.get_parameter(part.parameter).shape == part.shape else part.shape[-1]
+    width = (
+        part.shape[0]
+        if target.module.get_parameter(part.parameter).shape == part.shape
+        else part.shape[-1]
+    )
     if part.name not in observation.update.tensors:
         return torch.zeros(width, part.shape[-1], device=target.device, dtype=target.dtype)
     matrix = matrix_of(target, part, observation.update.tensors[part.name])[0]
@@ -110,41 +146,60 @@ class SpanContinuous(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return channel.only_scaled
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         began = time.monotonic()
-        found: dict[int, list[Reconstruction]] = {observation.index: [] for observation in observations}
+        found: dict[int, list[Reconstruction]] = {
+            observation.index: [] for observation in observations
+        }
         for start in range(self.starts):
             if start and bench.out_of_time:
                 break
-            for group in problems_of(observations, self.assumptions, attempt=start):
+            for group in group_problems(observations, self.assumptions, attempt=start):
                 for problem, guess in zip(group, self._search(group, bench, start), strict=True):
                     found[problem.observation.index].append(guess)
         cost = Cost((time.monotonic() - began) / len(observations), self.steps * self.starts)
         best = [min(found[one.index], key=lambda guess: guess.loss or 0.0) for one in observations]
         return [Reconstruction(guess.sentences, loss=guess.loss, cost=cost) for guess in best]
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         with torch.no_grad():
             pairs = zip(observations, batches, strict=True)
-            return torch.cat([SpanDistance([seen])(side_by_side([batch]))[:, 0] for seen, batch in pairs])
+            return torch.cat(
+                [SpanDistance([seen])(stack_batches([batch]))[:, 0] for seen, batch in pairs]
+            )
 
-    def _search(self, group: Sequence[Problem], bench: Bench, start: int) -> list[Reconstruction]:
+    def _search(
+        self, group: Sequence[SearchProblem], bench: Bench, start: int
+    ) -> list[Reconstruction]:
         rows = lay_out(group)
         distance = SpanDistance([problem.observation for problem in rows.problems])
         embeddings = _drawn(rows, bench)
         chunks = distance.pieces(rows, bench)
-        state = Adam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(embeddings)
+        state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(
+            embeddings
+        )
         for step in range(self.steps):
             state.step(embeddings, self._slope(rows, distance, embeddings, chunks))
-            embeddings = torch.where(rows.fixed[..., None], rows.target.embed(rows.frame), embeddings)
+            embeddings = torch.where(
+                rows.fixed[..., None], rows.target.embed(rows.frame), embeddings
+            )
             bench.progress.report(start * self.steps + step + 1, self.steps * self.starts)
             if bench.out_of_time:
                 break
         ids = nearest_tokens(rows, embeddings)
         losses = [_loss(rows, distance, ids, slice(row, row + 1)) for row in range(len(group))]
-        return [Reconstruction(rows.sentences(ids[row], row), loss=losses[row]) for row in range(len(group))]
+        return [
+            Reconstruction(rows.sentences(ids[row], row), loss=losses[row])
+            for row in range(len(group))
+        ]
 
-    def _slope(self, rows: Rows, distance: SpanDistance, embeddings: Tensor, chunks: Chunks) -> Tensor:
+    def _slope(
+        self, rows: Rows, distance: SpanDistance, embeddings: Tensor, chunks: Chunks
+    ) -> Tensor:
         slopes, table = torch.zeros_like(embeddings), rows.target.vocabulary
 
         def piece(kept: slice) -> Tensor:
@@ -152,7 +207,9 @@ class SpanContinuous(Attack):
             losses = distance(rows.batch(leaf[:, None], kept), kept)[:, 0]
             norms = leaf.square().sum(-1).add(1e-12).sqrt() * mask
             spread = (norms.sum((1, 2)) / mask.sum((1, 2)) - table.mean_norm).square()
-            slopes[kept] = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)[0].nan_to_num_()
+            slopes[kept] = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)[
+                0
+            ].nan_to_num_()
             return losses.detach()
 
         chunks.run(piece, len(embeddings))
@@ -170,7 +227,11 @@ def _drawn(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidd
     for row, problem in enumerate(rows.problems):
         stream = bench.streams_of(problem.observation).child("span", problem.number)
         for place, length in enumerate(problem.hypothesis.lengths):
-            drawn[row, place, :length] = torch.randn(length, drawn.shape[-1], generator=stream.child(place).generator())
-    drawn = drawn / drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12) * rows.target.vocabulary.mean_norm
+            drawn[row, place, :length] = torch.randn(
+                length, drawn.shape[-1], generator=stream.child(place).generator()
+            )
+    drawn = (
+        drawn / drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12) * rows.target.vocabulary.mean_norm
+    )
     frame = rows.target.embed(rows.frame)
     return torch.where(rows.fixed[..., None], frame, drawn.to(frame.device, frame.dtype))

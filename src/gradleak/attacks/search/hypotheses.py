@@ -1,6 +1,8 @@
 """What an attack assumes of labels and lengths: given, read off the update, or tried one by one."""
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +12,8 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 
 Source = Literal["known", "derived", "enumerate"]
-MOST = 256  # hypotheses tried for one observation
+MOST_HYPOTHESES = 256  # tried for one observation
+MOST_PAIRINGS = 24  # ways to give labels to the sentences of a batch that are tried
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,25 @@ class Assumptions:
 
     @property
     def requires(self) -> frozenset[Fact]:
-        granted = {Fact.LABELS: self.labels == "known", Fact.LENGTHS: self.lengths == "known", Fact.BATCH_SIZE: True}
-        return frozenset(fact for fact, needed in granted.items() if needed)
+        needed = {
+            Fact.BATCH_SIZE: True,
+            Fact.LABELS: self.labels == "known",
+            Fact.LENGTHS: self.lengths == "known",
+        }
+        return frozenset(fact for fact, is_needed in needed.items() if is_needed)
 
-    def hypotheses(self, observation: Observation) -> list[Hypothesis]:
-        """Every combination to try; one where nothing is enumerated."""
-        combinations = list(itertools.product(label_hypotheses(observation, self.labels), self._lengths(observation)))
-        if len(combinations) > MOST:
+    def list_hypotheses(self, observation: Observation) -> list[Hypothesis]:
+        """Returns every combination to try; a single one where nothing is enumerated."""
+        labels = list_labels(observation, self.labels)
+        combinations = list(itertools.product(labels, self._list_lengths(observation)))
+        if len(combinations) > MOST_HYPOTHESES:
             raise GradleakError(
-                f"Enumerating gives {len(combinations)} combinations of labels and lengths, more than {MOST}: "
-                "use derived for one of them."
+                f"Enumerating gives {len(combinations)} combinations of labels and lengths, "
+                f"more than {MOST_HYPOTHESES}: use derived for one of them."
             )
         return [Hypothesis(labels, lengths) for labels, lengths in combinations]
 
-    def _lengths(self, observation: Observation) -> list[tuple[int, ...]]:
+    def _list_lengths(self, observation: Observation) -> list[tuple[int, ...]]:
         if self.lengths == "known":
             assert observation.knows.lengths is not None
             return [observation.knows.lengths]
@@ -53,15 +61,20 @@ class Assumptions:
             found = evidence.longest_length(observation)
             if found is None:
                 raise GradleakError(
-                    "lengths=derived reads the position embeddings, which are not visible: use lengths=enumerate."
+                    "lengths=derived reads the position embeddings, which are not visible: "
+                    "use lengths=enumerate."
                 )
             return [found.values * observation.batch_size]
-        # A batch is tried with all its sentences at one length: shorter ones then end in words that do not matter.
-        return [(length,) * observation.batch_size for length in range(self.shortest, self.longest + 1)]
+        # All sentences of a batch are tried at one length: shorter ones then end in words that do
+        # not matter, where every mixture of lengths would be far too many.
+        tried = range(self.shortest, self.longest + 1)
+        return [(length,) * observation.batch_size for length in tried]
 
 
-def label_hypotheses(observation: Observation, source: Source | Literal["unused"]) -> Sequence[tuple[int, ...] | None]:
-    """The labels to try; none of a language model, whose labels are its text."""
+def list_labels(
+    observation: Observation, source: Source | Literal["unused"]
+) -> Sequence[tuple[int, ...] | None]:
+    """Returns the labels to try; none of a language model, whose labels are its text."""
     if observation.target.labels_are_tokens:
         return [None]
     if source == "unused":
@@ -73,7 +86,41 @@ def label_hypotheses(observation: Observation, source: Source | Literal["unused"
         found = evidence.labels(observation)
         if found is None:
             raise GradleakError(
-                "labels=derived reads the bias of the classification head, which is not visible: use labels=enumerate."
+                "labels=derived reads the bias of the classification head, which is not visible: "
+                "use labels=enumerate."
             )
         return [found.values]
-    return list(itertools.combinations_with_replacement(range(observation.target.classes), observation.batch_size))
+    classes = range(observation.target.classes)
+    return list(itertools.combinations_with_replacement(classes, observation.batch_size))
+
+
+def pair_labels(hypothesis: Hypothesis) -> list[Hypothesis]:
+    """Returns the ways to give labels to sentences, where labels came without an order.
+
+    Ways that differ only between sentences of one length are the same to a search: one is kept.
+    """
+    labels, lengths = hypothesis.labels, hypothesis.lengths
+    if labels is None or len(set(lengths)) == 1 or len(set(labels)) == 1:
+        return [hypothesis]
+    repeated = math.prod(math.factorial(count) for count in Counter(labels).values())
+    ways = math.factorial(len(labels)) // repeated
+    if ways > MOST_PAIRINGS:
+        raise GradleakError(
+            f"There are {ways} ways to give labels without an order to {len(labels)} sentences, "
+            f"more than {MOST_PAIRINGS}: use labels=known, or smaller batches."
+        )
+    orders = _list_orders(labels)
+    distinct = {tuple(sorted(zip(lengths, order, strict=True))): order for order in orders}
+    return [Hypothesis(order, lengths) for order in distinct.values()]
+
+
+def _list_orders(labels: Sequence[int]) -> list[tuple[int, ...]]:
+    """Returns all orders of the labels, each once, in the order of their labels."""
+    if not labels:
+        return [()]
+    orders = []
+    for label in sorted(set(labels)):
+        place = labels.index(label)
+        others = [*labels[:place], *labels[place + 1 :]]
+        orders += [(label, *rest) for rest in _list_orders(others)]
+    return orders
