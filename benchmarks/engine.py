@@ -13,9 +13,9 @@ from statistics import median
 
 import torch
 
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, problems_of
 from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.search.hypotheses import Assumptions
+from gradleak.attacks.search.search_rows import Rows, group_problems, lay_out
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
@@ -65,7 +65,7 @@ def main() -> None:
     target = spec.target.open(torch.device(chosen.device))
     private = private_batches(spec, target)
     setting = Setting(target, [observe(spec, target, secret, index) for index, secret in enumerate(private)], chosen.repeats)
-    rows = lay_out(problems_of(setting.observations, Assumptions())[0])
+    rows = lay_out(group_problems(setting.observations, Assumptions())[0])
     card = torch.cuda.get_device_name(chosen.device) if chosen.device.startswith("cuda") else platform.machine()
     tokens = [max(problem.hypothesis.lengths) for problem in rows.problems]
     print(f"{chosen.target} on {chosen.device} ({card}, {torch.get_num_threads()} threads), torch {torch.__version__}")

@@ -8,9 +8,8 @@ import argparse
 
 import torch
 
-from gradleak.attacks.energy.attack import filler_of
-from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.objective import looked_at
+from gradleak.attacks.energy.lexicon import rank_words
+from gradleak.attacks.energy.objective import choose_matrices
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench
@@ -44,8 +43,8 @@ def ranks_of(chosen: argparse.Namespace, matrix: str) -> list[int]:
     seen = [observe(spec, target, batch, index) for index, batch in enumerate(private)]
     words = target.vocabulary.allowed.nonzero()[:, 0]
     bench = Bench(Streams.root("lexicon", 0), FrequentWords().open(target))
-    pairs = list(zip(*looked_at(seen, None), strict=True))
-    ranked = lexicon(seen, words, filler_of(target), pairs, bench).argsort(1).argsort(1)
+    pairs = list(zip(*choose_matrices(seen, None), strict=True))
+    ranked = rank_words(seen, words, pairs, bench).argsort(1).argsort(1)
     found = []
     for row, batch in zip(ranked, private, strict=True):
         assert batch.batch.ids is not None

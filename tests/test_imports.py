@@ -99,3 +99,10 @@ def test_the_rule_catches_what_it_should() -> None:
     assert allowed("attacks", "matching")
     assert allowed("audit", "records")
     assert not allowed("matching", "attacks")
+
+
+def test_the_search_kit_imports_no_attack() -> None:
+    files = sorted((SOURCE / "attacks" / "search").glob("*.py"))
+    names = {name for path in files for _, name in imported(path) if name.startswith("gradleak.attacks.")}
+    assert len(files) > 5
+    assert {name.split(".")[2] for name in names} <= {"search", "evidence"}

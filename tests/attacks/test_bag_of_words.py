@@ -7,11 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.bag_of_words.attack import BagOfWords, bag_of
-from gradleak.attacks.bag_of_words.orders import likely_order, spare_places
-from gradleak.attacks.bag_of_words.pairings import pairings
-from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
+from gradleak.attacks.bag_of_words import BagOfWords, find_spare, read_bag
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.hypotheses import Hypothesis, pair_labels
+from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
@@ -48,12 +47,12 @@ def test_every_word_of_the_bag_is_used_and_no_other(tiny: Target, observe: Obser
     seen = observe(tiny, ["the cat and the dog and the car", "my cat is red"])
     (found,) = attacked(BagOfWords(steps=2, orders=20, repeats=10), [seen])
     words = {token for sentence in found for token in sentence} - set(tiny.vocabulary.specials)
-    assert words == set(bag_of(seen))
+    assert words == set(read_bag(seen))
 
 
 def test_an_unknown_word_is_in_the_bag(tiny: Target, observe: Observe) -> None:
     unknown = tiny.encode(["☂"])[0][1]
-    assert unknown in bag_of(observe(tiny, ["the cat ☂ red ."]))
+    assert unknown in read_bag(observe(tiny, ["the cat ☂ red ."]))
 
 
 def test_words_that_cannot_be_seen_are_refused_with_the_way_out(tiny: Target, observe: Observe) -> None:
@@ -85,31 +84,31 @@ class Alphabet(Prior):
 
 def test_the_first_order_is_the_priors_and_holds_every_word(tiny: Target) -> None:
     words = [30, 12, 25, 40, 17]
-    ((first, *inside, last),) = likely_order(Alphabet(), tiny, words, [8], beams=8)
+    ((first, *inside, last),) = order_by_prior(Alphabet(), tiny, words, [8], beams=8)
     assert (first, last) == (*tiny.vocabulary.prefix, *tiny.vocabulary.suffix)
     assert inside == sorted(inside)
     assert set(inside) == set(words)
-    two = likely_order(Alphabet(), tiny, words, [4, 5], beams=4)
+    two = order_by_prior(Alphabet(), tiny, words, [4, 5], beams=4)
     assert list(map(len, two)) == [4, 5]
     assert {word for sentence in two for word in sentence[1:-1]} == set(words)
 
 
 def test_a_bag_that_does_not_fit_is_used_as_far_as_it_does(tiny: Target) -> None:
-    ((_, *inside, _),) = likely_order(Alphabet(), tiny, [12, 17, 25, 30], [4], beams=4)
+    ((_, *inside, _),) = order_by_prior(Alphabet(), tiny, [12, 17, 25, 30], [4], beams=4)
     assert len(set(inside)) == 2
-    assert spare_places([12, 17], [12, 17, 25]) == [0, 1]
+    assert find_spare([12, 17], [12, 17, 25]) == [0, 1]
 
 
 def test_only_words_that_are_there_twice_are_spare() -> None:
-    assert spare_places([5, 6, 5, 7], [5, 6, 7]) == [0, 2]
-    assert spare_places([5, 6], [5, 6]) == []
+    assert find_spare([5, 6, 5, 7], [5, 6, 7]) == [0, 2]
+    assert find_spare([5, 6], [5, 6]) == []
 
 
 def test_labels_without_an_order_are_given_to_sentences_of_different_lengths_in_every_way() -> None:
-    assert {one.labels for one in pairings(Hypothesis((0, 1), (5, 7)))} == {(0, 1), (1, 0)}
-    assert len(pairings(Hypothesis((0, 1), (5, 5)))) == 1
-    assert len(pairings(Hypothesis((0, 0, 1), (5, 5, 7)))) == 2
-    assert len(pairings(Hypothesis((1, 1), (5, 7)))) == 1
-    assert pairings(Hypothesis(None, (5, 7))) == [Hypothesis(None, (5, 7))]
+    assert {one.labels for one in pair_labels(Hypothesis((0, 1), (5, 7)))} == {(0, 1), (1, 0)}
+    assert len(pair_labels(Hypothesis((0, 1), (5, 5)))) == 1
+    assert len(pair_labels(Hypothesis((0, 0, 1), (5, 5, 7)))) == 2
+    assert len(pair_labels(Hypothesis((1, 1), (5, 7)))) == 1
+    assert pair_labels(Hypothesis(None, (5, 7))) == [Hypothesis(None, (5, 7))]
     with pytest.raises(GradleakError, match="70 ways to give labels .* use labels=known"):
-        pairings(Hypothesis((0, 1) * 4, tuple(range(5, 13))))
+        pair_labels(Hypothesis((0, 1) * 4, tuple(range(5, 13))))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gradleak.attacks.gradient_matching.descent import Adam, Constant, Linear, StepDecay, WarmUp
+from gradleak.attacks.search.descent import Constant, Linear, RowAdam, StepDecay, WarmUp
 from gradleak.core.streams import Streams
 
 
@@ -13,7 +13,7 @@ from gradleak.core.streams import Streams
 def test_steps_are_those_of_adamw(weight_decay: float) -> None:
     start = torch.randn(3, 4, generator=Streams.root("descent", 0).generator(), dtype=torch.float64)
     ours, theirs = start.clone(), start.clone().requires_grad_()
-    state = Adam(0.01, Linear(100), epsilon=1e-6, weight_decay=weight_decay).begin(ours)
+    state = RowAdam(0.01, Linear(100), epsilon=1e-6, weight_decay=weight_decay).begin(ours)
     reference = torch.optim.AdamW([theirs], lr=0.01, eps=1e-6, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(reference, lambda step: 1 - step / 100)
     for _ in range(20):

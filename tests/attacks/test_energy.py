@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.certificate import certify
-from gradleak.attacks.energy.attack import EnergyAttack, filler_of
-from gradleak.attacks.energy.changes import slipped, widened
-from gradleak.attacks.energy.first_layer import words_of_first_layer
-from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.neighbours import neighbours
-from gradleak.attacks.energy.objective import Energy, looked_at
-from gradleak.attacks.energy.search import WordSearch
-from gradleak.attacks.energy.structure import Structure, structures_of
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
+from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.lexicon import rank_words, read_first_layer
+from gradleak.attacks.energy.objective import Energy, choose_matrices
+from gradleak.attacks.energy.structure import Structure, find_structures
+from gradleak.attacks.search.changes import list_neighbours
+from gradleak.attacks.search.search_rows import group_problems, lay_out
+from gradleak.attacks.search.word_search import WordSearch
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
@@ -41,10 +39,12 @@ def bench_for(target: Target) -> Bench:
 
 
 def search_of(seen: list[Observation]) -> WordSearch:
-    rows = lay_out(problems_of(seen, ATTACK.assumptions)[0])
+    rows = lay_out(group_problems(seen, ATTACK.assumptions)[0])
     energy = Energy([problem.observation for problem in rows.problems])
     some = rows.words[None, :8].repeat(len(rows.problems), 1)
-    return WordSearch(rows, energy, bench_for(rows.target), ATTACK.settings, filler_of(rows.target), (some, some))
+    bench = bench_for(rows.target)
+    start = read_first_layer(rows, bench)
+    return WordSearch(rows, energy, bench, ATTACK.effort, (some, some), start)
 
 
 def truth(search: WordSearch) -> Tensor:
@@ -59,25 +59,25 @@ def truth(search: WordSearch) -> Tensor:
 @pytest.mark.parametrize("layer", ["1", "2"])
 def test_the_truth_explains_every_matrix_of_every_layer(module: str, layer: str, tiny64: Target, observe: Observe) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers=layer, modules=(module,))))
-    assert bool((search.scores(truth(search)[:, None])[:, 0] < -11).all())
+    assert bool((search.score(truth(search)[:, None])[:, 0] < -11).all())
 
 
 def test_the_share_explained_is_that_of_a_projection(tiny64: Target, observe: Observe) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("query",)), TEXTS[:1]))
     wrong = truth(search)
     wrong[0, 0, 2] = wrong[0, 0, 3]
-    batch = search._batch(wrong[:, None], slice(None))
+    batch = search._embed(wrong[:, None], slice(None))
     gradient = next(iter(search.rows.problems[0].observation.update.tensors.values()))[0]
-    inputs = next(iter(search.energy.inputs(batch).values()))[0, 0, 0]
+    inputs = next(iter(search.objective.inputs(batch).values()))[0, 0, 0]
     basis = torch.linalg.qr(inputs.T).Q
     expected = 1 - (gradient @ basis).square().sum() / gradient.square().sum()
-    assert torch.allclose(search.energy.unexplained(batch, slice(None))[0, 0, 0], expected, rtol=1e-3)
+    assert torch.allclose(search.objective.measure_unexplained(batch, slice(None))[0, 0, 0], expected, rtol=1e-3)
 
 
 def test_structure_is_read_off_the_architecture(tiny64: Target) -> None:
     def structure(layer: int, module: str) -> Structure:
         part = next(part for part in tiny64.parts if part.layer == layer and part.module == module)
-        return structures_of(tiny64, [part])[0]
+        return find_structures(tiny64, [part])[0]
 
     assert structure(1, "query") == structure(1, "value") == structure(1, "ffn_in") == Structure()
     assert structure(1, "key") == structure(2, "key") == Structure(centred=True)
@@ -98,7 +98,7 @@ def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(tiny64: Target, obse
     right = truth(search)
     wrong = right.clone()
     wrong[0, 0, 2:6] = torch.cat([right[0, 0, 3:6], right[0, 0, 6:7]])  # a word lost, those after it moved up
-    slips = [slipped(search, wrong, choice) for choice in range(3)]
+    slips = [search.open_gap(wrong, choice) for choice in range(3)]
     assert all(int((slip == search.filler).sum()) == 1 for slip in slips)
     missing = right.clone()
     missing[0, 0, 2] = search.filler
@@ -108,7 +108,7 @@ def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(tiny64: Target, obse
 def test_many_words_are_tried_at_weak_places_and_special_ones_stay(tiny64: Target, observe: Observe) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), ("red",)))
     search.many = search.rows.words[None]
-    found = widened(search, torch.where(search.rows.fixed, search.rows.frame, search.filler))
+    found = search.try_many_words(torch.where(search.rows.fixed, search.rows.frame, search.filler))
     assert found[0, 0].tolist() == tiny64.encode(["red"])[0]
 
 
@@ -147,8 +147,8 @@ def test_a_length_that_is_not_known_is_found(tiny64: Target, observe: Observe) -
 
 
 def test_moves_are_permutations_of_free_places(tiny64: Target, observe: Observe) -> None:
-    rows = lay_out(problems_of(seen_of(tiny64, observe, Everything()), ATTACK.assumptions)[0])
-    orders = neighbours(rows)
+    rows = lay_out(group_problems(seen_of(tiny64, observe, Everything()), ATTACK.assumptions)[0])
+    orders = list_neighbours(rows)
     places = torch.arange(orders.shape[-1])
     assert torch.equal(orders.sort(-1).values, places.expand_as(orders))
     moved = orders != places
@@ -163,7 +163,8 @@ def test_an_update_without_matrices_of_layers_is_refused(tiny64: Target, observe
 def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe: Observe) -> None:
     seen = seen_of(tiny64, observe, Parts(layers="1", modules=("value",)))
     words = tiny64.vocabulary.allowed.nonzero()[:, 0]
-    misfits = lexicon(seen, words, filler_of(tiny64), list(zip(*looked_at(seen, None), strict=True)), bench_for(tiny64))
+    pairs = list(zip(*choose_matrices(seen, None), strict=True))
+    misfits = rank_words(seen, words, pairs, bench_for(tiny64))
     for text, misfit in zip(TEXTS, misfits, strict=True):
         ranks = misfit.argsort().argsort()
         own = [int(ranks[(words == word).nonzero()[0, 0]]) for word in tiny64.encode([text])[0] if bool((words == word).any())]
@@ -173,7 +174,7 @@ def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe:
 def test_the_first_layer_says_every_word_at_once(tiny64: Target, observe: Observe) -> None:
     for module in ("query", "key", "value"):
         rows = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=(module,)))).rows
-        found = words_of_first_layer(rows, filler_of(tiny64), bench_for(tiny64))
+        found = read_first_layer(rows, bench_for(tiny64))
         for row, problem in enumerate(rows.problems):
             expected = tiny64.encode([TEXTS[problem.observation.index]])[0]
             assert found[row, 0, : len(expected)].tolist() == expected

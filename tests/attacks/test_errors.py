@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gradleak.attacks.energy.attack import EnergyAttack
-from gradleak.attacks.energy.errors import error_std
+from gradleak.attacks.energy.entry_errors import estimate_error_std
 from gradleak.core.attack import Bench
 from gradleak.core.defense import Defense
 from gradleak.core.observation import Observation
@@ -43,9 +43,9 @@ def test_the_size_of_errors_is_told_from_what_is_seen(tiny64: Target, observe: O
     clear, seen = (observe(tiny64, TEXTS, [1], defenses=how) for how in ((), (defense,)))
     gradient, sent = (one.update.tensors[name].double().flatten() for one in (clear, seen))
     factor = (gradient @ sent) / (gradient @ gradient)
-    assert error_std(clear, name) == 0
+    assert estimate_error_std(clear, name) == 0
     expected = 0.01 if isinstance(defense, GaussianNoise) else float((sent - factor * gradient).square().mean().sqrt())
-    assert error_std(seen, name) == pytest.approx(expected, rel=within)
+    assert estimate_error_std(seen, name) == pytest.approx(expected, rel=within)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -53,8 +53,8 @@ def test_a_difference_of_weights_is_rounded_to_their_digits(tiny: Target, tiny64
     name, protocol = matrix_name(tiny), FedAvg(steps=steps, learning_rate=1e-5)
     rounded, exact = (observe(target, TEXTS, [1], protocol=protocol) for target in (tiny, tiny64))
     error = (rounded.update.tensors[name].double() - exact.update.tensors[name]).square().mean().sqrt()
-    assert error_std(rounded, name) == pytest.approx(float(error), rel=0.3)
-    assert error_std(exact, name) == 0
+    assert estimate_error_std(rounded, name) == pytest.approx(float(error), rel=0.3)
+    assert estimate_error_std(exact, name) == 0
 
 
 @pytest.mark.parametrize(

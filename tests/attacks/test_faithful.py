@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching import discrete
-from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, candidate_orders
+from gradleak.attacks.gradient_matching.discrete import MENDED, RELEASED, CandidateScorer, DiscreteRounds, Slips
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, nearest_tokens, problems_of
-from gradleak.attacks.gradient_matching.slips import NONE, RELEASED, Slips
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus
+from gradleak.attacks.search.changes import draw_orders
+from gradleak.attacks.search.search_rows import Rows, group_problems, lay_out, nearest_tokens
 from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -36,11 +35,11 @@ def bench_for(target: Target) -> Bench:
 
 
 def rows_of(seen: Observation, specials_inside: bool = False) -> Rows:
-    return lay_out(problems_of([seen], ATTACK.loop.assumptions)[0], specials_inside)
+    return lay_out(group_problems([seen], ATTACK.loop.assumptions)[0], specials_inside)
 
 
 def test_faithful_is_every_slip_and_the_answer_of_the_lowest_loss() -> None:
-    assert LampCos().loop.slips == NONE
+    assert LampCos().loop.slips == MENDED
     faithful = LampCos(faithful=True).loop
     assert faithful.slips == RELEASED
     assert faithful.answer_by_prior is None
@@ -53,7 +52,7 @@ def losses_with(slips: Slips, seen: Observation) -> Losses:
 
 @pytest.fixture(scope="module")
 def without(seen: Observation) -> Losses:
-    return losses_with(NONE, seen)
+    return losses_with(MENDED, seen)
 
 
 @pytest.mark.parametrize("slip", ["silent_tensors", "moments_stay", "padding_in_penalty"])
@@ -67,15 +66,16 @@ def test_a_stale_round_leaves_a_sentence_that_does_not_beat_the_one_before(
 ) -> None:
     lowest = iter([0.1, 0.5])  # of the first sentence's candidates, then of the second's
 
-    def scores(search: Search, embeddings: Tensor, ids: Tensor, orders: Tensor, prior_weight: float) -> Tensor:
+    def scores(scorer: CandidateScorer, embeddings: Tensor, ids: Tensor, orders: Tensor, prior_weight: float) -> Tensor:
         made = torch.ones(orders.shape[:2], dtype=torch.float64)
         made[:, 1] = next(lowest)
         return made
 
-    monkeypatch.setattr(discrete, "order_scores", scores)
+    monkeypatch.setattr(CandidateScorer, "score_orders", scores)
     search = Search(replace(ATTACK.loop, slips=Slips(stale_rounds=stale)), rows_of(seen), bench_for(seen.target))
     before = search.embeddings.clone()
-    DiscreteRounds().round(search, search.loop.optimiser.begin(search.embeddings), 0)
+    state = search.loop.optimiser.begin(search.embeddings)
+    DiscreteRounds().reorder_words(search.scorer, search.embeddings, state, 0, search.loop.slips)
     moved = [not torch.equal(search.embeddings[0, place], before[0, place]) for place in range(2)]
     assert moved == [True, not stale]
 
@@ -104,7 +104,7 @@ def test_an_order_reaches_into_the_padding_only_when_asked(seen: Observation) ->
     width, short = rows.mask.shape[-1], rows.problems[0].hypothesis.lengths[1]
     padding = slice(width + short - 1, 2 * width)
     for padded in (False, True):
-        orders = candidate_orders(rows, bench_for(seen.target), 50, 0, 1, "round", padded)
+        orders = draw_orders(rows, bench_for(seen.target), 50, 0, 1, "round", padded)
         assert bool((orders[0, :, padding] != torch.arange(2 * width)[padding]).any()) == padded
 
 

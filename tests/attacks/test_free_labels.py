@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gradleak.attacks.blind import Blind
-from gradleak.attacks.gradient_matching import free_labels, loop
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of
+from gradleak.attacks.gradient_matching import loop, starts
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.search_rows import Rows, SearchProblem, group_problems, lay_out, nearest_tokens
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -34,7 +34,7 @@ def bench_for(target: Target) -> Bench:
 def rows_of(target: Target, observe: Observe) -> Rows:
     """One text of nine words and one of five, padded."""
     seen = [observe(target, [text], index=index) for index, text in enumerate(TEXTS[:2])]
-    return lay_out(problems_of(seen, Tag().loop.assumptions)[0], free_labels=True)
+    return lay_out(group_problems(seen, Tag().loop.assumptions)[0], free_labels=True)
 
 
 def tokens_right(attack: Attack, target: Target, observe: Observe) -> float:
@@ -97,12 +97,12 @@ def test_where_memory_is_short_texts_are_searched_one_after_the_other(
     together = Tag(steps=5).reconstruct(seen, bench_for(gpt2))
     searched: list[int] = []
 
-    def noted(problems: list[Problem], *further: bool) -> Rows:
+    def noted(problems: list[SearchProblem], *further: bool) -> Rows:
         searched.append(len(problems))
         return lay_out(problems, *further)
 
     monkeypatch.setattr(loop, "lay_out", noted)
-    monkeypatch.setattr(free_labels, "ROOM", 0.0)
+    monkeypatch.setattr(starts, "ROOM", 0.0)
     one_by_one = Tag(steps=5).reconstruct(seen, bench_for(gpt2))
     assert searched == [1, 1, 1]
     assert [guess.sentences for guess in one_by_one] == [guess.sentences for guess in together]

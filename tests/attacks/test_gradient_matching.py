@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.hypotheses import Hypothesis
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.problems import Problem, lay_out
 from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.hypotheses import Hypothesis
+from gradleak.attacks.search.search_rows import SearchProblem, lay_out
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
@@ -117,10 +117,10 @@ def test_enumerated_lengths_keep_the_best_match(tiny64: Target, observe: Observe
     for number, length in enumerate(range(4, 9)):
         assumed = replace(seen, knows=replace(seen.knows, lengths=(length,)))
         # The stream of a hypothesis bears its number: put the known length in the same place.
-        padded = [Problem(assumed, Hypothesis((1,), (length,)), number)]
+        padded = [SearchProblem(assumed, Hypothesis((1,), (length,)), number)]
         search = Search(enumerated.loop, lay_out(padded), bench_for(tiny64))
         search.run()
-        one_by_one.append(search.reconstruction(0))
+        one_by_one.append(search.reconstruct(0))
     assert guess.sentences == min(one_by_one, key=lambda result: result.loss or 0.0).sentences
 
 
@@ -153,14 +153,14 @@ def test_a_step_that_would_end_after_the_deadline_is_not_begun(
     tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    step = Search.losses_and_gradients
+    step = Search.compute_slopes
 
     def slow(search: Search) -> tuple[Tensor, Tensor]:
         nonlocal now
         now += 7.0
         return step(search)
 
-    monkeypatch.setattr(Search, "losses_and_gradients", slow)
+    monkeypatch.setattr(Search, "compute_slopes", slow)
     monkeypatch.setattr("gradleak.core.attack.time.monotonic", lambda: now)
     seen = observations_of(tiny, observe)[:1]
     (guess,) = Tag(steps=500).reconstruct(seen, bench_for(tiny, deadline=100.0))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.energy import rematch
-from gradleak.attacks.gradient_matching.discrete import batch_nll, order_scores, token_scores
+from gradleak.attacks.gradient_matching import polish
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
 from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampPlus
+from gradleak.attacks.search.likelihood import compute_nll
+from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
@@ -33,24 +33,24 @@ def bench_for(target: Target) -> Bench:
 
 def search_of(target: Target, observe: Observe, attack: LampCos = SMALL) -> Search:
     seen = [observe(target, [text], [1], index=index) for index, text in enumerate(TEXTS)]
-    return Search(attack.loop, lay_out(problems_of(seen, attack.loop.assumptions)[0]), bench_for(target))
+    return Search(attack.loop, lay_out(group_problems(seen, attack.loop.assumptions)[0]), bench_for(target))
 
 
 def distances(search: Search, embeddings: torch.Tensor) -> torch.Tensor:
     framed = torch.where(search.rows.fixed[..., None], search.frame, embeddings)
-    return search.matcher.distances(search.rows.batch(framed[:, None]))[:, 0]
+    return search.scorer.matcher.distances(search.rows.batch(framed[:, None]))[:, 0]
 
 
 def test_more_starts_begin_nearer(tiny64: Target, observe: Observe) -> None:
     search = search_of(tiny64, observe)
-    one = distances(search, OneGaussian().embeddings(search.rows, search.bench, search.matcher))
-    many = distances(search, TwoStep(100).embeddings(search.rows, search.bench, search.matcher))
+    one = distances(search, OneGaussian().draw(search.rows, search.bench, search.scorer.matcher))
+    many = distances(search, TwoStep(100).draw(search.rows, search.bench, search.scorer.matcher))
     assert bool((many < one).all())
 
 
 def test_a_start_has_the_size_of_words(tiny64: Target, observe: Observe) -> None:
     search = search_of(tiny64, observe)
-    start = TwoStep(4).embeddings(search.rows, search.bench, search.matcher)
+    start = TwoStep(4).draw(search.rows, search.bench, search.scorer.matcher)
     free = ~search.rows.fixed
     assert torch.allclose(start.norm(dim=-1)[free], torch.full((), tiny64.vocabulary.mean_norm, dtype=torch.float64))
 
@@ -62,7 +62,7 @@ def test_a_round_never_makes_a_row_worse_and_moves_the_moments_too(tiny64: Targe
     state = search.loop.optimiser.begin(search.embeddings)
     state.first = search.embeddings.clone()  # stands for moments: it must stay beside the words it belongs to
     before = distances(search, search.embeddings)
-    rounds.round(search, state, 0)
+    rounds.reorder_words(search.scorer, search.embeddings, state, 0, search.loop.slips)
     assert bool((distances(search, search.embeddings) <= before + 1e-9).all())
     assert bool((distances(search, search.embeddings) < before - 1e-9).any())
     assert torch.equal(state.first, search.embeddings)
@@ -73,7 +73,7 @@ def test_the_score_of_an_order_is_that_of_the_reordered_sentence(tiny64: Target,
     ids = torch.zeros_like(search.rows.frame)
     orders = torch.arange(ids.shape[-1]).repeat(len(TEXTS), 2, 1)
     orders[:, 1, [2, 3]] = orders[:, 1, [3, 2]]
-    scores = order_scores(search, search.embeddings, ids, orders, prior_weight=0.0)
+    scores = search.scorer.score_orders(search.embeddings, ids, orders, prior_weight=0.0)
     swapped = search.embeddings.clone()
     swapped[:, :, [2, 3]] = swapped[:, :, [3, 2]]
     assert torch.allclose(scores[:, 0], distances(search, search.embeddings))
@@ -87,7 +87,7 @@ def test_the_truth_scores_best_among_guesses(tiny64: Target, observe: Observe) -
         ids = tiny64.encode([TEXTS[problem.observation.index]])[0]
         truth[row, 0, : len(ids)] = torch.tensor(ids)
     wrong = torch.where(search.rows.fixed, truth, truth.flip(1) + 1)
-    scores = token_scores(search, torch.stack([wrong, truth], dim=1), search.matcher, prior_weight=0.0)
+    scores = search.scorer.score_tokens(torch.stack([wrong, truth], dim=1), prior_weight=0.0)
     assert bool((scores[:, 1] < 1e-9).all())
     assert bool((scores[:, 0] > 1e-3).all())
 
@@ -145,13 +145,13 @@ def test_relative_weights_are_shares_of_the_distance_of_no_gradient(tiny64: Targ
         observe(tiny64, [text], [label], index=index) for index, (text, label) in enumerate(zip(TEXTS[:2], (0, 1), strict=True))
     ]
     loop = LampL2L1(steps=1, starts=2, l1_weight=0.5, relative=relative).loop
-    search = Search(loop, lay_out(problems_of(seen, loop.assumptions)[0]), Bench(Streams.root("a", 0), Rising()))
+    search = Search(loop, lay_out(group_problems(seen, loop.assumptions)[0]), Bench(Streams.root("a", 0), Rising()))
     entries = [torch.cat([one.flatten() for one in observation.update.tensors.values()]) for observation in seen]
     sizes = torch.stack([flat.square().sum() + 0.5 * flat.abs().sum() for flat in entries])
-    torch.testing.assert_close(search.unit, sizes if relative else torch.ones_like(sizes))
+    torch.testing.assert_close(search.scorer.unit, sizes if relative else torch.ones_like(sizes))
     ids = search.answers[:, None]
-    heavy, light = (token_scores(search, ids, search.matcher, weight) for weight in (3.0, 0.0))
-    torch.testing.assert_close(heavy - light, 3.0 * search.unit[:, None] * batch_nll(search.bench, search.rows, ids))
+    heavy, light = (search.scorer.score_tokens(ids, weight) for weight in (3.0, 0.0))
+    torch.testing.assert_close(heavy - light, 3.0 * search.scorer.unit[:, None] * compute_nll(search.bench, search.rows, ids))
 
 
 def test_a_record_from_before_has_weights_as_numbers() -> None:
@@ -179,8 +179,8 @@ def test_lamp_alone_and_in_company_give_the_same_tokens_in_float64(tiny64: Targe
 def test_a_last_search_over_words_gives_the_same_alone_and_in_company(
     tiny64: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rematch, "MANY", 8)  # words; the promise does not depend on how many are tried
-    monkeypatch.setattr(rematch, "NEAREST", 2)
+    monkeypatch.setattr(polish, "MANY", 8)  # words; the promise does not depend on how many are tried
+    monkeypatch.setattr(polish, "NEAREST", 2)
     seen = [observe(tiny64, texts, index=index) for index, texts in enumerate([("she left", "my cat"), ("the bank", "we paid")])]
     attack = LampPlus(steps=3, starts=2, polish_rounds=1, word_sweeps=1, word_restarts=0)
     together = attack.reconstruct(seen, bench_for(tiny64))

@@ -1,27 +1,28 @@
 """Searches end, and fit: no piece is begun after the deadline, work has a bound, and pieces are planned for the memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.bag_of_words.attack import BagOfWords
-from gradleak.attacks.bag_of_words.climb import Climb
-from gradleak.attacks.energy.attack import EnergyAttack, filler_of
+from gradleak.attacks.bag_of_words import BagOfWords, Climb
+from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.lexicon import read_first_layer
 from gradleak.attacks.energy.objective import Energy
-from gradleak.attacks.energy.rematch import most_passes
-from gradleak.attacks.energy.search import WordSearch
-from gradleak.attacks.energy.settings import SearchSettings
 from gradleak.attacks.gradient_matching import discrete, starts
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
+from gradleak.attacks.gradient_matching.loop import MatchingLoop
+from gradleak.attacks.gradient_matching.polish import WordPolish
 from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus, LampQuick
 from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.search.search_rows import group_problems, lay_out
+from gradleak.attacks.search.word_search import WEAKEST, SearchEffort, WordSearch
 from gradleak.attacks.span import Span
 from gradleak.attacks.span_continuous import SpanContinuous
 from gradleak.core.attack import Attack, Bench
@@ -145,47 +146,100 @@ def test_nothing_is_proven_when_time_ended_before_the_proof(tiny64: Target, obse
         assert guess.sentences == proven.sentences or not guess.certified
 
 
+# How often candidates are scored at most, for batches of so many sentences of so many tokens: bounds that follow from the fields
+# alone, on any machine and whatever the objective does.
+
+
+def bound_moves(examples: int, tokens: int) -> int:
+    """Until none helps: all are tried, then the best few after each that was taken."""
+    return 2 * tokens * (1 + 2 * examples * tokens)
+
+
+def bound_attempt(effort: SearchEffort, examples: int, tokens: int) -> int:
+    """Down, more words at the weakest places, and down again."""
+    sweep = 3 + (2 + 2 * examples * tokens if effort.at_once else examples * tokens)
+    return 2 * (1 + effort.sweeps * (sweep + bound_moves(examples, tokens))) + 1 + WEAKEST
+
+
+def bound_retries(effort: SearchEffort, examples: int, tokens: int) -> int:
+    """From changed guesses: three changes are scored, and what came of all."""
+    return (effort.rounds - 1) * (4 + bound_attempt(effort, examples, tokens))
+
+
+def bound_words(effort: SearchEffort, examples: int, tokens: int) -> int:
+    """A search begins, makes its attempts, settles ties, and looks at its guess without each word."""
+    attempts = bound_attempt(effort, examples, tokens) + bound_retries(effort, examples, tokens)
+    return 1 + attempts + 2 + bound_moves(examples, tokens) + 1
+
+
+def bound_rematch(effort: SearchEffort, examples: int, tokens: int) -> int:
+    """It begins in two ways, goes on from changed guesses, and ends with an attempt by all that is seen."""
+    bounds = []
+    for one in (replace(effort, at_once=False), replace(effort, at_once=True)):
+        attempts = 2 * bound_attempt(one, examples, tokens) + bound_retries(one, examples, tokens)
+        bounds.append(1 + bound_moves(examples, tokens) + 1 + attempts + 1)
+    return max(bounds)
+
+
+def bound_loop(loop: MatchingLoop, examples: int, tokens: int) -> int:
+    """Of candidates and of slopes, under one hypothesis and (of a last search) one size."""
+    scored = loop.steps + 1 + (2 if isinstance(loop.start, TwoStep) else 0)
+    if loop.discrete is not None:
+        rounds = loop.discrete.rounds_at_end or loop.steps // loop.discrete.every
+        scored += rounds * (examples + (1 if loop.discrete.across and examples > 1 else 0))
+    if loop.answer_by_prior is not None:
+        scored += 2
+    if loop.polish is not None:
+        moves = loop.polish.moves if isinstance(loop.polish, WordPolish) else loop.polish
+        scored += 1 + moves.rounds * examples
+    if isinstance(loop.polish, WordPolish):
+        scored += bound_rematch(loop.polish.effort, examples, tokens)
+    return (1 + loop.restarts) * scored
+
+
 class Falling(Energy):
     """An objective that is lower at every look: no search ends by itself."""
 
     calls = 0
 
-    def scores(self, batch: Batch, rows: slice) -> Tensor:
+    def score(self, batch: Batch, rows: slice) -> Tensor:
         Falling.calls += 1
         falls = -torch.arange(batch.mask[..., 0, 0].numel(), dtype=torch.float64).view(batch.mask.shape[:2])
         embeddings = batch.embeddings
         assert embeddings is not None
         return falls - 1000.0 * Falling.calls + 0 * embeddings.square().sum((-1, -2, -3))
 
-    def explained(self, batch: Batch, rows: slice, level: float) -> bool:
+    def explains_all(self, batch: Batch, rows: slice, level: float) -> bool:
         return False
 
 
-@pytest.mark.parametrize("settings", [SearchSettings(sweeps=1, restarts=4), SearchSettings(sweeps=1, restarts=0, at_once=True)])
+@pytest.mark.parametrize("effort", [SearchEffort(sweeps=1, restarts=4), SearchEffort(sweeps=1, restarts=0, at_once=True)])
 @pytest.mark.parametrize("texts", [["my red cat"], ["my dog", "the cat"]])
 def test_a_search_over_words_ends_whatever_its_objective_does(
-    settings: SearchSettings, texts: list[str], tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
+    effort: SearchEffort, texts: list[str], tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = lay_out(problems_of([observe(tiny, texts, [1] * len(texts))], EnergyAttack().assumptions)[0])
+    rows = lay_out(group_problems([observe(tiny, texts, [1] * len(texts))], EnergyAttack().assumptions)[0])
     likely = rows.words[None, :8].repeat(1, 1)
-    passes = counted(monkeypatch, WordSearch, "_chunks")
+    passes = counted(monkeypatch, WordSearch, "_plan_pass")
     energy = Falling([rows.problems[0].observation])
-    search = WordSearch(rows, energy, made(Bench, tiny), settings, filler_of(tiny), (likely, likely))
+    bench = made(Bench, tiny)
+    start = read_first_layer(rows, bench)
+    search = WordSearch(rows, energy, bench, effort, (likely, likely), start)
     search.run()
-    search.settle()
-    search.losses_without(search.best)
-    bound = settings.most_passes(*rows.mask.shape[1:])
+    search.settle_ties()
+    search.score_without_words(search.best)
+    bound = bound_words(effort, *rows.mask.shape[1:])
     assert bound / 30 < passes[0] <= bound  # and the bound is no idle one
 
 
 @pytest.mark.parametrize("batch", [0, 1])
 def test_energy_ends_within_its_bound(batch: int, tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = counted(monkeypatch, WordSearch, "_chunks")
+    passes = counted(monkeypatch, WordSearch, "_plan_pass")
     seen = batches_of(tiny, observe)[batch]
     attack = EnergyAttack(restarts=4, sweeps=2)
     attack.reconstruct([seen], made(Bench, tiny))
     assert seen.knows.lengths is not None
-    assert 0 < passes[0] <= attack.settings.most_passes(len(seen.knows.lengths), max(seen.knows.lengths))
+    assert 0 < passes[0] <= bound_words(attack.effort, len(seen.knows.lengths), max(seen.knows.lengths))
 
 
 MATCHING: tuple[MatchingAttack, ...] = (
@@ -201,12 +255,12 @@ MATCHING: tuple[MatchingAttack, ...] = (
 def test_gradient_matching_ends_within_its_bound(
     attack: MatchingAttack, tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = [counted(monkeypatch, WordSearch, "_chunks"), counted(monkeypatch, Slopes, "__call__")]
-    counts += [counted(monkeypatch, module, "scored_in_passes") for module in (discrete, starts)]
+    counts = [counted(monkeypatch, WordSearch, "_plan_pass"), counted(monkeypatch, Slopes, "__call__")]
+    counts += [counted(monkeypatch, module, "score_in_passes") for module in (discrete, starts)]
     seen = batches_of(tiny, observe)[0]
     assert seen.knows.lengths is not None
     attack.reconstruct(limited(attack, [seen]), made(Bench, tiny))
-    bound = attack.loop.most_passes(2, max(seen.knows.lengths))
+    bound = bound_loop(attack.loop, 2, max(seen.knows.lengths))
     total = sum(count[0] for count in counts)
     assert total <= bound
     if attack.loop.polish is None:  # nothing stops before its time
@@ -214,14 +268,15 @@ def test_gradient_matching_ends_within_its_bound(
 
 
 def test_the_bound_of_a_last_search_holds_many_passes_more_than_its_moves() -> None:
-    assert most_passes(SearchSettings(), 2, 7) > SearchSettings().of_attempt(2, 7)
+    assert bound_rematch(SearchEffort(), 2, 7) > bound_attempt(SearchEffort(), 2, 7)
 
 
 def test_a_climb_ends_within_its_bound(tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
     attack = BagOfWords(steps=9, orders=8, repeats=4, labels="known")
-    passes = counted(monkeypatch, Climb, "distances")
+    passes = counted(monkeypatch, Climb, "measure_distances")
     attack.reconstruct(limited(attack, batches_of(tiny, observe)[:1]), made(Bench, tiny))
-    assert attack.steps < passes[0] <= attack.settings.most_passes(2)
+    # At first; for each sentence of every round and twice where rows begin anew; at last
+    assert attack.steps < passes[0] <= 1 + attack.steps * (2 + 2) + 1
 
 
 @pytest.mark.parametrize(
@@ -244,7 +299,7 @@ def test_little_memory_makes_more_pieces_and_the_same_guess(
 @pytest.mark.parametrize(
     ("attack", "name"),
     [
-        (EnergyAttack(), "energy"),
+        (EnergyAttack(), "The search over words"),
         (LampCos(), "Gradient matching"),
         (SpanContinuous(), "span_continuous"),
         (Span(), "span"),
@@ -296,7 +351,7 @@ def test_a_candidate_takes_no_more_than_is_planned_for_it(
         kept = saved_bytes(lambda matcher=matcher: matcher.distances(wide, slice(0, 1)))
         assert many * matcher.bytes(*shape, slope=True) / 20 < kept < many * matcher.bytes(*shape, slope=True)
     energy = Energy([seen])
-    kept = saved_bytes(lambda: energy.scores(wide, slice(0, 1)))
+    kept = saved_bytes(lambda: energy.score(wide, slice(0, 1)))
     assert many * energy.bytes(*shape, slope=True) / 20 < kept < many * energy.bytes(*shape, slope=True)
 
 

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from gradleak.attacks.gradient_matching.moves import exchanges, reorderings
+from gradleak.attacks.search.changes import draw_permutations, exchange_runs
 from gradleak.core.streams import Streams
 
 
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 8, 25])
 def test_every_reordering_is_a_permutation_and_the_first_changes_nothing(free: int) -> None:
-    made = reorderings(free, 200, Streams.root("moves", free).generator())
+    made = draw_permutations(free, 200, Streams.root("moves", free).generator())
     assert torch.equal(made.sort(1).values, torch.arange(free).expand(200, free))
     assert torch.equal(made[0], torch.arange(free))
 
 
 def kinds(free: int) -> list[set[tuple[int, ...]]]:
-    made = reorderings(free, 8001, Streams.root("moves", 0).generator())
+    made = draw_permutations(free, 8001, Streams.root("moves", 0).generator())
     return [{tuple(row) for row in made[1 + kind :: 4].tolist()} for kind in range(4)]
 
 
@@ -48,7 +48,7 @@ def _exchange(order: list[int], a: int, b: int, c: int) -> list[int]:
 
 def test_exchanges_move_words_between_sentences_only() -> None:
     firsts, free = [1, 11, 21], [4, 6, 1]
-    orders = exchanges(torch.arange(30).repeat(200, 1), firsts, free, Streams.root("moves", 0).generator())
+    orders = exchange_runs(torch.arange(30).repeat(200, 1), firsts, free, Streams.root("moves", 0).generator())
     assert torch.equal(orders[0], torch.arange(30))
     assert torch.equal(orders.sort(dim=1).values, torch.arange(30).expand(200, 30))
     inside = torch.zeros(30, dtype=torch.bool)
@@ -61,7 +61,7 @@ def test_exchanges_move_words_between_sentences_only() -> None:
 
 
 def test_a_padded_prefix_goes_behind_the_padding() -> None:
-    orders = reorderings(3, 200, Streams.root("moves", 0).generator(), padded=5)
+    orders = draw_permutations(3, 200, Streams.root("moves", 0).generator(), padded=5)
     assert torch.equal(orders.sort(dim=1).values, torch.arange(5).expand(200, 5))
     others, prefixes = orders[[n for n in range(1, 200) if (n - 1) % 4 != 3]], orders[4::4]
     assert torch.equal(others[:, 3:], torch.arange(3, 5).expand(len(others), 2))

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.discrete import token_scores
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.polish import Polish
-from gradleak.attacks.gradient_matching.problems import lay_out, problems_of
 from gradleak.attacks.recipes.lamp import LampPlus
+from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -27,7 +26,7 @@ def search(tiny64: Target, observe: Observe) -> Search:
     seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS)]
     loop = LampPlus(steps=1, starts=2).loop
     return Search(
-        loop, lay_out(problems_of(seen, loop.assumptions)[0]), Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
+        loop, lay_out(group_problems(seen, loop.assumptions)[0]), Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
     )
 
 
@@ -40,13 +39,14 @@ def truth(search: Search) -> Tensor:
 
 
 def scores(search: Search, ids: Tensor) -> Tensor:
-    return token_scores(search, ids[:, None], search.matcher, 0.0)[:, 0]
+    return search.scorer.score_tokens(ids[:, None], 0.0)[:, 0]
 
 
 def test_a_sentence_one_move_away_is_put_right(search: Search) -> None:
     moved = truth(search)
     moved[:, 0, [2, 5]] = moved[:, 0, [5, 2]]
-    assert torch.equal(Polish(rounds=3, orders=400, substitutions=10, prior_weight=0.0).improve(search, moved), truth(search))
+    polish = Polish(rounds=3, orders=400, substitutions=10, prior_weight=0.0)
+    assert torch.equal(polish.improve(search.ending, moved), truth(search))
 
 
 def test_a_single_wrong_word_is_exchanged_if_the_right_one_is_near(search: Search) -> None:
@@ -55,13 +55,13 @@ def test_a_single_wrong_word_is_exchanged_if_the_right_one_is_near(search: Searc
     wrong = right.clone()
     wrong[:, 0, 3] = search.rows.target.encode(["asthma"])[0][1]
     polish = Polish(rounds=3, orders=10, substitutions=2000, nearest=1, prior_weight=0.0)
-    assert torch.equal(polish.improve(search, wrong), right)
+    assert torch.equal(polish.improve(search.ending, wrong), right)
 
 
 def test_polishing_never_makes_a_guess_worse(search: Search) -> None:
     guess = torch.where(search.rows.fixed, search.rows.frame, torch.full_like(search.rows.frame, 20))
-    assert bool((scores(search, POLISH.improve(search, guess)) <= scores(search, guess) + 1e-12).all())
+    assert bool((scores(search, POLISH.improve(search.ending, guess)) <= scores(search, guess) + 1e-12).all())
 
 
 def test_the_truth_is_left_alone(search: Search) -> None:
-    assert torch.equal(POLISH.improve(search, truth(search)), truth(search))
+    assert torch.equal(POLISH.improve(search.ending, truth(search)), truth(search))

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.energy.attack import EnergyAttack
-from gradleak.attacks.energy.judge import labels_of
-from gradleak.attacks.energy.matched import Matched
-from gradleak.attacks.energy.objective import layers_needed
-from gradleak.attacks.energy.rematch import Rematch, nearest_words
-from gradleak.attacks.energy.search import WordSearch
-from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.energy.words import filler_of
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.problems import Rows, lay_out, problems_of
+from gradleak.attacks.energy.objective import find_needed_layers
+from gradleak.attacks.gradient_matching.polish import find_nearest_words
+from gradleak.attacks.search.hypotheses import Assumptions
+from gradleak.attacks.search.matched import Matched, find_labels
+from gradleak.attacks.search.rematch import Rematch
+from gradleak.attacks.search.search_rows import Rows, group_problems, lay_out
+from gradleak.attacks.search.word_search import SearchEffort, WordSearch
 from gradleak.core.attack import Bench
 from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation
@@ -48,7 +46,7 @@ def seen_of(target: Target, observe: Observe, defenses: tuple[Defense, ...], cou
 
 
 def rows_of(seen: list[Observation]) -> Rows:
-    return lay_out(problems_of(seen, Assumptions("known", "known"))[0])
+    return lay_out(group_problems(seen, Assumptions("known", "known"))[0])
 
 
 def observations_of(rows: Rows) -> list[Observation]:
@@ -78,8 +76,8 @@ def test_a_wrong_word_or_two_exchanged_ones_are_put_right_through_every_defense(
     start[exchanged, 0, 2:4] = start[exchanged, 0, 2:4].flip(-1)
     start[~exchanged, 0, 3] = rows.words[7]
     assert bool((start != right).any(-1).all())
-    bench, near = bench_of(tiny64), nearest_words(rows, tiny64.embed(start))
-    rematch = Rematch(bench, SearchSettings(restarts=0), filler_of(tiny64))
+    bench, near = bench_of(tiny64), find_nearest_words(rows, tiny64.embed(start))
+    rematch = Rematch(bench, SearchEffort(restarts=0))
     found, _ = rematch.run(rows, Matched(observations_of(rows)), start, near)
     assert torch.equal(found, right)
 
@@ -92,9 +90,9 @@ def test_all_places_in_one_pass_put_wrong_words_right_too(
     right = truth(rows)
     start = right.clone()
     start[:, 0, 3] = rows.words[7]
-    bench, near = bench_of(tiny64), nearest_words(rows, tiny64.embed(start))
-    settings = SearchSettings(restarts=0, at_once=True)
-    search = WordSearch(rows, Matched(observations_of(rows)), bench, settings, filler_of(tiny64), near, start)
+    bench, near = bench_of(tiny64), find_nearest_words(rows, tiny64.embed(start))
+    settings = SearchEffort(restarts=0, at_once=True)
+    search = WordSearch(rows, Matched(observations_of(rows)), bench, settings, near, start)
     found, _ = search.attempt(start)
     assert torch.equal(found, right)
 
@@ -105,9 +103,9 @@ def test_some_of_the_observations_score_as_among_all(defenses: tuple[Defense, ..
     matched, places = Matched(observations_of(rows)), torch.tensor([2, 0, 2])
     guesses = rows.frame[:, None].clone()
     guesses[:, :, 0, 1] = rows.words[3]
-    whole = matched.scores(rows.token_batch(guesses), slice(None))
+    whole = matched.score(rows.token_batch(guesses), slice(None))
     part = rows.take(places)
-    assert torch.allclose(matched.take(places).scores(part.token_batch(guesses[places]), slice(None)), whole[places])
+    assert torch.allclose(matched.take(places).score(part.token_batch(guesses[places]), slice(None)), whole[places])
 
 
 def test_under_noise_scores_are_nats_and_the_truth_has_fewest(tiny64: Target, observe: Observe) -> None:
@@ -116,7 +114,7 @@ def test_under_noise_scores_are_nats_and_the_truth_has_fewest(tiny64: Target, ob
     matched = Matched(observations_of(rows))
     right, wrong = truth(rows), truth(rows)
     wrong[:, 0, 2] = rows.words[7]
-    scores = [matched.scores(rows.token_batch(ids[:, None]), slice(None))[:, 0] for ids in (right, wrong)]
+    scores = [matched.score(rows.token_batch(ids[:, None]), slice(None))[:, 0] for ids in (right, wrong)]
     clear = rows_of(seen_of(tiny64, observe, ()))
     squares = torch.stack(
         [
@@ -136,14 +134,14 @@ def test_under_noise_scores_are_nats_and_the_truth_has_fewest(tiny64: Target, ob
 
 def test_labels_are_known_or_read_and_left_alone_where_sentences_could_have_either(tiny64: Target, observe: Observe) -> None:
     one = observe(tiny64, [TEXTS[0]], [1])
-    assert labels_of(one) == labels_of(one.limited_to({Fact.LENGTHS, Fact.BATCH_SIZE})) == (1,)
-    assert labels_of(observe(tiny64, TEXTS[:2], [1, 1])) == (1, 1)
-    assert labels_of(observe(tiny64, TEXTS[:2], [0, 1])) is None
+    assert find_labels(one) == find_labels(one.limited_to({Fact.LENGTHS, Fact.BATCH_SIZE})) == (1,)
+    assert find_labels(observe(tiny64, TEXTS[:2], [1, 1])) == (1, 1)
+    assert find_labels(observe(tiny64, TEXTS[:2], [0, 1])) is None
 
 
 def test_more_noise_asks_for_more_layers_and_none_for_none(tiny64: Target, observe: Observe) -> None:
     needed = [
-        layers_needed(observe(tiny64, TEXTS[:1], [1], view=Lamp(), defenses=(GaussianNoise(std),) if std else ()))
+        find_needed_layers(observe(tiny64, TEXTS[:1], [1], view=Lamp(), defenses=(GaussianNoise(std),) if std else ()))
         for std in (0.0, 1e-4, 1.0)
     ]
     assert needed == [(), (1,), (1, 2)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.attacks.gradient_matching.token_labels import soft_tokens
+from gradleak.attacks.search.search_rows import soften_tokens
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -52,7 +52,7 @@ def assert_agree(observations: Sequence[Observation], distance: Distance, labell
     found = []
     for plain in (False, True):
         embeddings, logits = made.detach().clone().requires_grad_(), drawn.clone().requires_grad_()
-        labels = {"hard": hard, "tied": soft_tokens(target, embeddings), "free": logits.softmax(-1)}[labelled]
+        labels = {"hard": hard, "tied": soften_tokens(target, embeddings), "free": logits.softmax(-1)}[labelled]
         batch = Batch(embeddings=embeddings, mask=mask, labels=labels)
         distances = for_observations(observations, distance, plain=plain).distances(batch)
         moved = [embeddings, logits] if labelled == "free" else [embeddings]

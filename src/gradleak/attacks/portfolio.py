@@ -15,14 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks import evidence
-from gradleak.attacks.bag_of_words.orders import likely_order
 from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.attack import EnergyAttack
-from gradleak.attacks.energy.judge import can_judge, labels_of
-from gradleak.attacks.energy.matched import Matched
-from gradleak.attacks.gradient_matching.hypotheses import Source
-from gradleak.attacks.gradient_matching.problems import side_by_side
 from gradleak.attacks.recipes.lamp import LampPlus
+from gradleak.attacks.search.hypotheses import Source
+from gradleak.attacks.search.likelihood import order_by_prior
+from gradleak.attacks.search.matched import Matched, can_judge, find_labels
+from gradleak.attacks.search.search_rows import stack_batches
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Sentences, Stage
 from gradleak.core.batch import Batch
@@ -247,9 +246,9 @@ def _fits(observation: Observation, guess: Reconstruction, bench: Bench) -> bool
     lengths = tuple(map(len, guess.sentences))
     if not can_judge(observation) or observation.knows.lengths not in (None, lengths):
         return False
-    batch = observation.target.batch_of(guess.sentences, labels_of(observation) or None)
+    batch = observation.target.batch_of(guess.sentences, find_labels(observation) or None)
     try:
-        return bool(Matched([observation]).fits(side_by_side([batch]), bench))
+        return bool(Matched([observation]).fits(stack_batches([batch]), bench))
     except COMPUTING_ERRORS:
         return False
 
@@ -358,7 +357,7 @@ def say_outright(observation: Observation, bench: Bench) -> Sentences | None:
         return None
     lengths = _estimate_lengths(observation, len(words.values))
     if not bench.out_of_time and len(words.values) * sum(lengths) <= MOST_ORDERED:
-        return likely_order(bench.prior, observation.target, words.values, lengths, beams=1)
+        return order_by_prior(bench.prior, observation.target, words.values, lengths, beams=1)
     return _lay_in_turn(observation, words.values, lengths)
 
 

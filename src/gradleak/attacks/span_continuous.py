@@ -8,10 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.energy.structure import structures_of
-from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, nearest_tokens, problems_of, side_by_side
+from gradleak.attacks.energy.structure import find_structures
+from gradleak.attacks.search.descent import RowAdam, StepDecay
+from gradleak.attacks.search.hypotheses import Assumptions, Source
+from gradleak.attacks.search.search_rows import (
+    Rows,
+    SearchProblem,
+    group_problems,
+    lay_out,
+    nearest_tokens,
+    stack_batches,
+)
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
@@ -20,7 +27,13 @@ from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
-from gradleak.matching.chunking import FORWARD_AND_BACK, Chunks, cost_of, pieces, refuse_without_room
+from gradleak.matching.chunking import (
+    FORWARD_AND_BACK,
+    Chunks,
+    cost_of,
+    pieces,
+    refuse_without_room,
+)
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import decompose
 from gradleak.matching.rounding import signal_floor
@@ -39,7 +52,7 @@ class SpanDistance:
             )
         self.inputs = ModuleInputs(self.target, self.parts)
         self.pass_cost = cost_of(self.target, self.inputs)
-        self.structures = structures_of(self.target, self.parts)
+        self.structures = find_structures(self.target, self.parts)
         self.bases = [torch.stack([_basis(observation, part) for observation in observations]) for part in self.parts]
         self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(self.target.dtype)
 
@@ -48,7 +61,10 @@ class SpanDistance:
         _, examples, tokens = rows.mask.shape
         directions = examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
         needed = self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK) + 3 * self.pass_cost.element * directions
-        device, what = self.target.device, f"one step on this batch ({examples} texts of up to {tokens} tokens)"
+        device, what = (
+            self.target.device,
+            f"one step on this batch ({examples} texts of up to {tokens} tokens)",
+        )
         refuse_without_room("span_continuous", needed, bench, device, what)
         return pieces(bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems))
 
@@ -116,7 +132,7 @@ class SpanContinuous(Attack):
         for start in range(self.starts):
             if start and bench.out_of_time:
                 break
-            for group in problems_of(observations, self.assumptions, attempt=start):
+            for group in group_problems(observations, self.assumptions, attempt=start):
                 for problem, guess in zip(group, self._search(group, bench, start), strict=True):
                     found[problem.observation.index].append(guess)
         cost = Cost((time.monotonic() - began) / len(observations), self.steps * self.starts)
@@ -126,14 +142,14 @@ class SpanContinuous(Attack):
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
         with torch.no_grad():
             pairs = zip(observations, batches, strict=True)
-            return torch.cat([SpanDistance([seen])(side_by_side([batch]))[:, 0] for seen, batch in pairs])
+            return torch.cat([SpanDistance([seen])(stack_batches([batch]))[:, 0] for seen, batch in pairs])
 
-    def _search(self, group: Sequence[Problem], bench: Bench, start: int) -> list[Reconstruction]:
+    def _search(self, group: Sequence[SearchProblem], bench: Bench, start: int) -> list[Reconstruction]:
         rows = lay_out(group)
         distance = SpanDistance([problem.observation for problem in rows.problems])
         embeddings = _drawn(rows, bench)
         chunks = distance.pieces(rows, bench)
-        state = Adam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(embeddings)
+        state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(embeddings)
         for step in range(self.steps):
             state.step(embeddings, self._slope(rows, distance, embeddings, chunks))
             embeddings = torch.where(rows.fixed[..., None], rows.target.embed(rows.frame), embeddings)

@@ -9,7 +9,7 @@ from gradleak.cli.index import FILE
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import KINDS, Component, registered
-from gradleak.core.specs import from_dict, to_string
+from gradleak.core.specs import from_dict, list_fields, to_string
 from gradleak.records.files import write_to_publish
 
 
@@ -23,7 +23,7 @@ def describe(cls: type[Component]) -> dict[str, Any]:
     """What `list` shows of a component."""
     return {
         "summary": (cls.__doc__ or "-").strip().split("\n")[0],
-        "fields": {field.name: default(field) for field in dataclasses.fields(cls)},  # type: ignore[arg-type]
+        "fields": {field.name: default(field) for field in list_fields(cls)},
         "cites": cls.cites,
         "requires": requirement(cls) if cls.kind == "attack" else "",
     }

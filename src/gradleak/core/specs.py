@@ -26,11 +26,20 @@ def _hints(cls: type[Component]) -> dict[str, Any]:
     return _FOUND_HINTS[cls]
 
 
+def list_fields(cls: type[Component]) -> "list[dataclasses.Field[Any]]":
+    """Returns a component's fields in the order of its constructor.
+
+    Those it shares with others of its kind are keyword-only, and come last however early its base
+    class declares them.
+    """
+    return sorted(dataclasses.fields(cls), key=lambda field: bool(field.kw_only))  # type: ignore[arg-type]
+
+
 def to_dict(component: Component) -> dict[str, Any]:
     """`{"name": …}` and every field, as plain JSON values; fields that were added later only where they are set."""
     hints = _hints(type(component))
     fields = {}
-    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+    for field in list_fields(type(component)):
         if field.name in component.added_later and getattr(component, field.name) == field.default:
             continue
         # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have one id.
@@ -41,7 +50,7 @@ def to_dict(component: Component) -> dict[str, Any]:
 
 def defaults(component: Component) -> dict[str, Any]:
     """The fields that can be left out, as plain JSON values."""
-    fields = dataclasses.fields(component)  # type: ignore[arg-type]
+    fields = list_fields(type(component))
     return {field.name: _plain(field.default) for field in fields if field.default is not dataclasses.MISSING}
 
 
@@ -52,7 +61,7 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
         raise GradleakError(f"Every {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
     cls = find(kind, name)
     hints = _hints(cls)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name: hints[field.name] for field in list_fields(cls)}
     for key in rest:
         if key not in fields:
             raise unknown_field(kind, name, key, list(fields))
@@ -63,7 +72,7 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
 def to_string(component: Component) -> str:
     """The shortest one-line form: fields at their defaults are left out."""
     parts, plain = [], to_dict(component)
-    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+    for field in list_fields(type(component)):
         value = getattr(component, field.name)
         if field.default is dataclasses.MISSING or value != field.default:
             parts.append(f"{field.name}={_write(plain[field.name])}")

@@ -13,7 +13,7 @@ from gradleak.audit.spec import read
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
-from gradleak.core.specs import to_dict
+from gradleak.core.specs import list_fields, to_dict
 from gradleak.core.streams import Streams
 
 DECADE = 10.0
@@ -131,5 +131,5 @@ def _changed(attack: Attack, values: Mapping[str, float]) -> Attack:
 
 def _number_types(attack: Attack) -> dict[str, type]:
     hints = typing.get_type_hints(type(attack))
-    fields = [field.name for field in dataclasses.fields(attack)]  # type: ignore[arg-type]
+    fields = [field.name for field in list_fields(type(attack))]
     return {name: hints[name] for name in fields if hints[name] in (int, float)}

@@ -5,20 +5,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.certificate import CERTIFYING, with_certificates
-from gradleak.attacks.energy.judge import Draft, can_judge, judged, labels_of
-from gradleak.attacks.energy.lexicon import lexicon
-from gradleak.attacks.energy.matched import Matched, is_likelihood
-from gradleak.attacks.energy.objective import Energy, layers_needed, looked_at
-from gradleak.attacks.energy.search import WordSearch
-from gradleak.attacks.energy.settings import SearchSettings
-from gradleak.attacks.energy.sizes import by_size
-from gradleak.attacks.energy.words import filler_of, likely_words
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
-from gradleak.attacks.gradient_matching.problems import Problem, Rows, lay_out, problems_of, side_by_side
+from gradleak.attacks.energy.lexicon import choose_likely, rank_words, read_first_layer
+from gradleak.attacks.energy.objective import Energy, choose_matrices, find_needed_layers
+from gradleak.attacks.search.hypotheses import Assumptions, Source
+from gradleak.attacks.search.matched import (
+    Matched,
+    WordObjective,
+    can_judge,
+    find_labels,
+    is_likelihood,
+)
+from gradleak.attacks.search.passes import score_batches
+from gradleak.attacks.search.rematch import Rematch, repeat_first
+from gradleak.attacks.search.search_rows import (
+    SearchProblem,
+    group_by,
+    group_by_size,
+    group_problems,
+    lay_out,
+)
+from gradleak.attacks.search.word_search import PRIOR_UNDER_NOISE, SearchEffort, WordSearch
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Scale, Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
@@ -29,28 +39,42 @@ from gradleak.core.registry import register
 from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.rough import rough_products
 
-NATS = Scale("nats", 1.0)  # less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too
-LOG = Scale("log", 0.1)  # of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth
+# Less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too.
+NATS = Scale("nats", 1.0)
+# Of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth.
+LOG = Scale("log", 0.1)
+SIZE_RATIO = 1.35  # numbers of tokens within it are searched together
 
 
 @dataclass(frozen=True)
-class Found:
-    """A guess under one hypothesis of the lengths."""
+class Draft:
+    """A guess under one hypothesis of the lengths, and words that may be in it."""
 
+    problem: SearchProblem
+    sentences: Sentences
     score: float
-    whole: bool  # all is explained
-    draft: Draft
-    guess: Reconstruction
+    loss: float | None  # none where time ended before the guess was looked at
+    explains_all: bool
+    passes: int
+    few: Int[Tensor, "few"]  # words tried at every place
+    many: Int[Tensor, "many"]  # and where the guess is weakest
+
+    @property
+    def observation(self) -> Observation:
+        return self.problem.observation
 
     @property
     def tokens(self) -> int:
-        return sum(self.draft.problem.hypothesis.lengths)
+        return sum(self.problem.hypothesis.lengths)
 
 
 @register("attack", "energy")
 @dataclass(frozen=True)
 class EnergyAttack(Attack):
-    """Looks for words whose layer inputs explain the seen matrices whole: any linear modules of any layers, no labels needed."""
+    """Looks for words whose layer inputs explain the seen matrices whole; needs no labels.
+
+    Any linear modules of any layers will do.
+    """
 
     cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
 
@@ -59,16 +83,15 @@ class EnergyAttack(Attack):
     sweeps: int = 4
     restarts: int = 8
     prior_weight: float = 0.5
-    matrices: int = 6  # looked at, of those that are visible; under noise all of as many layers as it takes
-    judge: bool = True  # through a defense, where labels are known or seen: a last search by what matches all that is visible
+    matrices: int = 6  # looked at, of those visible; under noise all of as many layers as it takes
+    # Through a defense, where labels are known or seen: a last search by what matches all visible
+    judge: bool = True
     lengths: Source = "known"
     longest: Count = 32  # tokens, when lengths are enumerated
 
     @property
-    def settings(self) -> SearchSettings:
-        return SearchSettings(
-            self.proposals, self.words, sweeps=self.sweeps, restarts=self.restarts, prior_weight=self.prior_weight
-        )
+    def effort(self) -> SearchEffort:
+        return SearchEffort(self.proposals, self.sweeps, self.restarts, self.prior_weight)
 
     @property
     def assumptions(self) -> Assumptions:
@@ -80,153 +103,197 @@ class EnergyAttack(Attack):
 
     @property
     def passes(self) -> int:
-        return 400  # 8 s of a core each from layer 2's query of MiniLM; calls of one batch alone would take twice as long in all
+        # 8 s of a core each from layer 2's query of MiniLM; calls of one batch alone would take
+        # twice as long in all.
+        return 400
 
     def adapts_to(self, channel: Channel) -> bool:
         return True  # whatever was done to entries is an error of some size, in its likelihood
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
-        found: dict[int, list[Found]] = {observation.index: [] for observation in observations}
-        for alike in by_tensors(observations):
-            misfits = self._misfits(alike, early)
-            for group in by_size(problems_of(alike, self.assumptions)):
-                if early.out_of_time and all(found[problem.observation.index] for problem in group):
-                    continue  # all have a guess
-                with rough_products(alike):
-                    searched = self._search(group, early, misfits)
-                for problem, one in zip(group, searched, strict=True):
-                    found[problem.observation.index].append(one)
-        best = self._judged([self._best(found[observation.index]) for observation in observations], early)
-        best = with_certificates(observations, best, bench)
+        drafts: dict[int, list[Draft]] = {observation.index: [] for observation in observations}
+        for alike in group_by(observations, describe_tensors):
+            misfits = self._rank_words(alike, early)
+            for problems in group_problems(alike, self.assumptions):
+                for places in group_by_size(problems, SIZE_RATIO):
+                    group = [problems[place] for place in places]
+                    if early.out_of_time and all(drafts[one.observation.index] for one in group):
+                        continue  # all have a guess
+                    with rough_products(alike):
+                        found = self._search(group, early, misfits)
+                    for draft in found:
+                        drafts[draft.observation.index].append(draft)
+        best = [choose_draft(drafts[observation.index]) for observation in observations]
+        guesses = [Reconstruction(one.sentences, loss=one.loss, cost=Cost(steps=one.passes)) for one in self._judge(best, early)]
+        guesses = with_certificates(observations, guesses, bench)
         seconds = (time.monotonic() - began) / len(observations)
-        return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in best]
+        return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in guesses]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        """What decides between guesses: through a defense what matches the whole update, elsewhere what explains its spans.
+        """Returns what decides between guesses, at given words.
 
-        No lower than where a search takes all to be matched or explained: below that it is rounding. Without the prior, which
-        the search adds where this is a likelihood: that is the penalty.
+        Through a defense that is what matches the whole update, elsewhere what explains its spans.
+        It is no lower than where a search takes all to be matched or explained: below that it is
+        rounding. The prior, which the search adds where this is a likelihood, is the penalty.
         """
-        found = torch.zeros(len(observations), device=observations[0].target.device, dtype=torch.float64)
-        places = {id(observation): place for place, observation in enumerate(observations)}
-        explained = [one for one in observations if not self._is_judged(one)]
         with torch.no_grad():
-            for one, batch in zip(observations, batches, strict=True):
-                if self._is_judged(one):
-                    matched = Matched([one])
-                    scores = matched.scores(side_by_side([batch]), slice(None))[:, 0]
-                    found[places[id(one)]] = torch.maximum(scores, matched.levels(self.settings.solved))[0]
-            for alike in by_tensors(explained):
-                for seen in [alike] if alike[0].target.padding_is_free else [[one] for one in alike]:
-                    where = [places[id(one)] for one in seen]
-                    energy = Energy(seen, self.matrices)
-                    scores = scores_of(energy, side_by_side([batches[place] for place in where]))
-                    found[where] = torch.maximum(scores, energy.levels(self.settings.solved).to(scores))
-        return found
+            return score_batches(
+                observations,
+                batches,
+                lambda one: id(one) if self._is_judged(one) else describe_tensors(one),
+                self._score_alike,
+            )
+
+    def _score_alike(self, seen: list[Observation], held: Batch) -> Float[Tensor, "observations"]:
+        objective = Matched(seen) if self._is_judged(seen[0]) else Energy(seen, self.matrices)
+        scores = score_in_pieces(objective, held)
+        return torch.maximum(scores, objective.levels.to(scores))
 
     def objective_scale(self, observation: Observation) -> Scale:
-        likelihood = is_likelihood(observation) if self._is_judged(observation) else bool(layers_needed(observation))
-        return NATS if likelihood else LOG
+        if self._is_judged(observation):
+            return NATS if is_likelihood(observation) else LOG
+        return NATS if find_needed_layers(observation) else LOG
 
     def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
-        """The prior's nats over all tokens, where the objective is in nats too: both together are searched."""
+        """Returns the prior's nats over all tokens, where the objective is in nats too."""
         if self.objective_scale(observation) != NATS:
             return 0.0
-        lengths = torch.tensor([len(sentence) for sentence in sentences], device=observation.target.device)
+        device = observation.target.device
+        lengths = torch.tensor([len(sentence) for sentence in sentences], device=device)
         ids = observation.target.batch_of(sentences, None).ids
         assert ids is not None
-        return self.settings.prior_under_noise * float((prior.nll(ids, lengths).double() * lengths).sum())
+        return PRIOR_UNDER_NOISE * float((prior.nll(ids, lengths).double() * lengths).sum())
 
     def _is_judged(self, observation: Observation) -> bool:
-        """Whether a last search by what matches all that is visible has the last word."""
+        """Returns whether a last search by what matches all that is visible has the last word."""
         return self.judge and can_judge(observation)
 
-    def _misfits(self, observations: Sequence[Observation], bench: Bench) -> dict[int, Float[Tensor, "words"]]:
-        """By observation how badly every allowed word fits what was seen."""
-        target = observations[0].target
-        words = target.vocabulary.allowed.nonzero()[:, 0]
-        parts, structures = looked_at(observations, self.matrices)
-        found = lexicon(observations, words, filler_of(target), list(zip(parts, structures, strict=True)), bench)
-        return {observation.index: row for observation, row in zip(observations, found, strict=True)}
+    def _rank_words(self, observations: Sequence[Observation], bench: Bench) -> dict[int, Float[Tensor, "words"]]:
+        """Returns by observation how badly every allowed word fits what was seen."""
+        words = observations[0].target.vocabulary.allowed.nonzero()[:, 0]
+        pairs = list(zip(*choose_matrices(observations, self.matrices), strict=True))
+        misfits = rank_words(observations, words, pairs, bench)
+        return {one.index: row for one, row in zip(observations, misfits, strict=True)}
 
-    def _search(self, group: Sequence[Problem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Found]:
+    def _search(self, group: Sequence[SearchProblem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Draft]:
         rows = lay_out(group)
-        seen = [problem.observation for problem in rows.problems]
-        likely = likely_words(rows, torch.stack([misfits[one.index] for one in seen]), self.settings)
-        later = all(map(self._is_judged, seen))  # which goes much further than restarts here
-        settings = replace(self.settings, restarts=0) if later else self.settings
-        search = WordSearch(rows, Energy(seen, self.matrices), bench, settings, filler_of(rows.target), likely)
-        search.on_progress = lambda done, total: _report(search, bench, done, total)
-        search.run()
-        search.settle()
-        whole = search.solved(search.best, search.best_scores)
+        seen = rows.observations
+        ranked = torch.stack([misfits[one.index] for one in seen])
+        few, many = choose_likely(rows, ranked, self.words)
+        is_last = not all(map(self._is_judged, seen))  # a search that follows goes much further
+        effort = self.effort if is_last else replace(self.effort, restarts=0)
+        energy, start = Energy(seen, self.matrices), read_first_layer(rows, bench)
+        search = WordSearch(rows, energy, bench, effort, (few, many), start)
+        search.run(shows_progress=True)
+        search.settle_ties()
+        solved = search.find_solved(search.best, search.best_scores)
+        # No lower than where all is explained: below that it is rounding.
+        losses = torch.maximum(search.best_scores, search.level)
         return [
-            Found(
-                float(search.best_scores[row]),
-                bool(whole[row]),
-                Draft(problem, rows.sentences(search.best[row], row), likely[0][row], likely[1][row]),
-                Reconstruction(
-                    sentences=rows.sentences(search.best[row], row),
-                    loss=_loss(search, row),
-                    cost=Cost(steps=search.passes),
-                ),
+            Draft(
+                problem=problem,
+                sentences=rows.sentences(search.best[row], row),
+                score=float(search.best_scores[row]),
+                loss=float(losses[row]) if bool(losses[row].isfinite()) else None,
+                explains_all=bool(solved[row]),
+                passes=search.passes,
+                few=few[row],
+                many=many[row],
             )
             for row, problem in enumerate(rows.problems)
         ]
 
-    def _best(self, found: Sequence[Found]) -> Found:
-        """The shortest that explains everything (a longer one explains no less), or else the one that explains most."""
-        whole = [one for one in found if one.whole]
-        best = min(whole, key=lambda one: one.tokens) if whole else min(found, key=lambda one: one.score)
-        cost = Cost(steps=sum(one.guess.cost.steps for one in found))
-        return replace(best, guess=replace(best.guess, cost=cost))
-
-    def _judged(self, found: Sequence[Found], bench: Bench) -> list[Reconstruction]:
-        """The guesses, those through a defense after a search by what matches all that is visible."""
-        guesses = [one.guess for one in found]
-        places = [place for place, one in enumerate(found) if self._is_judged(one.draft.problem.observation)]
+    def _judge(self, drafts: Sequence[Draft], bench: Bench) -> list[Draft]:
+        """Returns the drafts, those through a defense after a search by all that is visible."""
+        after = list(drafts)
+        places = [place for place, one in enumerate(after) if self._is_judged(one.observation)]
         if not places or bench.out_of_time:
-            return guesses
-        drafts = [found[place].draft for place in places]
-        after = judged(drafts, bench, self.settings)
-        target = drafts[0].problem.observation.target
-        batches = [
-            target.batch_of(sentences, labels_of(draft.problem.observation) or None)
-            for draft, sentences in zip(drafts, after, strict=True)
-        ]
-        seen = [draft.problem.observation for draft in drafts]
+            return after
+        some = [drafts[place] for place in places]
+        seen = [draft.observation for draft in some]
+        found = rematch_drafts(some, bench, self.effort)
+        batches = [one.target.batch_of(sentences, find_labels(one) or None) for one, sentences in zip(seen, found, strict=True)]
         losses = self.objective(seen, batches).tolist()
-        for place, one, sentences, loss in zip(places, seen, after, losses, strict=True):
-            whole = loss + self.penalty(one, sentences, bench.prior)
-            guesses[place] = replace(guesses[place], sentences=sentences, loss=whole)
-        return guesses
+        for place, one, sentences, loss in zip(places, seen, found, losses, strict=True):
+            loss += self.penalty(one, sentences, bench.prior)
+            after[place] = replace(drafts[place], sentences=sentences, loss=loss)
+        return after
+
+
+def choose_draft(drafts: Sequence[Draft]) -> Draft:
+    """Returns the shortest that explains everything, or else the one that explains most.
+
+    A longer one explains no less: its further words are free.
+    """
+    whole = [one for one in drafts if one.explains_all]
+    if whole:
+        best = min(whole, key=lambda one: one.tokens)
+    else:
+        best = min(drafts, key=lambda one: one.score)
+    return replace(best, passes=sum(one.passes for one in drafts))
+
+
+def rematch_drafts(drafts: Sequence[Draft], bench: Bench, effort: SearchEffort) -> list[Sentences]:
+    """Returns the drafts' sentences after a search by what they match of the whole update."""
+    found = [draft.sentences for draft in drafts]
+    for places in _group_drafts(drafts):
+        if bench.out_of_time:
+            break
+        some = [drafts[place] for place in places]
+        rows = lay_out([draft.problem for draft in some])
+        if not rows.target.labels_are_tokens:
+            labels = [find_labels(draft.observation) for draft in some]
+            rows = replace(rows, labels=torch.tensor(labels, device=rows.frame.device))
+        ids = rows.frame.clone()
+        for row, draft in enumerate(some):
+            for place, sentence in enumerate(draft.sentences):
+                ids[row, place, : len(sentence)] = torch.tensor(sentence, device=ids.device)
+        few, many = max(len(one.few) for one in some), max(len(one.many) for one in some)
+        likely_few = torch.stack([repeat_first(draft.few, few) for draft in some])
+        likely_many = torch.stack([repeat_first(draft.many, many) for draft in some])
+        with rough_products(rows.observations):
+            matched = Matched(rows.observations)
+            fits = matched.fits(rows.batch(rows.target.embed(ids[:, None])), bench)
+            left = (~fits).nonzero()[:, 0]
+            if len(left):
+                likely = likely_few[left], likely_many[left]
+                part, objective = rows.take(left), matched.take(left)
+                ids[left], _ = Rematch(bench, effort).run(part, objective, ids[left], likely)
+        for row, place in enumerate(places):
+            found[place] = rows.sentences(ids[row], row)
+    return found
+
+
+def _group_drafts(drafts: Sequence[Draft]) -> list[list[int]]:
+    """Returns where drafts stand that can go together.
+
+    They are under one kind of defense, of the same tensors, and of one length where that is read.
+    """
+
+    def describe(place: int) -> tuple[object, ...]:
+        one, lengths = drafts[place].observation, drafts[place].problem.hypothesis.lengths
+        width = None if one.target.padding_is_free else max(lengths)
+        return (one.channel.kind, *one.update.tensors, width)
+
+    return group_by(range(len(drafts)), describe)
 
 
 @torch.no_grad()
-def scores_of(energy: Energy, batch: Batch) -> Float[Tensor, "observations"]:
-    """The objective of one batch of each observation, a few observations at a time."""
-    each = energy.bytes(batch.mask.shape[-2], batch.mask.shape[-1])
-    return Chunks(int(BESIDE / each)).run(lambda rows: energy.scores(batch[rows], rows)[:, 0].double(), len(batch.mask))
+def score_in_pieces(objective: WordObjective, batch: Batch) -> Float[Tensor, "observations"]:
+    """Returns the objective of one batch of each observation, a few observations at a time."""
+    each = objective.bytes(batch.mask.shape[-2], batch.mask.shape[-1])
+
+    def piece(rows: slice) -> Tensor:
+        return objective.score(batch[rows], rows)[:, 0].double()
+
+    return Chunks(int(BESIDE / each)).run(piece, len(batch.mask))
 
 
-def by_tensors(observations: Sequence[Observation]) -> list[list[Observation]]:
-    """Observations that show the same tensors, under one kind of defense: nobody is measured by matrices only others show."""
-    groups: dict[tuple[object, ...], list[Observation]] = {}
-    for observation in observations:
-        key = (*observation.update.tensors, observation.channel.kind, layers_needed(observation))
-        groups.setdefault(key, []).append(observation)
-    return list(groups.values())
+def describe_tensors(observation: Observation) -> tuple[object, ...]:
+    """Returns what observations must share to be searched together: tensors and kind of defense.
 
-
-def _loss(search: WordSearch, row: int) -> float | None:
-    """The objective at the best guess, no lower than where all is explained; none where time ended before it was looked at."""
-    score = torch.maximum(search.best_scores[row], search.level[row])
-    return float(score) if bool(score.isfinite()) else None
-
-
-def _report(search: WordSearch, bench: Bench, done: int, total: int) -> None:
-    rows: Rows = search.rows
-    order = sorted(range(len(rows.problems)), key=lambda row: rows.problems[row].observation.index)
-    texts = [rows.target.decode(sentence) for row in order[:6] for sentence in rows.sentences(search.best[row], row)]
-    bench.progress.report(done, total, float(search.best_scores.mean()), texts)
+    Otherwise some would be measured by matrices that only others show.
+    """
+    seen, kind = observation.update.tensors, observation.channel.kind
+    return (*seen, kind, find_needed_layers(observation))

@@ -1,11 +1,15 @@
-"""Which words a matrix speaks of, before anything is searched: words whose own vectors lie in the seen span.
+"""Which words matrices speak of, before anything is searched.
 
-A word is passed through the model alone among fillers. What the model makes of it there is near what it makes of it in the
-secret, even in the last layers: near enough to rank the vocabulary by the share of that vector (less the mean of all words') that
-lies in the span of the seen gradient. The words of a sentence are then mostly among the first hundred of thirty thousand.
+The lexicon ranks the vocabulary: a word is passed through the model alone among fillers. What the
+model makes of it there is near what it makes of it in the secret, even in the last layers: near
+enough to rank words by the share of that vector (less the mean of all words') that lies in the span
+of the seen gradient. The words of a sentence are then mostly among the first hundred of thirty
+thousand. The attention's output layer is fed averages of values, other ones in every head: there,
+the value of a word is held against the span seen in each head's columns. In a classifier's last
+layer the query's gradient is a sum of keys, again by heads.
 
-The attention's output layer is fed averages of values, other ones in every head: there, the value of a word is held against the
-span seen in each head's columns. In a classifier's last layer the query's gradient is a sum of keys, again by heads.
+The first layer says more: before tokens mix, an input depends on its own word and position alone.
+Every word at every place is held against the span that was seen, and the search begins at the best.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,141 +19,249 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.errors import error_std
-from gradleak.attacks.energy.structure import Structure
-from gradleak.attacks.energy.sure import sure_directions
+from gradleak.attacks.energy.entry_errors import estimate_error_std, find_directions
+from gradleak.attacks.energy.structure import Structure, are_linear, count_heads, find_beside
+from gradleak.attacks.search.search_rows import Ids, Rows, find_filler
+from gradleak.attacks.search.word_search import Likely
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, kind_of
 from gradleak.matching.chunking import FORWARD, Chunks, cost_of, pieces
-from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of
+from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of, module_of
 
-BESIDE = 1  # fillers on either side of the word
+FILLERS_BESIDE = 1  # on either side of a word that is looked at alone
 WORDS_AT_ONCE = 2048
+WORDS_A_PLACE = 3  # likely words that every further place of a sentence adds
+MANY_WORDS = 1024  # likely words tried where a guess is weakest
+FED_ALIKE = ("query", "key", "value")
+VECTORS_AT_ONCE = 2**16
+VECTORS_HELD = 8  # of an input's width, that one word at one position takes on its way
 
 
 @dataclass(frozen=True)
 class Lens:
-    """How to hold words against one seen matrix: their inputs to it, or, by heads, what another module makes of them."""
+    """Says how to hold words against one seen matrix: by their inputs to it, or by heads."""
 
     part: Part
     source: Part  # the module whose input, or (by heads) output, stands for the word
     heads: int = 1
 
     def vectors(self, target: Target, inputs: Mapping[str, Tensor]) -> Float[Tensor, "words heads width"]:
+        """Returns what stands for each word."""
         found = inputs[module_of(self.source)]
         if self.heads > 1:
             found = target.module.get_submodule(module_of(self.source))(found)
         return found.reshape(len(found), self.heads, -1)
 
-    def basis(self, observation: Observation) -> Float[Tensor, "heads rank width"]:
-        """Directions in which the matrix was seen, each as long as it is sure, at most one a token, padded with zeros."""
-        matrix = matrix_of(observation.target, self.part, observation.update.tensors[self.part.name])[0]
-        by_inputs = matrix.T if self.part.module == "query" and self.heads > 1 else matrix
-        by_heads = by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0)
-        return sure_directions(observation, by_heads, error_std(observation, self.part.name))
+    def find_bases(
+        self, observations: Sequence[Observation]
+    ) -> tuple[Int[Tensor, "shown"], Float[Tensor, "shown heads rank width"]]:
+        """Returns which observations show the matrix, and the directions in which it was seen."""
+        shown, bases = [], []
+        for place, observation in enumerate(observations):
+            seen, name = observation.update.tensors, self.part.name
+            if name not in seen:
+                continue
+            matrix = matrix_of(observation.target, self.part, seen[name])[0]
+            by_outputs = self.part.module == "query" and self.heads > 1
+            by_inputs = matrix.T if by_outputs else matrix
+            by_heads = by_inputs.reshape(len(by_inputs), self.heads, -1).movedim(1, 0)
+            std = estimate_error_std(observation, name)
+            bases.append(find_directions(observation, by_heads, std))
+            shown.append(place)
+        most = max(one.shape[1] for one in bases)
+        padded = [torch.nn.functional.pad(one, (0, 0, 0, most - one.shape[1])) for one in bases]
+        return torch.tensor(shown, device=padded[0].device), torch.stack(padded)
 
 
-def lexicon(
+def find_lens(target: Target, part: Part, structure: Structure) -> Lens | None:
+    """Returns the lens for a matrix, where there is one."""
+    by_heads = {"attention_output": "value"}
+    if structure.place is not None:
+        by_heads["query"] = "key"
+    source = find_beside(target, part).get(by_heads.get(part.module, ""))
+    if source is not None and _has_plain_heads(target, part, source):
+        return Lens(part, source, count_heads(target))
+    return Lens(part, part) if structure.place is None else None
+
+
+def _has_plain_heads(target: Target, part: Part, source: Part) -> bool:
+    """Returns whether both are linear layers whose heads correspond: none fused, none shared."""
+    heads = count_heads(target)
+    width = part.shape[0] if part.module == "query" else part.shape[1]
+    plain = are_linear(target, (part, source)) and part.cut is None and source.cut is None
+    return plain and heads > 0 and source.shape[0] == width and width % heads == 0
+
+
+def rank_words(
     observations: Sequence[Observation],
     words: Int[Tensor, "words"],
-    filler: int,
     parts: Sequence[tuple[Part, Structure]],
     bench: Bench,
 ) -> Float[Tensor, "observations words"]:
-    """For every word how badly it fits what was seen (lower fits better); zero, the worst, where nothing can be said."""
+    """Returns for every word how badly it fits what was seen: lower fits better.
+
+    It is zero, the worst, where nothing can be said.
+    """
     target = observations[0].target
-    lenses = [lens for part, structure in parts if (lens := lens_of(target, part, structure)) is not None]
-    scores = torch.zeros(len(observations), len(words), device=target.device, dtype=target.dtype)
+    found = [find_lens(target, part, structure) for part, structure in parts]
+    lenses = [lens for lens in found if lens is not None]
+    misfits = torch.zeros(len(observations), len(words), device=target.device, dtype=target.dtype)
     if not lenses:
-        return scores
-    alone = WordsAlone(target, lenses, filler)
-    means = alone.means(words[:: max(1, len(words) // WORDS_AT_ONCE)], bench)
-    bases = [_bases(lens, observations) for lens in lenses]
+        return misfits
+    alone = LoneWords(target, lenses)
+    means = alone.average(words[:: max(1, len(words) // WORDS_AT_ONCE)], bench)
+    bases = [lens.find_bases(observations) for lens in lenses]
 
     def piece(some: slice) -> Tensor:
-        found = torch.zeros_like(scores[:, some])
-        for vectors, centre, (places, basis) in zip(alone.vectors(words[some]), means, bases, strict=True):
-            found[places] += _outside(vectors - centre, basis)
-        scores[:, some] = found
-        return found[0]
+        summed = torch.zeros_like(misfits[:, some])
+        vectors = alone.vectors(words[some])
+        for own, mean, (shown, basis) in zip(vectors, means, bases, strict=True):
+            summed[shown] += _measure_outside(own - mean, basis)
+        misfits[:, some] = summed
+        return summed[0]
 
     alone.pieces(bench).run(piece, len(words))
-    return scores
+    return misfits
 
 
-class WordsAlone:
+def choose_likely(rows: Rows, misfits: Float[Tensor, "rows words"], count: int) -> Likely:
+    """Returns the words that fit best, more for more places, and many of them.
+
+    Rows with fewer places repeat their first.
+    """
+    places = (~rows.fixed).flatten(1).sum(1)
+    counts = count + WORDS_A_PLACE * places
+    most = min(max(int(counts.max()), MANY_WORDS), misfits.shape[1])
+    best = misfits.topk(most, largest=False).indices
+    few = best[:, : int(counts.max())]
+    kept = torch.arange(few.shape[1], device=best.device) < counts[:, None]
+    few = torch.where(kept, few, few[:, :1])
+    return rows.words[few], rows.words[best[:, :MANY_WORDS]]
+
+
+class LoneWords:
     """Words among fillers, as the modules of some lenses see them."""
 
-    def __init__(self, target: Target, lenses: Sequence[Lens], filler: int) -> None:
+    def __init__(self, target: Target, lenses: Sequence[Lens]) -> None:
         self.target, self.lenses = target, lenses
         self.inputs = ModuleInputs(target, [lens.source for lens in lenses])
-        ids, special = target.vocabulary.frame(len(target.vocabulary.prefix) + 2 * BESIDE + 1 + len(target.vocabulary.suffix))
-        self.frame = torch.tensor([word if fixed else filler for word, fixed in zip(ids, special, strict=True)])
-        self.place = special.index(False) + BESIDE
+        around = len(target.vocabulary.prefix) + len(target.vocabulary.suffix)
+        ids, special = target.vocabulary.frame(around + 2 * FILLERS_BESIDE + 1)
+        filler, pairs = find_filler(target), zip(ids, special, strict=True)
+        self.frame = torch.tensor([word if fixed else filler for word, fixed in pairs])
+        self.place = special.index(False) + FILLERS_BESIDE
 
-    def means(self, words: Int[Tensor, "words"], bench: Bench) -> list[Float[Tensor, "heads width"]]:
-        """The mean vector of each lens over some words."""
+    def average(self, words: Int[Tensor, "words"], bench: Bench) -> list[Float[Tensor, "heads width"]]:
+        """Returns the mean vector of each lens over some words."""
         parts = [self.vectors(some) for some in torch.split(words, self.pieces(bench).size)]
         return [torch.cat(vectors).mean(0) for vectors in zip(*parts, strict=True)]
 
     def pieces(self, bench: Bench) -> Chunks:
-        """So many words at once as fit."""
+        """Returns so many words at once as fit."""
         cost, tokens = cost_of(self.target, self.inputs), len(self.frame)
-        return pieces(bench, self.target.device, cost.bytes(1, tokens, FORWARD), cost.work(1, tokens, 1), WORDS_AT_ONCE)
+        held, work = cost.bytes(1, tokens, FORWARD), cost.work(1, tokens, 1)
+        return pieces(bench, self.target.device, held, work, WORDS_AT_ONCE)
 
     @torch.no_grad()
     def vectors(self, words: Int[Tensor, "words"]) -> list[Float[Tensor, "words heads width"]]:
+        """Returns, for each lens, what stands for each of the words."""
         ids = self.frame.to(words.device).repeat(len(words), 1)
         ids[:, self.place] = words
         labels = self.target.any_labels(*ids.shape)
-        inputs = self.inputs(Batch(ids=ids, mask=torch.ones_like(ids, dtype=torch.bool), labels=labels))
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        inputs = self.inputs(Batch(ids=ids, mask=mask, labels=labels))
         own = {name: tensor[:, self.place] for name, tensor in inputs.items()}
         return [lens.vectors(self.target, own) for lens in self.lenses]
 
 
-def lens_of(target: Target, part: Part, structure: Structure) -> Lens | None:
-    """The lens for a matrix, where there is one."""
-    beside = {one.module: one for one in (*target.parts, *target.frozen_parts) if one.layer == part.layer}
-    wanted = {"attention_output": "value", "query": "key" if structure.place is not None else None}.get(part.module)
-    other = beside.get(wanted) if wanted else None
-    if other is not None and _by_heads(target, part, other):
-        return Lens(part, other, _heads(target))
-    return Lens(part, part) if structure.place is None else None
-
-
-def _by_heads(target: Target, part: Part, other: Part) -> bool:
-    """Both plain linear layers, with as many outputs of the one as the other has inputs or outputs: no fused or grouped heads."""
-    modules = [target.module.get_submodule(module_of(one)) for one in (part, other)]
-    heads = _heads(target)
-    width = part.shape[0] if part.module == "query" else part.shape[1]
-    plain = all(kind_of(module) is Kind.LINEAR for module in modules) and part.cut is None and other.cut is None
-    return plain and heads > 0 and other.shape[0] == width and width % heads == 0
-
-
-def _heads(target: Target) -> int:
-    return int(getattr(target.module.config, "num_attention_heads", 0))
-
-
-def _bases(
-    lens: Lens, observations: Sequence[Observation]
-) -> tuple[Int[Tensor, "shown"], Float[Tensor, "shown heads rank width"]]:
-    """The bases of the observations that show the lens's matrix, and which these are."""
-    shown = [place for place, one in enumerate(observations) if lens.part.name in one.update.tensors]
-    found = [lens.basis(observations[place]) for place in shown]
-    most = max(one.shape[1] for one in found)
-    padded = [torch.nn.functional.pad(one, (0, 0, 0, most - one.shape[1])) for one in found]
-    return torch.tensor(shown, device=padded[0].device), torch.stack(padded)
-
-
-def _outside(
+def _measure_outside(
     vectors: Float[Tensor, "words heads width"], basis: Float[Tensor, "shown heads rank width"]
 ) -> Float[Tensor, "shown words"]:
-    """The logarithm of the share of each word's vector outside the span, in the mean over heads."""
+    """Returns the log of the share of each word's vector outside the span, averaged over heads."""
     units = torch.nn.functional.normalize(vectors, dim=-1)
-    inside = torch.stack([torch.einsum("whd,hkd->wkh", units, one).square().sum(1) for one in basis])
-    shares: Tensor = (1 - inside).clamp_min(1e-4).log()
+    inside = [torch.einsum("whd,hkd->wkh", units, one).square().sum(1) for one in basis]
+    shares: Tensor = (1 - torch.stack(inside)).clamp_min(1e-4).log()
     return shares.mean(-1)
+
+
+@torch.no_grad()
+def read_first_layer(rows: Rows, bench: Bench) -> Ids:
+    """Returns where to begin: what the first layer's matrices say, fillers elsewhere."""
+    empty = torch.where(rows.fixed, rows.frame, find_filler(rows.target))
+    parts = _find_first_parts(rows.observations)
+    if not parts or not rows.target.vocabulary.prefix:
+        return empty
+    inputs = ModuleInputs(rows.target, parts[:1])
+    if not _depends_on_position(inputs, rows.words[:1]):
+        return empty
+    bases = [_find_first_basis(one, parts) for one in rows.observations]
+    found = rows.words[_find_nearest(rows, inputs, bases, bench)]
+    shown = [any(part.name in one.update.tensors for part in parts) for one in rows.observations]
+    is_shown = torch.tensor(shown, device=found.device)[:, None, None]
+    return torch.where(rows.fixed | ~is_shown, empty, found.mT)
+
+
+def _find_first_parts(observations: Sequence[Observation]) -> list[Part]:
+    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
+    linear = linear_parts(observations[0].target, tuple(names))
+    return [part for part in linear if part.layer == 1 and part.module in FED_ALIKE]
+
+
+def _depends_on_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
+    """Returns whether positions are added before the first layer; rotary ones are not."""
+    made = first_inputs(inputs, word, 2)[inputs.names[0]]
+    return not torch.equal(made[0], made[1])
+
+
+def _find_first_basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "rank width"]:
+    """Returns the directions of all that the parts show, at most one a token."""
+    target = observation.target
+    seen = [part for part in parts if part.name in observation.update.tensors]
+    if not seen:
+        return torch.zeros(1, parts[0].shape[1], device=target.device, dtype=target.dtype)
+    tensors = [observation.update.tensors[part.name] for part in seen]
+    pairs = zip(seen, tensors, strict=True)
+    matrices = [matrix_of(target, part, tensor)[0] for part, tensor in pairs]
+    # Each counts by how far it stands out of its errors; where one has none, all count alike.
+    stds = [estimate_error_std(observation, part.name) for part in seen]
+    if all(stds):
+        scaled = [one / std for one, std in zip(matrices, stds, strict=True)]
+        return find_directions(observation, torch.cat(scaled), 1.0)
+    scaled = [one / one.norm().clamp_min(1e-30) for one in matrices]
+    return find_directions(observation, torch.cat(scaled), 0.0)
+
+
+def _find_nearest(
+    rows: Rows, inputs: ModuleInputs, bases: Sequence[Tensor], bench: Bench
+) -> Int[Tensor, "rows positions examples"]:
+    """Returns, at every position, the words whose inputs lie least outside each span.
+
+    There is one for each sentence. Inputs are taken less the first token's: that is the same
+    special token in every sentence, and differences lie in the span even where only centred inputs
+    are seen (the key's).
+    """
+    positions, examples, name = rows.mask.shape[-1], rows.mask.shape[1], inputs.names[0]
+    token = torch.tensor(rows.target.vocabulary.prefix[:1], device=rows.words.device)
+    first = first_inputs(inputs, token, 1)[name][0, 0]
+    shape, count = (len(bases), positions), min(examples, len(rows.words))
+    misses = torch.full((*shape, count), torch.inf, device=first.device, dtype=first.dtype)
+    words = torch.arange(count, device=first.device).expand(*shape, count)
+
+    def piece(some: slice) -> Tensor:
+        nonlocal misses, words
+        apart = first_inputs(inputs, rows.words[some], positions)[name] - first
+        vectors = torch.nn.functional.normalize(apart, dim=-1)
+        found = torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases])
+        numbers = torch.arange(some.start, some.stop, device=first.device).expand(*shape, -1)
+        misses, places = torch.cat([misses, found], dim=-1).topk(count, largest=False)
+        words = torch.cat([words, numbers], dim=-1).gather(-1, places)
+        return found[0, 0]
+
+    held = positions * (VECTORS_HELD * len(first) + max(map(len, bases)) + 4 * len(bases))
+    work, most = held * len(first), VECTORS_AT_ONCE / positions
+    chunks = pieces(bench, first.device, held * first.element_size(), work, most)
+    chunks.run(piece, len(rows.words))
+    return words if count == examples else words.repeat(1, 1, -(-examples // count))[..., :examples]

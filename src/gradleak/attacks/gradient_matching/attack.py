@@ -2,54 +2,66 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
+from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.core.attack import ROUNDING, Attack, Bench, Reconstruction, Scale
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.ranges import Count
 from gradleak.matching import distance_of_nothing
 
 
+@dataclass(frozen=True, kw_only=True)
 class MatchingAttack(Attack):
-    """A recipe gives the loop; everything else follows from it."""
+    """Holds what every recipe is given; a recipe picks the parts of its paper."""
 
-    # Fields of every recipe:
-    adaptive: bool  # whether it adapts to a defense that is known
-    unroll: bool  # whether it goes through every local step of FedAvg, slowly, or takes the update for one averaged gradient
+    labels: Source = "known"
+    lengths: Source = "known"
+    longest: Count = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
     @abstractmethod
-    def loop(self) -> MatchingLoop:
+    def parts(self) -> MatchingLoop:
         """The parts and numbers of this attack."""
 
     @property
+    def loop(self) -> MatchingLoop:
+        """The parts, with what they are told of observations."""
+        assumptions = Assumptions(self.labels, self.lengths, longest=self.longest)
+        return replace(self.parts, assumptions=assumptions, adaptive=self.adaptive, unroll=self.unroll)
+
+    @property
     def requires(self) -> frozenset[Fact]:
-        return self.loop.requires
+        return self.loop.assumptions.requires
 
     @property
     def passes(self) -> int:
-        """One a step; orders of words that are tried, the start and a last search take about three times as many more."""
-        plain = self.loop.discrete is None and self.loop.polish is None
-        return (1 + self.loop.restarts) * self.loop.steps * (1 if plain else 4)
+        """One a step, or four where words are tried too.
+
+        Orders of words, the start and a last search take about three times as many more.
+        """
+        loop = self.loop
+        is_plain = loop.discrete is None and loop.polish is None
+        return (1 + loop.restarts) * loop.steps * (1 if is_plain else 4)
 
     def adapts_to(self, channel: Channel) -> bool:
-        return self._loop.adapts
+        return self.loop.adapts
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        return self._loop.reconstruct(observations, bench)
+        return self.loop.reconstruct(observations, bench)
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        return self._loop.objective(observations, batches)
+        return self.loop.objective(observations, batches)
 
     def objective_scale(self, observation: Observation) -> Scale:
-        """Distances are differences of sums as large as the distance of a candidate without gradient."""
-        return Scale(rounding=ROUNDING * float(distance_of_nothing(observation, self._loop.distance)))
-
-    @property
-    def _loop(self) -> MatchingLoop:
-        return replace(self.loop, adaptive=self.adaptive, unroll=self.unroll)
+        """Returns the scale of differences of sums as large as a candidate's without gradient."""
+        nothing = distance_of_nothing(observation, self.loop.distance)
+        return Scale(rounding=ROUNDING * float(nothing))

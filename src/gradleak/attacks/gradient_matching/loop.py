@@ -1,53 +1,46 @@
-"""The one search loop of gradient matching: move embeddings until their gradient looks like the observed one."""
+"""The search loop of gradient matching: move embeddings until their gradient is as was seen."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam
-from gradleak.attacks.gradient_matching.discrete import DiscreteRounds, token_scores
-from gradleak.attacks.gradient_matching.free_labels import FreeLabels
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions
-from gradleak.attacks.gradient_matching.passes import distances_of
-from gradleak.attacks.gradient_matching.problems import (
-    Problem,
+from gradleak.attacks.gradient_matching.discrete import (
+    MENDED,
+    CandidateScorer,
+    DiscreteRounds,
+    Embeddings,
+    Slips,
+)
+from gradleak.attacks.gradient_matching.polish import Ending, Polish, WordPolish
+from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.starts import FreeLabels, Start
+from gradleak.attacks.search.descent import RowAdam, RowAdamState
+from gradleak.attacks.search.hypotheses import Assumptions
+from gradleak.attacks.search.passes import compute_distances, score_batches
+from gradleak.attacks.search.search_rows import (
+    Ids,
     Rows,
-    by_kind,
+    SearchProblem,
+    group_problems,
     lay_out,
     nearest_tokens,
-    problems_of,
-    side_by_side,
 )
-from gradleak.attacks.gradient_matching.slips import NONE, Slips
-from gradleak.attacks.gradient_matching.slopes import Slopes
-from gradleak.attacks.gradient_matching.starts import Start
 from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Observation
 from gradleak.matching import Distance, Matcher, distance_of_nothing, for_observations
 from gradleak.matching.rough import rough_products
 
 LOSS_EVERY = 50  # steps between entries of the loss trace
 GUESS_EVERY = 500  # steps between kept guesses
 SHOW_EVERY_SECONDS = 0.5
-# Time is kept for one more step, a last look at where it led (as long as a step) and the judging of guesses (shorter)
+# Time is kept for one more step, a last look at where it led (as long as a step) and the judging of
+# guesses (shorter).
 ENDING_STEPS = 3
-
-
-@runtime_checkable
-class Improves(Protocol):
-    """A last search on whole words."""
-
-    def improve(self, search: "Search", ids: Int[Tensor, "rows examples tokens"]) -> Int[Tensor, "rows examples tokens"]:
-        """Guesses that match no worse."""
-
-    def most_passes(self, examples: int, tokens: int) -> int:
-        """How often candidates are scored at most, for batches of so many sentences of so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -56,84 +49,87 @@ class MatchingLoop:
 
     distance: Distance
     start: Start
-    optimiser: Adam
+    optimiser: RowAdam
     steps: int
-    assumptions: Assumptions
-    free_labels: FreeLabels | None = None  # on a language model: labels move beside the embeddings, and do not follow them
+    assumptions: Assumptions = field(default_factory=Assumptions)
+    # On a language model: labels move beside the embeddings, and do not follow them.
+    free_labels: FreeLabels | None = None
     norm_weight: float = 0.0  # of (mean embedding norm − mean word norm)², LAMP's regulariser
     discrete: DiscreteRounds | None = None
-    polish: Improves | None = None  # a last search on whole words
-    answer_by_prior: float | None = None  # weight of the prior when choosing among kept guesses; none: the lowest loss counts
-    relative_weights: bool = False  # weights of prior and norm are shares of the distance of a guess without gradient
-    slips: Slips = NONE
-    restarts: int = 0  # further tries for observations whose guess, as words, is not matched to within `good_enough`
+    polish: Polish | WordPolish | None = None  # a last search on whole words
+    # The weight of the prior when choosing among kept guesses; none: the lowest loss counts.
+    answer_by_prior: float | None = None
+    # Whether weights of prior and norm are shares of the distance of a guess without gradient.
+    relative_weights: bool = False
+    slips: Slips = MENDED
+    restarts: int = 0  # further tries where no guess is matched, as words, to within `good_enough`
     good_enough: float = 1e-3
-    unroll: bool = False  # goes through every local step of a protocol that takes several; otherwise as one averaged gradient
+    unroll: bool = False  # through every local step of a protocol, or as one averaged gradient
     adaptive: bool = True  # matches what a known defense left, not the update as it came
 
     def __post_init__(self) -> None:
-        if self.free_labels is not None and (self.discrete is not None or self.answer_by_prior is not None or self.norm_weight):
+        by_words = self.discrete is not None or self.answer_by_prior is not None
+        if self.free_labels is not None and (by_words or self.norm_weight):
             raise ValueError("free labels go with plain descent: without discrete rounds, choice by the prior or norm_weight.")
 
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return self.assumptions.requires
-
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        """All observations together; where several hypotheses or tries were made, the one that matches best."""
+        """Returns, of the hypotheses and tries of each observation, the guess that matches best."""
         began = time.monotonic()
         bench.progress.tries = 1 + self.restarts
         tried: dict[int, list[Tried]] = {observation.index: [] for observation in observations}
         left = list(observations)
         for attempt in range(1 + self.restarts):
-            for group in problems_of(left, self.assumptions, attempt):
-                if bench.out_of_time and all(tried[problem.observation.index] for problem in group):
+            for group in group_problems(left, self.assumptions, attempt):
+                if bench.out_of_time and all(tried[one.observation.index] for one in group):
                     continue  # all have a guess
-                self._try(group, bench, tried)
-            left = [one for one in left if min(guess.distance for guess in tried[one.index]) > self.good_enough]
+                for index, guess in self._search(group, bench):
+                    tried[index].append(guess)
+            left = [one for one in left if self._has_failed(tried[one.index])]
             if not left or bench.out_of_time:
                 break
         seconds = (time.monotonic() - began) / len(observations)
-        return [_best(tried[observation.index], seconds) for observation in observations]
+        return [choose_nearest(tried[observation.index], seconds) for observation in observations]
 
-    def most_passes(self, examples: int, tokens: int) -> int:
-        """How often candidates or their slopes are computed at most for batches of so many sentences of so many tokens, under
-        one hypothesis and (of a last search) one size: a bound that follows from the fields alone."""
-        tried = self.start.most_passes + self.steps + 1
-        if self.discrete is not None:
-            tried += self.discrete.most_passes(examples, self.steps)
-        if self.answer_by_prior is not None:
-            tried += 2 + (0 if self.polish is None else self.polish.most_passes(examples, tokens))
-        return (1 + self.restarts) * tried
+    def _has_failed(self, tried: "Sequence[Tried]") -> bool:
+        return min(guess.distance for guess in tried) > self.good_enough
 
-    def _try(self, group: Sequence[Problem], bench: Bench, tried: "dict[int, list[Tried]]") -> None:
+    def _search(self, group: Sequence[SearchProblem], bench: Bench) -> "list[tuple[int, Tried]]":
+        """Returns the index of each problem's observation, and the guess that came of it."""
         free = self.free_labels if group[0].observation.target.labels_are_tokens else None
-        loop = self if free is None else replace(self, start=free.start, optimiser=free.optimiser)
-        at_once = len(group) if free is None else free.rows_at_once(group, bench)
+        loop, at_once = self, len(group)
+        if free is not None:
+            loop = replace(self, start=free.start, optimiser=free.optimiser)
+            at_once = free.plan_rows(group, bench)
+        found = []
         for first in range(0, len(group), at_once):
             with rough_products([problem.observation for problem in group]):
-                rows = lay_out(group[first : first + at_once], self.slips.specials_inside, free is not None)
+                some = group[first : first + at_once]
+                rows = lay_out(some, self.slips.specials_inside, free is not None)
                 search = Search(loop, rows, bench)
                 search.run()
-            for row, problem in enumerate(search.rows.problems):
-                tried[problem.observation.index].append(Tried(float(search.judged[row]), search.reconstruction(row)))
-
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        """The distance at given token ids."""
-        target = observations[0].target
-        found = torch.zeros(len(observations), device=target.device, dtype=target.dtype)
-        places = {id(observation): place for place, observation in enumerate(observations)}
-        for alike in by_kind(observations):
-            for seen in [alike] if target.padding_is_free else [[one] for one in alike]:
-                where = [places[id(one)] for one in seen]
-                secrets = side_by_side([batches[place] for place in where])
-                found[where] = distances_of(self.matcher(seen), secrets)
+            for row, observation in enumerate(rows.observations):
+                guess = Tried(float(search.judged[row]), search.reconstruct(row))
+                found.append((observation.index, guess))
         return found
 
-    def matcher(self, observations: Sequence[Observation]) -> Matcher:
-        """What the search minimises, for these observations."""
-        silent = self.slips.silent_tensors
-        return for_observations(observations, self.distance, keep_silent=silent, adaptive=self.adapts, unroll=self.unroll)
+    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+        """Returns the distance at given token ids."""
+        return score_batches(
+            observations,
+            batches,
+            lambda observation: observation.channel.kind,
+            lambda seen, held: compute_distances(self.open_matcher(seen), held),
+        )
+
+    def open_matcher(self, observations: Sequence[Observation]) -> Matcher:
+        """Returns what the search minimises, for these observations."""
+        return for_observations(
+            observations,
+            self.distance,
+            keep_silent=self.slips.silent_tensors,
+            adaptive=self.adapts,
+            unroll=self.unroll,
+        )
 
     @property
     def adapts(self) -> bool:
@@ -148,18 +144,26 @@ class Tried:
     guess: Reconstruction
 
 
+def choose_nearest(tried: Sequence[Tried], seconds: float) -> Reconstruction:
+    """Returns the guess that matches best, at the cost of all that were tried."""
+    best = min(tried, key=lambda one: one.distance).guess
+    return replace(best, cost=Cost(seconds, sum(one.guess.cost.steps for one in tried)))
+
+
 class Search:
     """The moving state of one run of the loop."""
 
     def __init__(self, loop: MatchingLoop, rows: Rows, bench: Bench) -> None:
         self.loop, self.rows, self.bench = loop, rows, bench
-        self.matcher: Matcher = loop.matcher([problem.observation for problem in rows.problems])
-        self.unit = self._unit()
-        self.slopes = Slopes(self.matcher, rows, bench, loop.norm_weight * self.unit, loop.slips.padding_in_penalty)
+        matcher = loop.open_matcher(rows.observations)
+        self.scorer = CandidateScorer(rows, matcher, bench, self._measure_unit(matcher))
+        norm_weights = loop.norm_weight * self.scorer.unit
+        padded = loop.slips.padding_in_penalty
+        self.slopes = Slopes(matcher, rows, bench, norm_weights, padded)
         self.frame = rows.special_numbers()
-        self.embeddings = self._framed(loop.start.embeddings(rows, bench, self.matcher))
+        self.embeddings = self._put_back_specials(loop.start.draw(rows, bench, matcher))
         self.best = self.embeddings.clone()
-        self.best_losses = torch.full((len(rows.problems),), torch.inf, device=rows.target.device, dtype=rows.target.dtype)
+        self.best_losses = torch.full_like(self.scorer.unit, torch.inf)
         self.losses: list[tuple[int, Tensor]] = []
         self.guesses: list[tuple[int, Tensor]] = []
         self.guesses_to_judge: list[Tensor] = []
@@ -168,15 +172,13 @@ class Search:
         self.taken = 0
         self._shown = 0.0
 
-    def _unit(self) -> Float[Tensor, "rows"]:
-        """What weights of prior and norm are multiples of, row by row."""
-        target = self.rows.target
+    def _measure_unit(self, matcher: Matcher) -> Float[Tensor, "rows"]:
+        """Returns what weights of prior and norm are multiples of, row by row."""
+        target, seen = self.rows.target, self.rows.observations
         if not self.loop.relative_weights:
-            return torch.ones(len(self.rows.problems), device=target.device, dtype=target.dtype)
-        distance = self.matcher.distance
-        return torch.stack([distance_of_nothing(problem.observation, distance) for problem in self.rows.problems]).to(
-            target.dtype
-        )
+            return torch.ones(len(seen), device=target.device, dtype=target.dtype)
+        units = [distance_of_nothing(observation, matcher.distance) for observation in seen]
+        return torch.stack(units).to(target.dtype)
 
     def run(self) -> None:
         """Takes the steps, keeping the embeddings of the lowest loss of each row."""
@@ -184,15 +186,15 @@ class Search:
         state = self.loop.optimiser.begin(self.embeddings)
         for step in range(self.loop.steps):
             began = time.monotonic()
-            losses, gradients = self.losses_and_gradients()
+            losses, gradients = self.compute_slopes()
             self._keep(step, losses)
             state.step(self.embeddings, gradients)
             seconds_a_step = time.monotonic() - began
-            self.embeddings = self._framed(self.embeddings)
+            self.embeddings = self._put_back_specials(self.embeddings)
             self.taken = step + 1
-            if discrete is not None and discrete.due(self.taken, self.loop.steps):
-                discrete.round(self, state, self.taken)
-                self.embeddings = self._framed(self.embeddings)
+            if discrete is not None and discrete.is_due(self.taken, self.loop.steps):
+                self._reorder_words(discrete, state, self.taken)
+                self.embeddings = self._put_back_specials(self.embeddings)
                 self.guesses_to_judge.append(nearest_tokens(self.rows, self.embeddings))
             if self.bench.ends_within(ENDING_STEPS * seconds_a_step):
                 break
@@ -200,65 +202,76 @@ class Search:
             for number in range(discrete.rounds_at_end):
                 if self.bench.out_of_time:
                     break
-                discrete.round(self, state, number)
-        losses, _ = self.losses_and_gradients()
-        self._keep(self.taken, losses, last=True)
-        self.answers = self._choose()
-        by_words = self.loop.answer_by_prior is not None
-        self.judged = token_scores(self, self.answers[:, None], self.matcher, 0.0)[:, 0] if by_words else self.best_losses
+                self._reorder_words(discrete, state, number)
+        losses, _ = self.compute_slopes()
+        self._keep(self.taken, losses, is_last=True)
+        self.answers = self._choose_answers()
+        self.judged = self.best_losses
+        if self.loop.answer_by_prior is not None:  # the answers are then words, as which they count
+            self.judged = self.scorer.score_tokens(self.answers[:, None], 0.0)[:, 0]
 
-    def losses_and_gradients(self) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
-        """The distance of every row and its slope."""
+    def compute_slopes(self) -> tuple[Float[Tensor, "rows"], Embeddings]:
+        """Returns the distance of every row and its slope."""
         return self.slopes(self.embeddings)
 
-    def reconstruction(self, row: int) -> Reconstruction:
-        """The best guess of one row and how it came about."""
-        hypothesis = self.rows.problems[row].hypothesis
+    def reconstruct(self, row: int) -> Reconstruction:
+        """Returns the best guess of one row and how it came about."""
+        loss = float(self.best_losses[row])
+        losses = [(step, losses[row]) for step, losses in self.losses]
+        guesses = [(step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses]
         return Reconstruction(
             sentences=self.rows.sentences(self.answers[row], row),
-            loss=float(self.best_losses[row]) if bool(self.best_losses[row].isfinite()) else None,
-            labels=hypothesis.labels,
+            loss=loss if bool(self.best_losses[row].isfinite()) else None,
+            labels=self.rows.problems[row].hypothesis.labels,
             cost=Cost(steps=self.taken),
             trace=Trace(
-                losses=tuple((step, float(losses[row])) for step, losses in self.losses if bool(losses[row].isfinite())),
-                guesses=tuple((step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses),
+                losses=tuple((step, float(one)) for step, one in losses if bool(one.isfinite())),
+                guesses=tuple(guesses),
             ),
         )
 
-    def _choose(self) -> Int[Tensor, "rows examples tokens"]:
-        """The tokens of the lowest loss, or the best by matching and prior among all guesses kept along the way."""
+    @property
+    def ending(self) -> Ending:
+        """Where the search is now, for a last one on words."""
+        return Ending(
+            self.scorer,
+            self.embeddings,
+            self.best,
+            self.loop.adapts,
+            self.loop.unroll,
+            self.report,
+        )
+
+    def report(self, done: int, total: int, ids: Ids) -> None:
+        """Writes the state on the blackboard, with a few guesses."""
+        loss = float(self.best_losses.mean())
+        self.bench.progress.report(done, total, loss, self.rows.decode_some(ids))
+
+    def _reorder_words(self, discrete: DiscreteRounds, state: RowAdamState, number: int) -> None:
+        discrete.reorder_words(self.scorer, self.embeddings, state, number, self.loop.slips)
+
+    def _choose_answers(self) -> Ids:
+        """Returns the tokens of the lowest loss, or the best by matching and prior of all kept."""
         lowest = nearest_tokens(self.rows, self.best)
         if self.loop.answer_by_prior is None:
             return lowest
-        kept = torch.stack([lowest, nearest_tokens(self.rows, self.embeddings), *self.guesses_to_judge], dim=1)
-        scores = token_scores(self, kept, self.matcher, self.loop.answer_by_prior)
+        last = nearest_tokens(self.rows, self.embeddings)
+        kept = torch.stack([lowest, last, *self.guesses_to_judge], dim=1)
+        scores = self.scorer.score_tokens(kept, self.loop.answer_by_prior)
         chosen = kept[torch.arange(len(kept), device=kept.device), scores.argmin(1)]
-        return chosen if self.loop.polish is None else self.loop.polish.improve(self, chosen)
+        return chosen if self.loop.polish is None else self.loop.polish.improve(self.ending, chosen)
 
-    def _keep(self, step: int, losses: Float[Tensor, "rows"], last: bool = False) -> None:
+    def _keep(self, step: int, losses: Float[Tensor, "rows"], is_last: bool = False) -> None:
         better = losses < self.best_losses
         self.best_losses = torch.where(better, losses, self.best_losses)
         self.best = torch.where(better[:, None, None, None], self.embeddings, self.best)
-        if step % LOSS_EVERY == 0 or last:
+        if step % LOSS_EVERY == 0 or is_last:
             self.losses.append((step, losses.cpu()))
-        if step % GUESS_EVERY == 0 or last:
+        if step % GUESS_EVERY == 0 or is_last:
             self.guesses.append((step, nearest_tokens(self.rows, self.best)))
-        if last or time.monotonic() - self._shown > SHOW_EVERY_SECONDS:
+        if is_last or time.monotonic() - self._shown > SHOW_EVERY_SECONDS:
             self._shown = time.monotonic()
             self.report(step, self.loop.steps, nearest_tokens(self.rows, self.best))
 
-    def report(self, done: int, total: int, ids: Int[Tensor, "rows examples tokens"]) -> None:
-        """Writes the state on the blackboard: a few guesses, in the observations' own order."""
-        order = sorted(range(len(self.rows.problems)), key=lambda row: self.rows.problems[row].observation.index)
-        decode = self.rows.target.decode
-        texts = [decode(sentence) for row in order[:6] for sentence in self.rows.sentences(ids[row], row)]
-        self.bench.progress.report(done, total, float(self.best_losses.mean()), texts)
-
-    def _framed(self, embeddings: Tensor) -> Tensor:
+    def _put_back_specials(self, embeddings: Embeddings) -> Embeddings:
         return torch.where(self.rows.fixed[..., None], self.frame, embeddings)
-
-
-def _best(tried: Sequence[Tried], seconds: float) -> Reconstruction:
-    """The guess that matches best, at the cost of all that were tried."""
-    best = min(tried, key=lambda one: one.distance).guess
-    return replace(best, cost=Cost(seconds, sum(one.guess.cost.steps for one in tried)))

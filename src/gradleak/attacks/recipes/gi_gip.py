@@ -5,14 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam, Drops
-from gradleak.attacks.gradient_matching.hypotheses import Source
-from gradleak.attacks.pictures.rows import Rows, lay_out, required
-from gradleak.attacks.pictures.search import Objective, PictureSearch, Render, reconstructions
+from gradleak.attacks.gradient_matching.picture_search import (
+    Images,
+    Numbers,
+    PictureObjective,
+    PictureRows,
+    PictureSearch,
+    Render,
+    choose_pictures,
+    lay_out_pictures,
+    list_required,
+)
+from gradleak.attacks.search.descent import Drops, RowAdam
+from gradleak.attacks.search.hypotheses import Source
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
@@ -22,41 +30,45 @@ from gradleak.core.prior import Generator
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import Medium, register
 
-MOST = 3.0  # standard deviations: numbers further out than this make pictures of nothing
+# Standard deviations: numbers further out than this make pictures of nothing.
+MOST_SPREAD = 3.0
 
 
 @dataclass(frozen=True, eq=False)
 class Latents(Render):
     """The numbers are those the generator makes pictures of."""
 
-    rows: Rows
+    rows: PictureRows
     generator: Generator
 
-    def pixels(self, state: Float[Tensor, "rows numbers"], kept: slice) -> Float[Tensor, "rows examples channels height width"]:
+    def render(self, state: Numbers, kept: slice) -> Images:
         return self.generator.pictures(state.view(len(state), self.rows.examples, self.generator.latents))
 
-    def project(self, state: Float[Tensor, "rows numbers"]) -> Float[Tensor, "rows numbers"]:
-        return state.clamp(-MOST, MOST)
+    def project(self, state: Numbers) -> Numbers:
+        return state.clamp(-MOST_SPREAD, MOST_SPREAD)
 
 
 @dataclass(frozen=True, eq=False)
-class Weights(Render):
-    """The numbers are the generator's own weights, another set for each row; what it makes pictures of is fixed."""
+class GeneratorWeights(Render):
+    """The numbers are the generator's own weights, another set for each row; its input is fixed."""
 
     generator: Generator
     latents: Float[Tensor, "rows examples latents"]
 
-    def pixels(self, state: Float[Tensor, "rows numbers"], kept: slice) -> Float[Tensor, "rows examples channels height width"]:
+    def render(self, state: Numbers, kept: slice) -> Images:
         return self.generator.pictures(self.latents[kept], state)
 
-    def project(self, state: Float[Tensor, "rows numbers"]) -> Float[Tensor, "rows numbers"]:
+    def project(self, state: Numbers) -> Numbers:
         return state
 
 
 @register("attack", "gi_gip")
 @dataclass(frozen=True)
 class GenerativePrior(Attack):
-    """Searches the numbers from which a generator (--prior generator:path=…) makes the picture, then the generator's weights."""
+    """Searches the numbers from which a generator makes the picture, then its weights.
+
+    The generator is made by `gradleak prior pictures` and given by --prior generator:path=….
+    """
 
     medium: ClassVar[Medium] = "image"
     cites = "Jeon et al., NeurIPS 2021; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
@@ -80,7 +92,7 @@ class GenerativePrior(Attack):
 
     @property
     def requires(self) -> frozenset[Fact]:
-        return required(self.labels)
+        return list_required(self.labels)
 
     def adapts_to(self, channel: Channel) -> bool:
         return self.adaptive
@@ -90,34 +102,27 @@ class GenerativePrior(Attack):
         generator = bench.pictures
         if not isinstance(generator, Generator):
             raise GradleakError("gi_gip needs a generator: make one with gradleak prior pictures, add --prior generator:path=….")
-        rows = lay_out(observations, self.labels, self.restarts)
-        latents, start = Latents(rows, generator), rows.draw(bench, rows.examples * generator.latents)
-        optimiser = Adam(self.latent_learning_rate, Drops(self.latent_steps))
+        rows = lay_out_pictures(observations, self.labels, self.restarts)
+        latents, start = (
+            Latents(rows, generator),
+            rows.draw(bench, rows.examples * generator.latents),
+        )
+        optimiser = RowAdam(self.latent_learning_rate, Drops(self.latent_steps))
         found = PictureSearch(rows, self._objective, bench).run(latents, start, optimiser, self.latent_steps, signed=False)
         if not self.weight_steps:
-            return reconstructions(rows, latents, found, observations, began)
-        kept = _best_places(rows, found.losses)
+            return choose_pictures(rows, latents, found, observations, began)
+        kept = rows.find_best(found.losses)
         best = rows.take(kept)
         fixed = found.state[kept].view(len(kept), rows.examples, generator.latents)
-        weights = Weights(generator, fixed)
-        optimiser = Adam(self.weight_learning_rate, Drops(self.weight_steps))
+        weights = GeneratorWeights(generator, fixed)
+        optimiser = RowAdam(self.weight_learning_rate, Drops(self.weight_steps))
         copies = generator.weights.expand(len(kept), -1).contiguous()
         moved = PictureSearch(best, self._objective, bench).run(weights, copies, optimiser, self.weight_steps, signed=False)
-        return reconstructions(best, weights, moved, observations, began)
+        return choose_pictures(best, weights, moved, observations, began)
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        return self._objective.at(observations, batches)
+        return self._objective.compute_at(observations, batches)
 
     @property
-    def _objective(self) -> Objective:
-        return Objective(self.variation_weight, self.adaptive)
-
-
-def _best_places(rows: Rows, losses: Float[Tensor, "rows"]) -> Tensor:
-    """For every observation the row of the lowest loss, in the rows' order."""
-    best: dict[int, int] = {}
-    for place, row in enumerate(rows.rows):
-        index = row.observation.index
-        if index not in best or losses[place] < losses[best[index]]:
-            best[index] = place
-    return torch.tensor(list(best.values()), device=losses.device)
+    def _objective(self) -> PictureObjective:
+        return PictureObjective(self.variation_weight, self.adaptive)

@@ -8,10 +8,16 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.descent import Adam, Drops
-from gradleak.attacks.gradient_matching.hypotheses import Source
-from gradleak.attacks.pictures.rows import lay_out, required
-from gradleak.attacks.pictures.search import Objective, PictureSearch, Pixels, reconstructions
+from gradleak.attacks.gradient_matching.picture_search import (
+    PictureObjective,
+    PictureSearch,
+    StandardisedPixels,
+    choose_pictures,
+    lay_out_pictures,
+    list_required,
+)
+from gradleak.attacks.search.descent import Drops, RowAdam
+from gradleak.attacks.search.hypotheses import Source
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
@@ -23,7 +29,7 @@ from gradleak.core.registry import Medium, register
 @register("attack", "ig")
 @dataclass(frozen=True)
 class InvertingGradients(Attack):
-    """Moves pixels until their gradient points the way the observed one does, and smooths them (IG)."""
+    """Moves pixels until their gradient points as the observed one does, and smooths them (IG)."""
 
     medium: ClassVar[Medium] = "image"
     cites = "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
@@ -45,23 +51,23 @@ class InvertingGradients(Attack):
 
     @property
     def requires(self) -> frozenset[Fact]:
-        return required(self.labels)
+        return list_required(self.labels)
 
     def adapts_to(self, channel: Channel) -> bool:
         return self.adaptive
 
     def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
         began = time.monotonic()
-        rows = lay_out(observations, self.labels, self.restarts)
+        rows = lay_out_pictures(observations, self.labels, self.restarts)
         search = PictureSearch(rows, self._objective, bench)
-        render = Pixels(rows)
+        render = StandardisedPixels(rows)
         start = rows.draw(bench, rows.examples * rows.target.hidden_size)
-        found = search.run(render, start, Adam(self.learning_rate, Drops(self.steps)), self.steps, signed=True)
-        return reconstructions(rows, render, found, observations, began)
+        found = search.run(render, start, RowAdam(self.learning_rate, Drops(self.steps)), self.steps, signed=True)
+        return choose_pictures(rows, render, found, observations, began)
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
-        return self._objective.at(observations, batches)
+        return self._objective.compute_at(observations, batches)
 
     @property
-    def _objective(self) -> Objective:
-        return Objective(self.variation_weight, self.adaptive)
+    def _objective(self) -> PictureObjective:
+        return PictureObjective(self.variation_weight, self.adaptive)

@@ -1,60 +1,75 @@
-"""LAMP: continuous steps and discrete rounds in turn, guided by a language model (Balunović et al., NeurIPS 2022)."""
+"""LAMP: continuous steps and discrete rounds in turn, guided by a language model.
+
+Balunović et al., NeurIPS 2022.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from gradleak.attacks.energy.rematch import WordPolish
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.descent import Adam, StepDecay
-from gradleak.attacks.gradient_matching.discrete import DiscreteRounds
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
+from gradleak.attacks.gradient_matching.discrete import MENDED, RELEASED, DiscreteRounds
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.attacks.gradient_matching.polish import Polish
-from gradleak.attacks.gradient_matching.slips import NONE, RELEASED
+from gradleak.attacks.gradient_matching.polish import Polish, WordPolish
 from gradleak.attacks.gradient_matching.starts import TwoStep
+from gradleak.attacks.search.descent import RowAdam, StepDecay
+from gradleak.attacks.search.word_search import SearchEffort
 from gradleak.core.defense import Channel
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
 
-if TYPE_CHECKING:
-    from gradleak.attacks.recipes.bert_large import LampBertLarge
-
 Discrete = Literal["alternate", "at_end", "none"]
 CITES = "Balunović et al., NeurIPS 2022"
 
 
-def lamp_loop(recipe: "LampCos | LampL2L1", distance: Distance) -> MatchingLoop:
-    """LAMP's parts, numbers of supplement D: 200 orders a round, every 75 steps after the first tenth; decay 0.89 each 50."""
-    return MatchingLoop(
-        distance=distance,
-        start=TwoStep(recipe.starts),
-        optimiser=Adam(recipe.learning_rate, StepDecay(recipe.decay, 50)),
-        steps=recipe.steps,
-        assumptions=Assumptions(recipe.labels, recipe.lengths, longest=recipe.longest),
-        norm_weight=recipe.norm_weight,
-        discrete=discrete_rounds(recipe, every=75),
-        # The released code takes the embeddings of the lowest continuous loss, which throws late rounds away.
-        answer_by_prior=None if recipe.faithful else recipe.prior_weight,
-        slips=RELEASED if recipe.faithful else NONE,
-    )
+class LampAttack(MatchingAttack):
+    """Puts LAMP's parts together; its recipes have these fields, with their papers' numbers."""
+
+    steps: int
+    starts: int
+    prior_weight: float
+    norm_weight: float
+    discrete: Discrete
+    across: bool
+    faithful: bool
+
+    def assemble(self, distance: Distance, optimiser: RowAdam, every: int, relative_weights: bool = False) -> MatchingLoop:
+        """Returns a loop with rounds of 200 orders every so many steps after the first tenth."""
+        rounds = DiscreteRounds(every, prior_weight=self.prior_weight, across=self.across)
+        choices = {  # the last two are ablations of Table 4
+            "alternate": rounds,
+            "at_end": replace(rounds, rounds_at_end=self.steps // every),
+            "none": None,
+        }
+        return MatchingLoop(
+            distance,
+            TwoStep(self.starts),
+            optimiser,
+            self.steps,
+            norm_weight=self.norm_weight,
+            discrete=choices[self.discrete],
+            # The released code takes the embeddings of the lowest continuous loss, which throws
+            # late rounds away.
+            answer_by_prior=None if self.faithful else self.prior_weight,
+            relative_weights=relative_weights,
+            slips=RELEASED if self.faithful else MENDED,
+        )
 
 
-def discrete_rounds(recipe: "LampCos | LampL2L1 | LampBertLarge", every: int) -> DiscreteRounds | None:
-    """When words are reordered: between the steps, only after them, or never (the last two are ablations of Table 4)."""
-    rounds = DiscreteRounds(every, prior_weight=recipe.prior_weight, across=recipe.across)
-    choices = {"alternate": rounds, "at_end": replace(rounds, rounds_at_end=recipe.steps // every), "none": None}
-    return choices[recipe.discrete]
+def make_adam(learning_rate: float, decay: float) -> RowAdam:
+    """Returns the optimiser of supplement D, whose rate decays every 50 steps."""
+    return RowAdam(learning_rate, StepDecay(decay, every=50))
 
 
 @register("attack", "lamp_cos")
 @dataclass(frozen=True)
-class LampCos(MatchingAttack):
+class LampCos(LampAttack):
     """LAMP with the cosine distance: the paper's best for single sentences."""
 
     cites = CITES
 
+    # The numbers of supplement D
     steps: Count = 2000
     starts: Count = 500
     learning_rate: Rate = 0.01
@@ -64,24 +79,21 @@ class LampCos(MatchingAttack):
     distance: Literal["cosine", "l2"] = "cosine"  # l2 is the ablation of Table 4
     discrete: Discrete = "alternate"
     across: bool = False  # also try exchanges between the sentences of a batch
-    faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
-    labels: Source = "known"
-    lengths: Source = "known"
-    longest: Count = 32  # tokens, when lengths are enumerated
-    adaptive: bool = True  # to a defense that is known; false: the naive attack
-    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
+    faithful: bool = False  # as the released code, oversights included (discrete.Slips)
 
     @property
-    def loop(self) -> MatchingLoop:
-        return lamp_loop(self, Cosine() if self.distance == "cosine" else SquaredL2())
+    def parts(self) -> MatchingLoop:
+        distance = Cosine() if self.distance == "cosine" else SquaredL2()
+        return self.assemble(distance, make_adam(self.learning_rate, self.decay), every=75)
 
 
 @register("attack", "lamp_l2l1")
 @dataclass(frozen=True)
-class LampL2L1(MatchingAttack):
-    """LAMP with TAG's distance, whose size is that of the gradient: so are its weights, as shares of that size.
+class LampL2L1(LampAttack):
+    """LAMP with TAG's distance; its weights are shares of that distance's size.
 
-    The paper's are numbers for BERT-base: relative=false,prior_weight=60,norm_weight=25.
+    That size is the gradient's, which differs from model to model. The paper's are numbers for
+    BERT-base: relative=false,prior_weight=60,norm_weight=25.
     """
 
     cites = CITES + "; weights relative to the gradient's size are ours"
@@ -97,16 +109,12 @@ class LampL2L1(MatchingAttack):
     l1_weight: float = 0.01
     discrete: Discrete = "alternate"
     across: bool = False  # also try exchanges between the sentences of a batch
-    faithful: bool = False  # as the released code, oversights included (gradient_matching/slips.py)
-    labels: Source = "known"
-    lengths: Source = "known"
-    longest: Count = 32
-    adaptive: bool = True  # to a defense that is known; false: the naive attack
-    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
+    faithful: bool = False  # as the released code, oversights included (discrete.Slips)
 
     @property
-    def loop(self) -> MatchingLoop:
-        return replace(lamp_loop(self, L2L1(self.l1_weight)), relative_weights=self.relative)
+    def parts(self) -> MatchingLoop:
+        optimiser = make_adam(self.learning_rate, self.decay)
+        return self.assemble(L2L1(self.l1_weight), optimiser, 75, relative_weights=self.relative)
 
     def before(self, channel: Channel) -> Mapping[str, Any]:
         return {"relative": False}
@@ -115,28 +123,32 @@ class LampL2L1(MatchingAttack):
 @register("attack", "lamp_quick")
 @dataclass(frozen=True)
 class LampQuick(MatchingAttack):
-    """`lamp_plus` with few steps and a short last search, to see a leak on a laptop in minutes. Never used for figures."""
+    """`lamp_plus` with few steps and a short last search, to see a leak on a laptop in minutes.
+
+    It is never used for figures.
+    """
 
     cites = CITES
+    added_later: ClassVar[frozenset[str]] = frozenset({"longest"})
 
     steps: Count = 300
     starts: Count = 50
     polish_rounds: int = 20
-    labels: Source = "known"
-    lengths: Source = "known"
-    adaptive: bool = True  # to a defense that is known; false: the naive attack
-    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
-    def loop(self) -> MatchingLoop:
-        base = LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths).loop
-        return replace(base, polish=Polish(rounds=self.polish_rounds, orders=80, substitutions=40))
+    def parts(self) -> MatchingLoop:
+        base = LampCos(steps=self.steps, starts=self.starts).parts
+        return replace(base, polish=Polish(self.polish_rounds, orders=80, substitutions=40))
 
 
 @register("attack", "lamp_plus")
 @dataclass(frozen=True)
 class LampPlus(MatchingAttack):
-    """LAMP with the cosine distance, a last search over whole words (moves, then word by word), a second try where it failed."""
+    """LAMP with the cosine distance, a last search over whole words, and a second try.
+
+    The last search moves words, then tries others word by word. The second try is for sentences
+    where the first failed.
+    """
 
     cites = CITES + "; the last search and the restarts are ours"
 
@@ -147,15 +159,11 @@ class LampPlus(MatchingAttack):
     word_sweeps: int = 4  # of the last search, word by word; 0 leaves it out
     word_restarts: int = 4
     restarts: int = 1  # for sentences whose guess does not explain the update
-    labels: Source = "known"
-    lengths: Source = "known"
-    longest: Count = 32
-    adaptive: bool = True  # to a defense that is known; false: the naive attack
-    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
-    def loop(self) -> MatchingLoop:
-        base = LampCos(steps=self.steps, starts=self.starts, labels=self.labels, lengths=self.lengths, longest=self.longest).loop
+    def parts(self) -> MatchingLoop:
+        base = LampCos(steps=self.steps, starts=self.starts).parts
         moves = Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight)
-        polish = WordPolish(moves, self.word_sweeps, self.word_restarts) if self.word_sweeps else moves
+        effort = SearchEffort(sweeps=self.word_sweeps, restarts=self.word_restarts)
+        polish = WordPolish(moves, effort) if self.word_sweeps else moves
         return replace(base, polish=polish, restarts=self.restarts)

@@ -1,28 +1,37 @@
-"""Partial gradients: LAMP on some tensors of the update, down to a single weight matrix (Li, Xu and Dras, EMNLP 2024)."""
+"""Partial gradients: LAMP on some tensors of the update, down to a single weight matrix.
+
+Li, Xu and Dras, EMNLP 2024.
+"""
 
 from dataclasses import dataclass
 
-from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.hypotheses import Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.attacks.recipes.lamp import Discrete, LampCos
+from gradleak.attacks.recipes.lamp import Discrete, LampAttack, make_adam
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
+from gradleak.matching import Cosine
 
 
 @register("attack", "partial_gradients")
 @dataclass(frozen=True)
-class PartialGradients(MatchingAttack):
-    """LAMP's cosine search over whatever tensors the view shows, each with the same weight; choose them by view=parts."""
+class PartialGradients(LampAttack):
+    """LAMP's cosine search over whatever tensors the view shows, each with the same weight.
+
+    Choose them by view=parts.
+    """
 
     # Where this is not the paper, or not its released code:
-    # - The paper sums the distances (equation 1), we take their mean (its equation 4, and LAMP). For a single matrix these are
-    #   the same; for n of them a sum would make the weights of prior and length penalty n times smaller.
-    # - Which tensors are matched is the view's choice and not the attack's: the server has no others. Views name modules
-    #   exactly; the released selector for "FFN output" takes the attention's output too.
-    # - The mends of LAMP's released code (gradient_matching/slips.py) are in; faithful=true takes them out.
-    # - The paper attacks BERT-large too, with what it calls LAMP's settings: those are lamp_bert_large, under any view.
-    # - Its defended gradients were read before they were clipped and noised; ours are those that leave the client.
+    # - The paper sums the distances (equation 1), we take their mean (its equation 4, and LAMP).
+    #   For a single matrix these are the same; for n of them a sum would make the weights of prior
+    #   and length penalty n times smaller.
+    # - Which tensors are matched is the view's choice and not the attack's: the server has no
+    #   others. Views name modules exactly; the released selector for "FFN output" takes the
+    #   attention's output too.
+    # - The mends of LAMP's released code (discrete.Slips) are in; faithful=true takes them out.
+    # - The paper attacks BERT-large too, with what it calls LAMP's settings: those are
+    #   lamp_bert_large, under any view.
+    # - Its defended gradients were read before they were clipped and noised; ours are those that
+    #   leave the client.
 
     cites = "Li, Xu and Dras, EMNLP 2024; settings of LAMP, supplement D"
 
@@ -35,25 +44,7 @@ class PartialGradients(MatchingAttack):
     discrete: Discrete = "alternate"
     across: bool = False  # also try exchanges between the sentences of a batch
     faithful: bool = False
-    labels: Source = "known"
-    lengths: Source = "known"
-    longest: Count = 32  # tokens, when lengths are enumerated
-    adaptive: bool = True  # to a defense that is known; false: the naive attack
-    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
 
     @property
-    def loop(self) -> MatchingLoop:
-        return LampCos(
-            steps=self.steps,
-            starts=self.starts,
-            learning_rate=self.learning_rate,
-            decay=self.decay,
-            prior_weight=self.prior_weight,
-            norm_weight=self.norm_weight,
-            discrete=self.discrete,
-            across=self.across,
-            faithful=self.faithful,
-            labels=self.labels,
-            lengths=self.lengths,
-            longest=self.longest,
-        ).loop
+    def parts(self) -> MatchingLoop:
+        return self.assemble(Cosine(), make_adam(self.learning_rate, self.decay), every=75)

@@ -1,14 +1,12 @@
-"""TAG, as LAMP's authors ran it as their baseline; on a language model as Learning to Invert's did."""
+"""TAG, as LAMP's authors ran it; on a language model as Learning to Invert's did."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.descent import Adam
-from gradleak.attacks.gradient_matching.free_labels import FreeLabels
-from gradleak.attacks.gradient_matching.hypotheses import Assumptions, Source
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.attacks.gradient_matching.starts import OneGaussian
+from gradleak.attacks.gradient_matching.starts import FreeLabels, OneGaussian
+from gradleak.attacks.search.descent import RowAdam
 from gradleak.core.ranges import Count, Rate
 from gradleak.core.registry import register
 from gradleak.matching import L2L1
@@ -24,22 +22,19 @@ class Tag(MatchingAttack):
     steps: Count = 2500
     learning_rate: Rate = 0.1  # no decay
     l1_weight: float = 0.01
-    labels: Source = "known"
-    lengths: Source = "known"
-    longest: Count = 32  # tokens, when lengths are enumerated
-    adaptive: bool = True  # to a defense that is known; false: the naive attack
-    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
-    # Of a language model only: labels with logits of their own, or those of the words that the embeddings are nearest to.
-    token_labels: Literal["free", "tied"] = "free"
-    free_learning_rate: Rate = 0.05  # where labels are free, instead of learning_rate: after a warm-up, falling to zero
+    # Of a language model only: labels with logits of their own, or those of the words that the
+    # embeddings are nearest to.
+    token_labels: Literal["free", "tied"] = field(default="free", kw_only=True)
+    # Where labels are free, instead of learning_rate: after a warm-up, falling to zero.
+    free_learning_rate: Rate = field(default=0.05, kw_only=True)
 
     @property
-    def loop(self) -> MatchingLoop:
+    def parts(self) -> MatchingLoop:
+        free = FreeLabels.as_released(self.steps, self.free_learning_rate)
         return MatchingLoop(
-            distance=L2L1(self.l1_weight),
-            start=OneGaussian(),
-            optimiser=Adam(self.learning_rate),
-            steps=self.steps,
-            assumptions=Assumptions(self.labels, self.lengths, longest=self.longest),
-            free_labels=FreeLabels.of(self.steps, self.free_learning_rate) if self.token_labels == "free" else None,
+            L2L1(self.l1_weight),
+            OneGaussian(),
+            RowAdam(self.learning_rate),
+            self.steps,
+            free_labels=free if self.token_labels == "free" else None,
         )

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-class Schedule(ABC):
+class RateSchedule(ABC):
     """The learning rate at a step, as a multiple of the first."""
 
     @abstractmethod
@@ -17,7 +17,7 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True)
-class Constant(Schedule):
+class Constant(RateSchedule):
     """No decay."""
 
     def factor(self, step: int) -> float:
@@ -25,7 +25,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
-class StepDecay(Schedule):
+class StepDecay(RateSchedule):
     """Multiplied by `decay` every `every` steps (LAMP: 0.89 every 50)."""
 
     decay: float = 0.89
@@ -36,8 +36,8 @@ class StepDecay(Schedule):
 
 
 @dataclass(frozen=True)
-class Linear(Schedule):
-    """Falls evenly to zero over `over` steps (LAMP on BERT-large: 10,000, of which 5,000 are taken)."""
+class Linear(RateSchedule):
+    """Falls evenly to zero over `over` steps (LAMP on BERT-large: 10,000; it takes 5,000)."""
 
     over: int = 10_000
 
@@ -46,8 +46,11 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
-class WarmUp(Schedule):
-    """Rises evenly over the first twentieth of all steps, then falls evenly to zero (TAG as Learning to Invert ran it)."""
+class WarmUp(RateSchedule):
+    """Rises evenly over a twentieth of all steps, then falls evenly to zero.
+
+    That is TAG as Learning to Invert ran it.
+    """
 
     steps: int
 
@@ -57,7 +60,7 @@ class WarmUp(Schedule):
 
 
 @dataclass(frozen=True)
-class Drops(Schedule):
+class Drops(RateSchedule):
     """A tenth of it after 3/8, 5/8 and 7/8 of all steps (IG)."""
 
     steps: int
@@ -67,26 +70,29 @@ class Drops(Schedule):
 
 
 @dataclass(frozen=True)
-class Adam:
-    """Adam (Kingma & Ba 2015) on every row by itself: all its operations are elementwise but the clipping, which is per row."""
+class RowAdam:
+    """Adam (Kingma & Ba 2015) on every row by itself.
+
+    All its operations are elementwise but the clipping, which is per row.
+    """
 
     learning_rate: float
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = Constant()
     clip_norm: float | None = None  # of each row's gradient
     first_decay: float = 0.9
     second_decay: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0  # decoupled (AdamW, Loshchilov & Hutter 2019)
 
-    def begin(self, embeddings: Float[Tensor, "rows *shape"]) -> "AdamState":
-        return AdamState(self, torch.zeros_like(embeddings), torch.zeros_like(embeddings))
+    def begin(self, embeddings: Float[Tensor, "rows *shape"]) -> "RowAdamState":
+        return RowAdamState(self, torch.zeros_like(embeddings), torch.zeros_like(embeddings))
 
 
 @dataclass
-class AdamState:
+class RowAdamState:
     """Adam's moments of one search; a search that moves tokens about moves these with them."""
 
-    settings: Adam
+    settings: RowAdam
     first: Tensor
     second: Tensor
     taken: int = 0
@@ -102,7 +108,10 @@ class AdamState:
         self.second.mul_(settings.second_decay).addcmul_(gradients, gradients, value=1 - settings.second_decay)
         rate = settings.learning_rate * settings.schedule.factor(self.taken)
         self.taken += 1
-        first_scale, second_scale = 1 - settings.first_decay**self.taken, 1 - settings.second_decay**self.taken
+        first_scale, second_scale = (
+            1 - settings.first_decay**self.taken,
+            1 - settings.second_decay**self.taken,
+        )
         spread = (self.second / second_scale).sqrt_().add_(settings.epsilon)
         if settings.weight_decay:
             embeddings.mul_(1 - rate * settings.weight_decay)

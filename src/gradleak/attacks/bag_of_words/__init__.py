@@ -1,1 +1,0 @@
-"""Known words, unknown order: what is left to search where the word embeddings' gradient is seen."""

@@ -1,1 +1,0 @@
-"""Search for pictures whose gradient looks like the observed one."""

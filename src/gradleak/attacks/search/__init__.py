@@ -1,0 +1,1 @@
+"""What all searches share: rows and hypotheses, passes, the search over words, the prior."""
