@@ -176,8 +176,8 @@ def bound_rematch(effort: SearchEffort, examples: int, tokens: int) -> int:
     """It begins in two ways, goes on from changed guesses, and ends with an attempt by all that is seen."""
     bounds = []
     for one in (replace(effort, at_once=False), replace(effort, at_once=True)):
-        attempts = 2 * bound_attempt(one, examples, tokens) + bound_retries(one, examples, tokens)
-        bounds.append(1 + bound_moves(examples, tokens) + 1 + attempts + 1)
+        attempts = 3 * bound_attempt(one, examples, tokens) + bound_retries(one, examples, tokens)
+        bounds.append(1 + bound_moves(examples, tokens) + 2 + attempts + 1)
     return max(bounds)
 
 

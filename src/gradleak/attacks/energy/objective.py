@@ -53,6 +53,8 @@ class Energy(WordObjective):
     """The objective for several observations; what one does not show does not count for it."""
 
     cost = 1  # forward passes only
+    # What the first layer is fed says nothing of the order of words where positions come in later.
+    tells_orders = False
 
     def __init__(self, observations: Sequence[Observation], matrices: int | None = None) -> None:
         self.target = observations[0].target

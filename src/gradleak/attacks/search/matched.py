@@ -31,6 +31,7 @@ class WordObjective(ABC):
     """What the search over words minimises, for several observations at once."""
 
     cost: int  # of a pass, as a multiple of a forward pass
+    tells_orders: bool  # whether nothing is better than a guess that leaves nothing to explain
 
     @property
     @abstractmethod
@@ -72,6 +73,7 @@ class Matched(WordObjective):
 
     # Of a forward pass: gradients are taken, and compared entry by entry under a defense.
     cost = 4
+    tells_orders = True
 
     def __init__(self, observations: Sequence[Observation], adaptive: bool = True, unroll: bool = False) -> None:
         by_noise = adaptive and is_likelihood(observations[0])

@@ -171,7 +171,12 @@ class WordSearch:
         going = torch.arange(len(ids), device=ids.device)
         for _ in range(self.effort.sweeps):
             part = self.take(going)
-            found, reached = part.move_words(*part.sweep(ids[going]))
+            found, reached = part.sweep(ids[going])
+            left = (~part._find_settled(found, reached)).nonzero()[:, 0]
+            if len(left):
+                rest = part.take(left)
+                found[left], reached[left] = rest.move_words(found[left], reached[left])
+                part.passes += rest.passes
             self.passes += part.passes
             better = reached < scores[going] - ENOUGH
             going, found, reached = going[better], found[better], reached[better]
@@ -180,6 +185,15 @@ class WordSearch:
             if not len(going) or self.bench.out_of_time:
                 break
         return ids, scores
+
+    def _find_settled(self, ids: Ids, scores: Scores) -> Bool[Tensor, "rows"]:
+        """Finds rows of which no other guess can be better.
+
+        They are the solved ones, where that leaves no other order of the words open.
+        """
+        if not self.objective.tells_orders:
+            return torch.zeros_like(scores, dtype=torch.bool)
+        return self.find_solved(ids, scores)
 
     # Changes of a guess that is stuck
 
@@ -236,13 +250,16 @@ class WordSearch:
         if self.effort.at_once:
             return self._sweep_at_once(ids, scores, downhill)
         for places, has_one in self.list_free_places():
-            if self.bench.out_of_time:
+            left = (has_one & ~self._find_settled(ids, scores)).nonzero()[:, 0]
+            if not len(left) or self.bench.out_of_time:
                 break
-            words = self.propose_words(ids, places, downhill)
-            found, reached = self.choose_words(ids, places, words)
-            taken = has_one & reached.isfinite()  # none where time ended before anything was tried
-            ids = torch.where(taken[:, None, None], found, ids)
-            scores = torch.where(taken, reached, scores)
+            part = self.take(left)
+            words = part.propose_words(ids[left], places[left], downhill[left])
+            found, reached = part.choose_words(ids[left], places[left], words)
+            taken = reached.isfinite()  # none where time ended before anything was tried
+            ids[left] = torch.where(taken[:, None, None], found, ids[left])
+            scores[left] = torch.where(taken, reached, scores[left])
+            self.passes += part.passes
         return ids, scores
 
     def _sweep_at_once(self, ids: Ids, scores: Scores, downhill: Int[Tensor, "rows places downhill"]) -> tuple[Ids, Scores]:
