@@ -284,4 +284,4 @@ def test_the_packages_are_those_of_the_project() -> None:
     project = Path(gradleak.__file__).parents[2] / "pyproject.toml"
     wanted = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     assert [f"{name}>={oldest}" for name, oldest in doctor.PACKAGES.items()] == wanted["dependencies"]
-    assert {extra for extra, _ in doctor.EXTRAS.values()} == set(wanted["optional-dependencies"]) - {"dev"}
+    assert {extra for extra, _ in doctor.EXTRAS.values()} == set(wanted["optional-dependencies"]) - {"dev", "docs"}

@@ -23,7 +23,7 @@ def test_the_json_has_the_published_keys(record: Record) -> None:
     attack = plain["attacks"]["lamp_cos"]
     keys = "spec scores examples batches knowledge flags cost stages label_accuracy version"
     assert list(attack) == keys.split()
-    score_keys = "mean low high blind blind_low blind_high unit direction n"
+    score_keys = "mean low high blind blind_low blind_high unit direction n blind_guesses"
     assert list(attack["scores"]["rouge1"]) == score_keys.split()
     assert attack["batches"][0]["losses"] == [[1, 0.5], [2, None]] and attack["batches"][0]["guesses"] == [[2, ["a cat"]]]
 

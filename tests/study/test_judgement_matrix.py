@@ -206,12 +206,13 @@ def test_a_leak_is_quoted_by_the_attack_that_made_it_where_as_many_blind_guesses
     worst = {metric: worst_score(tried, metric, list(range(N)), "fraction", "higher") for metric in lucky}
     assert (worst["rouge1"].mean, worst["rouge1"].blind) == (0.5, 1.0)
     record = replace(record, attacks=attacks, worst_case=worst)
-    setting, labels = setting_of(record), Labels([record])
+    setting = setting_of(record)
     judged = judge_setting(setting)
     assert judged.leaks and judged.above_blind == ("rouge1",)
-    happened = tell([setting], {setting: judged}, labels).happened
-    assert "about 50.0 % of the words" in happened and "a blind guess gets 20.0 %" in happened
-    run = verdict([setting], {setting: judged}, Coverage(None, 1), labels)
+    alone = JudgedRun(setting.summaries, Coverage(None, 1))
+    happened = tell_story(alone).happened
+    assert "About 50.0 % of the words" in happened and "a blind guess gets 20.0 %" in happened
+    run = reach_verdict(alone)
     assert "gain +30.0" in run.headline
     assert any("blind 100.0 (best of 2), gain -50.0" in one for one in run.sentences)
 
