@@ -1,12 +1,16 @@
-"""A hunt for false certificates: python benchmarks/certificates.py --cases 20000 --workers 2 --out certificates.jsonl.
+"""A hunt for false certificates: python benchmarks/certificates.py --cases 20000 --workers 2 --out
+certificates.jsonl.
 
-Small random models (BERT-, RoBERTa-, MPNet-, GPT-2- and Llama-shaped, classifiers and language models, some with words whose
-embeddings are equal or nearly so), small random batches (plain, with repeated sentences, with sentences one word or one exchange
-apart), views, defenses and protocols. A case is one update. It is attacked by span, or by energy where the first layer is not
-seen, and the truth and guesses next to it are held against it too. Whatever is certified must be the batch itself.
+Small random models (BERT-, RoBERTa-, MPNet-, GPT-2- and Llama-shaped, classifiers and language
+models, some with words whose embeddings are equal or nearly so), small random batches (plain, with
+repeated sentences, with sentences one word or one exchange apart), views, defenses and protocols. A
+case is one update. It is attacked by span, or by energy where the first layer is not seen, and the
+truth and guesses next to it are held against it too. Whatever is certified must be the batch
+itself.
 
-A line a group of cases (one model) is appended as it ends; run again, it goes on after the last. With --target minilm the cases
-are made-up messages on MiniLM instead. The summary counts and exits with 1 if anything was certified wrongly.
+A line a group of cases (one model) is appended as it ends; run again, it goes on after the last.
+With --target minilm the cases are made-up messages on MiniLM instead. The summary counts and exits
+with 1 if anything was certified wrongly.
 """
 
 import argparse
@@ -47,10 +51,24 @@ from gradleak.views.parts import Parts
 Sentences = tuple[tuple[int, ...], ...]
 GROUP = 25  # cases on one model
 ATTACKED = 2  # every so many cases are attacked too: it takes most of the time
-SHAPES = ("Bert", "Roberta", "MPNet", "GPT2", "Llama", "GPT2 language model", "Llama language model")
+SHAPES = (
+    "Bert",
+    "Roberta",
+    "MPNet",
+    "GPT2",
+    "Llama",
+    "GPT2 language model",
+    "Llama language model",
+)
 DEFENSES = (
     *[()] * 12,
-    *[("clipping:clip=0.1",), ("clipping:clip=1000.0",), ("rounding:dtype=bf16",), ("rounding:dtype=fp16",)] * 2,
+    *[
+        ("clipping:clip=0.1",),
+        ("clipping:clip=1000.0",),
+        ("rounding:dtype=bf16",),
+        ("rounding:dtype=fp16",),
+    ]
+    * 2,
     ("clipping:clip=0.01", "rounding:dtype=bf16"),
     ("gaussian_noise:std=0.000001",),
     ("sign",),
@@ -84,7 +102,8 @@ class Tally:
     plain_certified: int = 0
     seconds: float = 0.0
     certifying: float = 0.0
-    notes: dict[str, int] = field(default_factory=dict)  # why true guesses of plain cases were not certified
+    # Why true guesses of plain cases were not certified
+    notes: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -103,9 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--target", default="", help="a target to attack with made-up messages; small random models if not given")
+    parser.add_argument(
+        "--target",
+        default="",
+        help="a target to attack with made-up messages; small random models if not given",
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no group is begun after that")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="no group is begun after that"
+    )
     parser.add_argument("--out", type=Path, default=Path("certificates.jsonl"))
     chosen = parser.parse_args()
     began = time.monotonic()
@@ -121,7 +146,11 @@ def main() -> None:
             with chosen.out.open("a") as file:
                 file.write(json.dumps(asdict(tally)) + "\n")
             if tally.wrongly or number % 50 == 0:
-                print(f"{number} of {len(left)} groups, {time.monotonic() - began:.0f} s; {tally.wrong}", flush=True)
+                print(
+                    f"{number} of {len(left)} groups, {time.monotonic() - began:.0f} s;"
+                    f" {tally.wrong}",
+                    flush=True,
+                )
     sys.exit(summarise([line for line in _lines(chosen.out) if line["group"] in set(names)]))
 
 
@@ -131,7 +160,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def summarise(lines: Sequence[dict[str, Any]]) -> int:
     """Prints what came of all groups; 1 if anything was certified wrongly."""
-    names = "cases special judged certified cases_certified by_attack wrongly plain_true plain_certified".split()
+    names = (
+        "cases special judged certified cases_certified by_attack wrongly plain_true"
+        " plain_certified".split()
+    )
     total = {name: sum(line[name] for line in lines) for name in names}
     share = 100 * total["plain_certified"] / max(1, total["plain_true"])
     spent, certifying = (sum(line[name] for line in lines) for name in ("seconds", "certifying"))
@@ -146,7 +178,13 @@ def summarise(lines: Sequence[dict[str, Any]]) -> int:
     return int(total["wrongly"] > 0)
 
 
-def hunt(group: str, device: str = "cpu", deadline: float = math.inf, planted: int = 6, attacked: int = ATTACKED) -> Tally | None:
+def hunt(
+    group: str,
+    device: str = "cpu",
+    deadline: float = math.inf,
+    planted: int = 6,
+    attacked: int = ATTACKED,
+) -> Tally | None:
     """All cases of one group; none where there is no time left for it."""
     if time.monotonic() > deadline:
         return None
@@ -193,7 +231,10 @@ def _guesses(
         if not attacked or case.observation.index % attacked:
             continue
         began = time.monotonic()
-        for attack, facts in ((Span(steps=20), (Fact.BATCH_SIZE,)), (EnergyAttack(restarts=0, sweeps=2), tuple(Fact))):
+        for attack, facts in (
+            (Span(steps=20), (Fact.BATCH_SIZE,)),
+            (EnergyAttack(restarts=0, sweeps=2), tuple(Fact)),
+        ):
             found = _attacked(attack, case.observation.limited_to([*facts, Fact.DEFENSE]), bench)
             if found:
                 yield case, found, "attack"
@@ -241,7 +282,14 @@ def draw_case(rng: Random, target: Target, index: int, everyday: bool) -> Case:
     if not plain and rng.random() < 0.7:
         named = [find("view", name)() for name in ("lamp", "lamp_strict")]
         layer = str(rng.randint(1, layers))
-        view = rng.choice([*named, *(Parts(layer, (module,)) for module in MODULES), Parts(layer), Parts("1", MODULES[:3])])
+        view = rng.choice(
+            [
+                *named,
+                *(Parts(layer, (module,)) for module in MODULES),
+                Parts(layer),
+                Parts("1", MODULES[:3]),
+            ]
+        )
     kind = rng.choice(("plain", "plain", "repeated", "apart")) if index % 2 else "plain"
     batch = draw_batch(rng, target, kind, everyday)
     labels = None if target.labels_are_tokens else [rng.randrange(target.classes) for _ in batch]
@@ -290,28 +338,46 @@ def draw_batch(rng: Random, target: Target, kind: str, everyday: bool) -> Senten
     if kind == "repeated":
         sentences += [sentences[0]] * rng.randint(1, 2)
     if kind == "apart":
-        (_, apart), (_, swapped), *_ = [*near_misses(rng, target, (sentences[0],)), *[("", (sentences[0],))] * 2]
+        (_, apart), (_, swapped), *_ = [
+            *near_misses(rng, target, (sentences[0],)),
+            *[("", (sentences[0],))] * 2,
+        ]
         sentences += [rng.choice((apart[-1], swapped[-1]))]
     return tuple(sentences)
 
 
 def _drawn(rng: Random, target: Target, words: int) -> tuple[int, ...]:
     allowed = target.vocabulary.allowed.nonzero()[:, 0].tolist()
-    return (*target.vocabulary.prefix, *(rng.choice(allowed) for _ in range(words)), *target.vocabulary.suffix)
+    return (
+        *target.vocabulary.prefix,
+        *(rng.choice(allowed) for _ in range(words)),
+        *target.vocabulary.suffix,
+    )
 
 
 def random_model(rng: Random, number: int) -> Target:
-    """A model of a random shape and size with random weights, in some of which two words are alike."""
+    """A model of a random shape and size with random weights, in some of which two words are
+    alike."""
     import transformers
 
     shape = SHAPES[number % len(SHAPES)]
     architecture, _, language_model = shape.partition(" ")
     width, layers, tokenizer = rng.choice((16, 32, 48, 64)), rng.randint(1, 3), tiny_tokenizer()
     words = {"vocab_size": len(tokenizer), "pad_token_id": 0, "attn_implementation": "eager"}
-    sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+    }
     sizes |= {"intermediate_size": 2 * width, "max_position_embeddings": 66}
     if architecture == "GPT2":
-        sizes = {"n_embd": width, "n_layer": layers, "n_head": 2, "n_positions": 64, "n_inner": 2 * width}
+        sizes = {
+            "n_embd": width,
+            "n_layer": layers,
+            "n_head": 2,
+            "n_positions": 64,
+            "n_inner": 2 * width,
+        }
     if architecture == "Llama":
         sizes["num_key_value_heads"] = rng.choice((1, 2))
     if architecture == "Roberta":
@@ -322,7 +388,9 @@ def random_model(rng: Random, number: int) -> Target:
         words["num_labels"] = rng.choice((2, 2, 3))
     config = getattr(transformers, f"{architecture}Config")(**words, **sizes)
     head = "LMHeadModel" if architecture == "GPT2" else "ForCausalLM"
-    model = getattr(transformers, f"{architecture}{head if language_model else 'ForSequenceClassification'}")(config)
+    model = getattr(
+        transformers, f"{architecture}{head if language_model else 'ForSequenceClassification'}"
+    )(config)
     redraw(model, Streams.root("certificates", number))
     if rng.random() < 0.2:
         with torch.no_grad():

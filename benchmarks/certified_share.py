@@ -1,8 +1,9 @@
-"""How many sentences span and energy get back and certify: python benchmarks/certified_share.py --out certified.jsonl.
+"""How many sentences span and energy get back and certify: python benchmarks/certified_share.py
+--out certified.jsonl.
 
-MiniLM-L6, the first tuning sentences of CoLA (never the published test rows), batch size 1: span on everything, energy on one
-matrix of one layer at a time. A line a cell: word for word, certified, certified and wrong (must be zero), seconds, and the share
-of them that certifying took.
+MiniLM-L6, the first tuning sentences of CoLA (never the published test rows), batch size 1: span on
+everything, energy on one matrix of one layer at a time. A line a cell: word for word, certified,
+certified and wrong (must be zero), seconds, and the share of them that certifying took.
 """
 
 import argparse
@@ -28,18 +29,33 @@ def main() -> None:
     parser.add_argument("--data", default="cola:selection=lamp_tune")
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=None, help="for each cell, which is then attacked by itself")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=None,
+        help="for each cell, which is then attacked by itself",
+    )
     parser.add_argument("--attack", default="", help="span or energy; both if not given")
     parser.add_argument("--layers", nargs="+", type=int, default=list(range(1, 7)))
     parser.add_argument("--modules", nargs="+", default=list(MODULES))
-    parser.add_argument("--truth", action="store_true", help="certify the secrets themselves, as for an attack that finds all")
+    parser.add_argument(
+        "--truth",
+        action="store_true",
+        help="certify the secrets themselves, as for an attack that finds all",
+    )
     parser.add_argument("--out", type=Path, default=Path("certified.jsonl"))
     chosen = parser.parse_args()
     cells = [settings(chosen, "span", "everything")]
-    views = [{"name": "parts", "layers": str(layer), "modules": [module]} for layer in chosen.layers for module in chosen.modules]
+    views = [
+        {"name": "parts", "layers": str(layer), "modules": [module]}
+        for layer in chosen.layers
+        for module in chosen.modules
+    ]
     cells += [settings(chosen, "energy", view) for view in views]
     wanted = [cell for cell in cells if chosen.attack in ("", cell.attacks[0].name)]
-    by_attack = [[cell for cell in wanted if cell.attacks[0].name == name] for name in ("span", "energy")]
+    by_attack = [
+        [cell for cell in wanted if cell.attacks[0].name == name] for name in ("span", "energy")
+    ]
     groups = by_attack if chosen.seconds is None else [[cell] for cell in wanted]
     for group in filter(None, groups):
         if chosen.truth:
@@ -54,7 +70,13 @@ def main() -> None:
 
 
 def settings(chosen: argparse.Namespace, attack: str, view: object) -> AuditSpec:
-    plain = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "attacks": [attack], "view": view}
+    plain = {
+        "target": chosen.target,
+        "data": chosen.data,
+        "limit": chosen.limit,
+        "attacks": [attack],
+        "view": view,
+    }
     return replace(AuditSpec.from_plain(plain), time_limit=chosen.seconds)
 
 
@@ -69,7 +91,11 @@ def certified_truths(group: Sequence[AuditSpec], device: str) -> Iterator[dict[s
         began = time.process_time()
         proven = [told.proven for told in certify_all(seen, guesses)]
         cell = {"attack": "the truth", "view": repr(spec.view), "torch": torch.__version__}
-        yield cell | {"n": len(proven), "certified": sum(proven), "cpu_seconds": round(time.process_time() - began, 1)}
+        yield cell | {
+            "n": len(proven),
+            "certified": sum(proven),
+            "cpu_seconds": round(time.process_time() - began, 1),
+        }
 
 
 def describe(spec: AuditSpec, finished: object) -> dict[str, object]:
@@ -85,7 +111,9 @@ def describe(spec: AuditSpec, finished: object) -> dict[str, object]:
         "exact": sum(right),
         "certified": sum(proven),
         "wrongly": sum(one and not two for one, two in zip(proven, right, strict=True)),
-        "each": "".join("c" if two else "r" if one else "." for one, two in zip(right, proven, strict=True)),
+        "each": "".join(
+            "c" if two else "r" if one else "." for one, two in zip(right, proven, strict=True)
+        ),
         "seconds": round(record.cost.seconds, 1),
     }
 

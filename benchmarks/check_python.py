@@ -1,4 +1,5 @@
-"""Says, before anything is installed, which Python is needed; with --torch, whether its build fits this machine.
+"""Says, before anything is installed, which Python is needed; with --torch, whether its build fits
+this machine.
 
 Runs on any Python, also one too old for the package: python benchmarks/check_python.py.
 """
@@ -14,8 +15,8 @@ def complain(version):
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return ""
     return (
-        "gradleak needs Python 3.11 or 3.12, and this is {}.{}. Install one of them and name it, say: "
-        "make audit PYTHON=python3.12 (after make clean, if .venv was made with another)."
+        "gradleak needs Python 3.11 or 3.12, and this is {}.{}. Install one of them and name it,"
+        " say: make audit PYTHON=python3.12 (after make clean, if .venv was made with another)."
     ).format(*version[:2])
 
 
@@ -24,8 +25,9 @@ def warn_of_cuda(cuda, has_gpu):
     if not cuda or has_gpu:
         return ""
     return (
-        f"Note: torch's build for CUDA {cuda} was installed, and no GPU is seen here. It works, but is gigabytes larger "
-        "than the build for CPUs: make clean, and again with TORCH_INDEX set to an index of CPU builds."
+        f"Note: torch's build for CUDA {cuda} was installed, and no GPU is seen here. It works, but"
+        " is gigabytes larger than the build for CPUs: make clean, and again with TORCH_INDEX set"
+        " to an index of CPU builds."
     )
 
 
@@ -33,7 +35,9 @@ def main():
     if "--torch" in sys.argv:
         import torch
 
-        said = warn_of_cuda(torch.version.cuda, torch.cuda.is_available() or os.path.exists("/dev/nvidiactl"))
+        said = warn_of_cuda(
+            torch.version.cuda, torch.cuda.is_available() or os.path.exists("/dev/nvidiactl")
+        )
         print(said) if said else None
         return 0
     said = complain(sys.version_info)

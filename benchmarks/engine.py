@@ -1,7 +1,9 @@
-"""Speed of the engine against plain autograd, as ratios from one run: python benchmarks/engine.py [--device cuda].
+"""Speed of the engine against plain autograd, as ratios from one run: python benchmarks/engine.py
+[--device cuda].
 
-Three things are timed on the default target: scoring 200 candidates at once against one at a time; one continuous step
-(loss and its slope) for many observations at once against as many plain double-backward steps; the same as a CUDA graph.
+Three things are timed on the default target: scoring 200 candidates at once against one at a time;
+one continuous step (loss and its slope) for many observations at once against as many plain
+double-backward steps; the same as a CUDA graph.
 """
 
 import argparse
@@ -61,15 +63,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
     # The first canaries have 11 to 13 tokens; one sentence repeated would hide the cost of padding.
-    spec = AuditSpec.from_plain({"target": chosen.target, "limit": chosen.observations, "attacks": ["tag"], "view": "lamp"})
+    spec = AuditSpec.from_plain(
+        {"target": chosen.target, "limit": chosen.observations, "attacks": ["tag"], "view": "lamp"}
+    )
     target = spec.target.open(torch.device(chosen.device))
     private = private_batches(spec, target)
-    setting = Setting(target, [observe(spec, target, secret, index) for index, secret in enumerate(private)], chosen.repeats)
+    setting = Setting(
+        target,
+        [observe(spec, target, secret, index) for index, secret in enumerate(private)],
+        chosen.repeats,
+    )
     rows = lay_out(group_problems(setting.observations, Assumptions())[0])
-    card = torch.cuda.get_device_name(chosen.device) if chosen.device.startswith("cuda") else platform.machine()
+    card = (
+        torch.cuda.get_device_name(chosen.device)
+        if chosen.device.startswith("cuda")
+        else platform.machine()
+    )
     tokens = [max(problem.hypothesis.lengths) for problem in rows.problems]
-    print(f"{chosen.target} on {chosen.device} ({card}, {torch.get_num_threads()} threads), torch {torch.__version__}")
-    print(f"{len(tokens)} observations of {min(tokens)} to {max(tokens)} tokens, median of {chosen.repeats} runs")
+    print(
+        f"{chosen.target} on {chosen.device} ({card}, {torch.get_num_threads()} threads), torch"
+        f" {torch.__version__}"
+    )
+    print(
+        f"{len(tokens)} observations of {min(tokens)} to {max(tokens)} tokens, median of"
+        f" {chosen.repeats} runs"
+    )
     for distance in DISTANCES:
         score_candidates(setting, rows, distance)
         continuous_step(setting, rows, distance)
@@ -81,20 +99,29 @@ def score_candidates(setting: Setting, rows: Rows, distance: Distance) -> None:
     fast = for_observations(one, distance)
     plain = for_observations(one, distance, plain=True)
     together = setting.seconds(lambda: fast.distances(rows.batch(embeddings, slice(0, 1))))
-    # Plain autograd on a sample of the candidates, one at a time, scaled up: all 200 take minutes on a CPU.
+    # Plain autograd on a sample of the candidates, one at a time, scaled up: all 200 take minutes
+    # on a CPU.
     sample = 10
-    alone = setting.seconds(lambda: [plain.distances(rows.batch(embeddings[:, :1], slice(0, 1))) for _ in range(sample)])
+    alone = setting.seconds(
+        lambda: [plain.distances(rows.batch(embeddings[:, :1], slice(0, 1))) for _ in range(sample)]
+    )
     show(f"score {CANDIDATES} candidates, {distance}", together, alone * CANDIDATES / sample)
 
 
 def continuous_step(setting: Setting, rows: Rows, distance: Distance) -> None:
     embeddings = draw(rows, slice(None))
     observations = [problem.observation for problem in rows.problems]
-    bench, unweighed = Bench(Streams.root("engine", 0), FrequentWords().open(rows.target)), torch.zeros(len(observations))
+    bench, unweighed = (
+        Bench(Streams.root("engine", 0), FrequentWords().open(rows.target)),
+        torch.zeros(len(observations)),
+    )
     slopes = Slopes(for_observations(observations, distance), rows, bench, unweighed)
     together = setting.seconds(lambda: slopes(embeddings))
     sample = min(4, len(observations))
-    plain = [for_observations([observation], distance, plain=True) for observation in observations[:sample]]
+    plain = [
+        for_observations([observation], distance, plain=True)
+        for observation in observations[:sample]
+    ]
 
     def one_by_one() -> None:
         for row in range(sample):
@@ -108,11 +135,16 @@ def continuous_step(setting: Setting, rows: Rows, distance: Distance) -> None:
 
 def draw(rows: Rows, kept: slice) -> torch.Tensor:
     shape = (*rows.mask[kept].shape, rows.target.hidden_size)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(rows.target.device) * 0.05
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(rows.target.device) * 0.05
+    )
 
 
 def show(what: str, together: float, alone: float) -> None:
-    print(f"{what:55s} together {together * 1e3:9.1f} ms   one at a time {alone * 1e3:9.1f} ms   ratio {alone / together:6.1f}")
+    print(
+        f"{what:55s} together {together * 1e3:9.1f} ms   one at a time {alone * 1e3:9.1f} ms  "
+        f" ratio {alone / together:6.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The same cells by local processes and by a Ray cluster of this machine: cells an hour, their ratio, and that records are equal.
+"""The same cells by local processes and by a Ray cluster of this machine: cells an hour, their
+ratio, and that records are equal.
 
     python benchmarks/engines.py [CELLS] [WORKERS]
 
-Cells differ in their seed, so that none shares a call with another. Both start from nothing: importing torch in every process
-is part of the time.
+Cells differ in their seed, so that none shares a call with another. Both start from nothing:
+importing torch in every process is part of the time.
 """
 
 import sys
@@ -20,7 +21,10 @@ from gradleak.study.cells import Cell, read_study
 from gradleak.study.engine import run_on
 from gradleak.study.ray_engine import Cluster, run_on_ray
 
-STUDY = "target: tiny:hidden=64,heads=4\nattacks: ['tag:steps=150']\nlimit: 8\nseed: {seeds}\nmetrics: [rouge1, exact_match]\n"
+STUDY = (
+    "target: tiny:hidden=64,heads=4\nattacks: ['tag:steps=150']\nlimit: 8\nseed: {seeds}\nmetrics:"
+    " [rouge1, exact_match]\n"
+)
 OF_COST = ("seconds", "created", "peak_memory_bytes", "machine", "hash")
 
 
@@ -34,12 +38,17 @@ def timed(run: Callable[[], object], cells: int, name: str) -> float:
     began = time.monotonic()
     run()
     seconds = time.monotonic() - began
-    print(f"{name}: {cells} cells in {seconds:.1f} s, {3600 * cells / seconds:.0f} cells an hour", flush=True)
+    print(
+        f"{name}: {cells} cells in {seconds:.1f} s, {3600 * cells / seconds:.0f} cells an hour",
+        flush=True,
+    )
     return seconds
 
 
 def records(folder: Path) -> dict[str, Any]:
-    return {path.name: without_cost(read_record(path).to_json()) for path in sorted(folder.glob(RECORD))}
+    return {
+        path.name: without_cost(read_record(path).to_json()) for path in sorted(folder.glob(RECORD))
+    }
 
 
 def cells_of(folder: Path, count: int) -> tuple[Cell, ...]:
@@ -49,15 +58,27 @@ def cells_of(folder: Path, count: int) -> tuple[Cell, ...]:
 
 
 def main() -> None:
-    count, workers = int(sys.argv[1]) if len(sys.argv) > 1 else 24, int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    count, workers = (
+        int(sys.argv[1]) if len(sys.argv) > 1 else 24,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 2,
+    )
     folder = Path(tempfile.mkdtemp())
     cells = cells_of(folder, count)
     local, ray = folder / "local", folder / "ray"
-    by_local = timed(lambda: run_on(["cpu"], workers, cells, local, Silent(), retry=True), count, "local")
-    by_ray = timed(lambda: run_on_ray(cells, ray, Cluster(None, "cpu", workers), Silent(), retry=True), count, "ray")
+    by_local = timed(
+        lambda: run_on(["cpu"], workers, cells, local, Silent(), retry=True), count, "local"
+    )
+    by_ray = timed(
+        lambda: run_on_ray(cells, ray, Cluster(None, "cpu", workers), Silent(), retry=True),
+        count,
+        "ray",
+    )
     print(f"ray takes {by_ray / by_local:.2f} times as long; {workers} workers each")
     equal = records(local) == records(ray)
-    print(f"{len(records(ray))} of {count} records, {'equal' if equal else 'UNLIKE'} but for time, cost and keyed hashes")
+    print(
+        f"{len(records(ray))} of {count} records, {'equal' if equal else 'UNLIKE'} but for time,"
+        " cost and keyed hashes"
+    )
     raise SystemExit(not equal or len(records(ray)) != count)
 
 

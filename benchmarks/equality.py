@@ -1,15 +1,17 @@
 """Shows that a change of the code changed no number: python benchmarks/equality.py --base COMMIT.
 
-Runs a fixed list of small audits and one study with this tree and with COMMIT's, and compares the records field by field:
-guesses and flags must be identical, numbers equal to 1e-9. Times, memory, dates, versions and keyed hashes are not compared.
+Runs a fixed list of small audits and one study with this tree and with COMMIT's, and compares the
+records field by field: guesses and flags must be identical, numbers equal to 1e-9. Times, memory,
+dates, versions and keyed hashes are not compared.
 
-    python benchmarks/equality.py --base HEAD~3                  both trees, then the comparison
-    python benchmarks/equality.py --base HEAD~3 --only span      audits whose options contain "span" alone
-    python benchmarks/equality.py --base HEAD~3 --ignore worst_case --ignore stages      but for fields that are meant to differ
+    python benchmarks/equality.py --base HEAD~3  both trees, then the comparison
+    python benchmarks/equality.py --base HEAD~3 --only span  audits whose options contain "span" alone
+    python benchmarks/equality.py --base HEAD~3 --ignore stages  but for fields that are to differ
 
-Records lie under build/equality, one folder for each tree's commit and audit. An audit that has its record there is not run
-again, so that an interrupted comparison goes on, and a base is computed once. This tree's own are made anew.
-The exit code is 1 where a field differs or an audit ended otherwise.
+Records lie under build/equality, one folder for each tree's commit and audit. An audit that has its
+record there is not run again, so that an interrupted comparison goes on, and a base is computed
+once. This tree's own are made anew. The exit code is 1 where a field differs or an audit ended
+otherwise.
 """
 
 import argparse
@@ -64,16 +66,25 @@ AUDITS = (
     f"{TEXT} --attack lti_p:{LESSONS} --attack lti:{LESSONS} --attack lti_plus:{LESSONS}",
     f"{TEXT} --attack lti_p:{LESSONS} --defense sign",
     f"{TEXT} --attack lti_p:{LESSONS} --defense pruning:fraction_kept=0.1,scope=update",
-    f"{TEXT} --attack lti_p:{LESSONS} --attack lti_plus:{LESSONS} --defense gaussian_noise:std=0.01",
+    (
+        f"{TEXT} --attack lti_p:{LESSONS} --attack lti_plus:{LESSONS} --defense"
+        " gaussian_noise:std=0.01"
+    ),
     f"{TEXT} --attack lti_p:{LESSONS} --batch-size 2",
     f"--target tiny_causal --limit 2 --attack lti_p:{LESSONS} --attack lti_plus:{LESSONS}",
     # Pictures
     f"{PICTURES} --attack blind --attack ig:steps=60",
     f"{PICTURES} --attack ig:steps=60 --defense sign",
-    f"{PICTURES} --attack lti_pictures:steps=60,width=64 --attack lti_pictures_paper:steps=60,width=64",
+    (
+        f"{PICTURES} --attack lti_pictures:steps=60,width=64 --attack"
+        " lti_pictures_paper:steps=60,width=64"
+    ),
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --defense sign",
-    f"{PICTURES} --attack lti_pictures:steps=60,width=64,directions=null,mirrored=true,shifted=1"
-    " --defense pruning:fraction_kept=0.1",
+    (
+        f"{PICTURES} --attack"
+        " lti_pictures:steps=60,width=64,directions=null,mirrored=true,shifted=1 --defense"
+        " pruning:fraction_kept=0.1"
+    ),
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --defense gaussian_noise:std=0.1",
     f"{PICTURES} --attack lti_pictures:steps=60,width=64 --batch-size 2 --limit 2",
     # A real model
@@ -82,8 +93,15 @@ AUDITS = (
     # What learns first, further: running text, a prior, factors through DP-SGD, hashed pictures
     f"--target tiny_causal --limit 2 --attack lti:{LESSONS},cut_anywhere=true",
     f"--target tiny_causal --limit 2 --attack lti_p:{LESSONS},prior_weight=0.3",
-    f"{TEXT} --batch-size 2 --defense dp_sgd --attack lti_plus:epochs=2,training_batch=16,prior_weight=0.3,token_width=64",
-    f"{PICTURES} --attack lti_pictures:steps=60,width=64,fraction=0.3,signed=true,relabelled=0.2,variation_weight=0.1",
+    (
+        f"{TEXT} --batch-size 2 --defense dp_sgd --attack"
+        " lti_plus:epochs=2,training_batch=16,prior_weight=0.3,token_width=64"
+    ),
+    (
+        f"{PICTURES} --attack"
+        " lti_pictures:steps=60,width=64,fraction=0.3,signed=true,relabelled=0.2"
+        ",variation_weight=0.1"
+    ),
 )
 STUDY = """
 target: tiny
@@ -95,10 +113,14 @@ defenses: [[], ["sign"]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base", required=True, help="the commit to compare with")
     parser.add_argument("--only", default="", help="audits whose options contain this, alone")
-    parser.add_argument("--ignore", action="append", default=[], help="a field that is meant to differ")
+    parser.add_argument(
+        "--ignore", action="append", default=[], help="a field that is meant to differ"
+    )
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args()
     base = check_out(chosen.base)
@@ -113,20 +135,28 @@ def main() -> None:
 
 
 def check_out(commit: str) -> Path:
-    """Returns a folder with the tree of a commit and room for its records; makes it where it is not there."""
+    """Returns a folder with the tree of a commit and room for its records; makes it where it is
+    not there."""
     name = subprocess.run(
-        ["git", "rev-parse", "--short", f"{commit}^{{commit}}"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "rev-parse", "--short", f"{commit}^{{commit}}"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     folder = PLACE / name
     if not (folder / "tree" / "src").exists():
         (folder / "tree").mkdir(parents=True, exist_ok=True)
-        packed = subprocess.run(["git", "archive", name, "src", "studies"], cwd=ROOT, check=True, capture_output=True)
+        packed = subprocess.run(
+            ["git", "archive", name, "src", "studies"], cwd=ROOT, check=True, capture_output=True
+        )
         subprocess.run(["tar", "-x", "-C", str(folder / "tree")], input=packed.stdout, check=True)
     return folder
 
 
 def compare_one(number: int, audit: str, base: Path, here: Path, ignored: Sequence[str]) -> bool:
-    """Runs one audit, or the study (number 0), with both trees; prints where they differ and returns whether they do."""
+    """Runs one audit, or the study (number 0), with both trees; prints where they differ and
+    returns whether they do."""
     before = run_one(number, audit, base / "tree", base)
     after = run_one(number, audit, ROOT, here)
     problems = list(find_differences(before, after, (*NEVER_EQUAL, *ignored)))
@@ -154,9 +184,16 @@ def run_one(number: int, audit: str, tree: Path, place: Path) -> dict[str, Any]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     environment = os.environ | threads | {"PYTHONPATH": str(tree / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", "gradleak", *command], env=environment, cwd=tree, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "gradleak", *command],
+        env=environment,
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in find_records(out)}
+    records = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in find_records(out)
+    }
     outcome = {"exit code": done.returncode, "records": records}
     if done.returncode:
         outcome["said"] = done.stderr.strip()[-500:]
@@ -166,7 +203,11 @@ def run_one(number: int, audit: str, tree: Path, place: Path) -> dict[str, Any]:
 
 def find_records(out: Path) -> list[Path]:
     """The records of audits under a folder, whatever else lies there."""
-    return sorted(path for path in out.rglob("*.json") if '"gradleak.record/' in path.read_text(encoding="utf-8")[:200])
+    return sorted(
+        path
+        for path in out.rglob("*.json")
+        if '"gradleak.record/' in path.read_text(encoding="utf-8")[:200]
+    )
 
 
 def find_differences(one: Any, other: Any, ignored: Sequence[str], path: str = "") -> Iterator[str]:
@@ -187,7 +228,12 @@ def find_differences(one: Any, other: Any, ignored: Sequence[str], path: str = "
 def are_equal(one: Any, other: Any) -> bool:
     """Numbers to the tolerance; all else exactly."""
     numbers = (int, float)
-    if isinstance(one, numbers) and isinstance(other, numbers) and not isinstance(one, bool) and not isinstance(other, bool):
+    if (
+        isinstance(one, numbers)
+        and isinstance(other, numbers)
+        and not isinstance(one, bool)
+        and not isinstance(other, bool)
+    ):
         return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     return type(one) is type(other) and one == other
 

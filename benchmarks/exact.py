@@ -1,7 +1,9 @@
-"""How much span or energy gets back, and how long it takes: python benchmarks/exact.py --data cola --batch-size 1 4 8 --limit 20.
+"""How much span or energy gets back, and how long it takes: python benchmarks/exact.py --data cola
+--batch-size 1 4 8 --limit 20.
 
-Prints a line a batch and, for each batch size, the share of sentences that came back word for word, of batches that were
-certified, of certified batches that were wrong (must be zero), and seconds a batch, processor time and wall clock.
+Prints a line a batch and, for each batch size, the share of sentences that came back word for word,
+of batches that were certified, of certified batches that were wrong (must be zero), and seconds a
+batch, processor time and wall clock.
 """
 
 import argparse
@@ -38,7 +40,9 @@ class Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="minilm")
-    parser.add_argument("--attack", default="span", help="span, or energy, which is told the lengths")
+    parser.add_argument(
+        "--attack", default="span", help="span, or energy, which is told the lengths"
+    )
     parser.add_argument("--data", nargs="+", default=["canaries"])
     parser.add_argument("--batch-size", nargs="+", type=int, default=[1])
     parser.add_argument("--limit", type=int, default=10, help="batches")
@@ -47,7 +51,13 @@ def main() -> None:
     parser.add_argument("--layers", default="", help="all that is seen; everything, if not given")
     parser.add_argument("--modules", nargs="*", default=[])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tokens", nargs="+", type=int, default=[0], help="join the data's sentences to texts of so many tokens")
+    parser.add_argument(
+        "--tokens",
+        nargs="+",
+        type=int,
+        default=[0],
+        help="join the data's sentences to texts of so many tokens",
+    )
     chosen = parser.parse_args()
     for data in chosen.data:
         for size in chosen.batch_size:
@@ -56,13 +66,25 @@ def main() -> None:
 
 
 def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> None:
-    settings = {"target": chosen.target, "data": data, "attacks": [chosen.attack], "limit": chosen.limit, "batch_size": size}
-    view = {"name": "parts", "layers": chosen.layers, "modules": chosen.modules} if chosen.layers else "everything"
+    settings = {
+        "target": chosen.target,
+        "data": data,
+        "attacks": [chosen.attack],
+        "limit": chosen.limit,
+        "batch_size": size,
+    }
+    view = (
+        {"name": "parts", "layers": chosen.layers, "modules": chosen.modules}
+        if chosen.layers
+        else "everything"
+    )
     spec = AuditSpec.from_plain(settings | {"view": view})
     target = spec.target.open(torch.device(chosen.device))
     prior = spec.prior.open(target)
     lines = []
-    for index, private in enumerate(private_batches(spec, target, joined(spec, target, tokens) if tokens else None)):
+    for index, private in enumerate(
+        private_batches(spec, target, joined(spec, target, tokens) if tokens else None)
+    ):
         if index < chosen.skip:
             continue
         lines.append(one_batch(spec, target, prior, private, index, chosen.seconds))
@@ -70,19 +92,22 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
     right, sentences = sum(line.right for line in lines), sum(line.sentences for line in lines)
     wrong = sum(line.certified and line.right < line.sentences for line in lines)
     print(
-        f"{chosen.attack} {chosen.target} {data} B={size}{f' of {tokens} tokens' if tokens else ''}: {len(lines)} batches, "
-        f"exact {right}/{sentences} = {100 * right / sentences:.1f} %, "
-        f"certified {sum(line.certified for line in lines)}, of these wrong {wrong}, "
-        f"tokens {min(line.tokens for line in lines)}-{max(line.tokens for line in lines)}, "
-        f"cpu {mean(line.cpu_seconds for line in lines):.1f} s (median {median(line.cpu_seconds for line in lines):.1f}), "
-        f"wall {mean(line.seconds for line in lines):.2f} s (median {median(line.seconds for line in lines):.2f}), "
-        f"{chosen.device}",
+        f"{chosen.attack} {chosen.target} {data}"
+        f" B={size}{f' of {tokens} tokens' if tokens else ''}: {len(lines)} batches, exact"
+        f" {right}/{sentences} = {100 * right / sentences:.1f} %, certified"
+        f" {sum(line.certified for line in lines)}, of these wrong {wrong}, tokens"
+        f" {min(line.tokens for line in lines)}-{max(line.tokens for line in lines)}, cpu"
+        f" {mean(line.cpu_seconds for line in lines):.1f} s (median"
+        f" {median(line.cpu_seconds for line in lines):.1f}), wall"
+        f" {mean(line.seconds for line in lines):.2f} s (median"
+        f" {median(line.seconds for line in lines):.2f}), {chosen.device}",
         flush=True,
     )
 
 
 def joined(spec: AuditSpec, target: Target, tokens: int) -> list[Example]:
-    """Texts of so many tokens, or a few less: the data's sentences one after the other, cut between words."""
+    """Texts of so many tokens, or a few less: the data's sentences one after the other, cut
+    between words."""
     sentences = private_examples(replace(spec, limit=spec.limit * (tokens // SHORTEST + 1)))
     words = iter([word for sentence in sentences for word in sentence.text.split()])
     texts = [next(words) for _ in range(spec.limit * spec.batch_size)]
@@ -93,7 +118,14 @@ def joined(spec: AuditSpec, target: Target, tokens: int) -> list[Example]:
     return [Example(text, sentence.label) for text, sentence in zip(texts, sentences, strict=False)]
 
 
-def one_batch(spec: AuditSpec, target: Target, prior: Prior, private: PrivateBatch, index: int, limit: float | None) -> Line:
+def one_batch(
+    spec: AuditSpec,
+    target: Target,
+    prior: Prior,
+    private: PrivateBatch,
+    index: int,
+    limit: float | None,
+) -> Line:
     (attack,) = spec.attacks
     observation = observe(spec, target, private, index).limited_to(spec.told(attack))
     deadline = None if limit is None else time.monotonic() + limit
@@ -110,7 +142,15 @@ def one_batch(spec: AuditSpec, target: Target, prior: Prior, private: PrivateBat
         if secret in left:
             left.remove(secret)
             right += 1
-    return Line(sum(private.lengths), right, len(secrets), guess.certified, round(processor, 2), round(wall, 2), guess.note)
+    return Line(
+        sum(private.lengths),
+        right,
+        len(secrets),
+        guess.certified,
+        round(processor, 2),
+        round(wall, 2),
+        guess.note,
+    )
 
 
 if __name__ == "__main__":

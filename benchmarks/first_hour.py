@@ -1,9 +1,11 @@
-"""How long a person waits for help, a list, the answers to typos and an unreachable hub, and a tiny audit's first step.
+"""How long a person waits for help, a list, the answers to typos and an unreachable hub, and a tiny
+audit's first step.
 
-python benchmarks/first_hour.py [--repeat 3]: the best of so many runs of each, wall clock and processor time, beside the limit.
-The limits are for two idle cores and a warm cache. Where others keep the machine busy the processor time is nearer to that,
-so the smaller of the two is held to the limit. The hub is made unreachable by an address that nobody listens on.
-Exits with 1 where a limit is passed.
+python benchmarks/first_hour.py [--repeat 3]: the best of so many runs of each, wall clock and
+processor time, beside the limit. The limits are for two idle cores and a warm cache. Where others
+keep the machine busy the processor time is nearer to that, so the smaller of the two is held to the
+limit. The hub is made unreachable by an address that nobody listens on. Exits with 1 where a limit
+is passed.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 COMMAND = "import sys\nfrom gradleak.cli import main\nsys.exit(main(sys.argv[1:]))"
-# Ends the process when the attack has made its first step, which the blackboard that displays read tells of
+# Ends the process when the attack has made its first step, which the blackboard that displays read
+# tells of
 TO_FIRST_STEP = """
 import contextlib, os, sys, threading, time
 from gradleak.report.terminal.live import TerminalDisplay
@@ -75,15 +78,24 @@ def measure(wait: Wait) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "study.yaml").write_text(wait.study)
         used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        ran = subprocess.run([sys.executable, "-c", wait.program, *wait.words], cwd=folder, env=environment, capture_output=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", wait.program, *wait.words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+        )
         seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if ran.returncode != wait.code:
-        sys.exit(f"{wait.title}: exit code {ran.returncode}, not {wait.code}.\n{ran.stderr.decode()}")
+        sys.exit(
+            f"{wait.title}: exit code {ran.returncode}, not {wait.code}.\n{ran.stderr.decode()}"
+        )
     return seconds, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=3)
     repeat = parser.parse_args().repeat
     print(f"{'':28}{'clock':>8}{'processor':>11}{'limit':>8}")
@@ -92,7 +104,10 @@ def main() -> int:
         clock, processor = map(min, zip(*(measure(wait) for _ in range(repeat)), strict=True))
         is_slow = min(clock, processor) > wait.limit
         slow += is_slow
-        print(f"{wait.title:28}{clock:7.2f}s{processor:10.2f}s{wait.limit:7.1f}s{'  too slow' if is_slow else ''}")
+        print(
+            f"{wait.title:28}{clock:7.2f}s{processor:10.2f}s{wait.limit:7.1f}s"
+            f"{'  too slow' if is_slow else ''}"
+        )
     return min(slow, 1)
 
 

@@ -1,6 +1,8 @@
-"""Losses of the first steps of an attack, as a CUDA graph against plain launches: python benchmarks/graph.py --device cuda.
+"""Losses of the first steps of an attack, as a CUDA graph against plain launches: python
+benchmarks/graph.py --device cuda.
 
-Prints the largest relative difference between the two over all sentences and kept steps, and what a step takes in each.
+Prints the largest relative difference between the two over all sentences and kept steps, and what a
+step takes in each.
 """
 
 import argparse
@@ -20,7 +22,9 @@ from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 
 
-def losses(attack: LampCos | LampL2L1, observations: list[Observation], prior: Prior) -> tuple[torch.Tensor, float]:
+def losses(
+    attack: LampCos | LampL2L1, observations: list[Observation], prior: Prior
+) -> tuple[torch.Tensor, float]:
     """The loss of every sentence at every step, and seconds a step."""
     loop = replace(attack.loop, discrete=None, answer_by_prior=None)
     began = time.perf_counter()
@@ -37,10 +41,15 @@ def main() -> None:
     parser.add_argument("--observations", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100)
     chosen = parser.parse_args()
-    spec = AuditSpec.from_plain({"target": chosen.target, "limit": chosen.observations, "attacks": ["tag"], "view": "lamp"})
+    spec = AuditSpec.from_plain(
+        {"target": chosen.target, "limit": chosen.observations, "attacks": ["tag"], "view": "lamp"}
+    )
     target = spec.target.open(torch.device(chosen.device))
     prior = spec.prior.open(target)
-    observations = [observe(spec, target, secret, index) for index, secret in enumerate(private_batches(spec, target))]
+    observations = [
+        observe(spec, target, secret, index)
+        for index, secret in enumerate(private_batches(spec, target))
+    ]
     loop_module.LOSS_EVERY = 1
     recording = slopes_module.record
     for attack in (LampCos(steps=chosen.steps, starts=50), LampL2L1(steps=chosen.steps, starts=50)):
@@ -50,8 +59,9 @@ def main() -> None:
         slopes_module.record = recording
         difference = float(((recorded - plain) / plain).abs().max())
         print(
-            f"{attack.name}: {len(observations)} canaries, {chosen.steps} steps, largest relative difference {difference:.1e}; "
-            f"start included {1e3 * graph_seconds:.0f} ms a step as a graph, {1e3 * plain_seconds:.0f} without"
+            f"{attack.name}: {len(observations)} canaries, {chosen.steps} steps, largest relative"
+            f" difference {difference:.1e}; start included {1e3 * graph_seconds:.0f} ms a step as a"
+            f" graph, {1e3 * plain_seconds:.0f} without"
         )
 
 

@@ -4,7 +4,7 @@
     python benchmarks/house.py --base HEAD~20     and the tree of that commit beside it
     python benchmarks/house.py --walks            also the files that three commands run through
     python benchmarks/house.py --names            what is behind each count, by name
-    python benchmarks/house.py --write            runs the walks and writes them into ARCHITECTURE.md
+    python benchmarks/house.py --write            runs the walks, writes them into ARCHITECTURE.md
 
 What is counted is src/gradleak as the files lie there, untracked ones too. How each count is made
 is said beside its function below.
@@ -33,14 +33,16 @@ SHORT = 40  # lines; below it a file is counted as short
 WIDE = 100  # characters; above it a line is counted as long
 # Participles that do not end in "ed"
 IRREGULAR = frozenset(
-    "begun born bought bound broken brought built caught chosen cut done drawn driven fed felt found"
-    " given gone grown heard held hidden kept known learnt left lent lost made meant met paid proven"
-    " run said seen sent set shown shut slept sold spent split spoken stuck sunk sworn taken taught"
-    " thought thrown told torn understood won worn written".split()
+    "begun born bought bound broken brought built caught chosen cut done drawn driven fed felt"
+    " found given gone grown heard held hidden kept known learnt left lent lost made meant met paid"
+    " proven run said seen sent set shown shut slept sold spent split spoken stuck sunk sworn taken"
+    " taught thought thrown told torn understood won worn written".split()
 )
 # After one of these a participle is a name by itself (`limited_to`); before a noun it is not one
 # (`paired_difference`)
-LINKS = frozenset("against as at back before beside by for from in into of off on or out over to under".split())
+LINKS = frozenset(
+    "against as at back before beside by for from in into of off on or out over to under".split()
+)
 # Verbs in the imperative that are spelled as a participle is
 IMPERATIVE = frozenset("cut embed exceed feed need proceed run seed set shut speed split".split())
 
@@ -84,7 +86,8 @@ class House:
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
-        """Which modules each module imports: anywhere in it, in functions and under TYPE_CHECKING too."""
+        """Which modules each module imports: anywhere in it, in functions and under
+        TYPE_CHECKING too."""
         return {name: {*self._imported(module)} - {name} for name, module in self.modules.items()}
 
     def _imported(self, module: Module) -> Iterable[str]:
@@ -121,17 +124,27 @@ class House:
         return sorted(group for group in groups if len(group) > 1)
 
     def imported_once(self) -> list[str]:
-        """Modules that one other imports, unless that is a package or the command, which offer them."""
+        """Modules that one other imports, unless that is a package or the command, which offer
+        them."""
         importers = defaultdict(set)
         for name, wanted in self.imports.items():
             for other in wanted:
                 importers[other].add(name)
         once = {name: next(iter(found)) for name, found in importers.items() if len(found) == 1}
-        offers = {name for name, module in self.modules.items() if module.is_package} | {f"{PACKAGE}.cli.main"}
-        return sorted(name for name, importer in once.items() if importer not in offers and name not in offers)
+        offers = {name for name, module in self.modules.items() if module.is_package} | {
+            f"{PACKAGE}.cli.main"
+        }
+        return sorted(
+            name for name, importer in once.items() if importer not in offers and name not in offers
+        )
 
 
-def visit(starts: Iterable[str], edges: Mapping[str, set[str]], ended: list[str], seen: set[str] | None = None) -> None:
+def visit(
+    starts: Iterable[str],
+    edges: Mapping[str, set[str]],
+    ended: list[str],
+    seen: set[str] | None = None,
+) -> None:
     """Walks a graph depth first and appends each node when all behind it has been seen."""
     seen = set() if seen is None else seen
     for start in starts:
@@ -151,12 +164,19 @@ def visit(starts: Iterable[str], edges: Mapping[str, set[str]], ended: list[str]
 
 
 def is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def count_statements(module: Module) -> int:
-    """Statements of the syntax tree, docstrings left out: a number that line breaks do not change."""
-    return sum(isinstance(node, ast.stmt) and not is_docstring(node) for node in ast.walk(module.tree))
+    """Statements of the syntax tree, docstrings left out: a number that line breaks do not
+    change."""
+    return sum(
+        isinstance(node, ast.stmt) and not is_docstring(node) for node in ast.walk(module.tree)
+    )
 
 
 def find_comments(module: Module) -> list[str]:
@@ -166,7 +186,11 @@ def find_comments(module: Module) -> list[str]:
 
 
 def find_functions(module: Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -174,10 +198,15 @@ def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def is_participle(name: str) -> bool:
-    """Whether a name is a participle, alone or before a preposition: a state and not what is done."""
+    """Whether a name is a participle, alone or before a preposition: a state and not what is
+    done."""
     first, *rest = name.strip("_").split("_")
     alone = not rest or rest[0] in LINKS
-    return alone and first not in IMPERATIVE and (first in IRREGULAR or bool(re.fullmatch(r"[a-z]{2,}ed", first)))
+    return (
+        alone
+        and first not in IMPERATIVE
+        and (first in IRREGULAR or bool(re.fullmatch(r"[a-z]{2,}ed", first)))
+    )
 
 
 def find_repeated(names: Iterable[str]) -> list[str]:
@@ -188,7 +217,12 @@ def find_repeated(names: Iterable[str]) -> list[str]:
 def count(house: House) -> dict[str, int | float | list[str]]:
     """Every count by what it says. Of a list, the length is the count."""
     modules = list(house.modules.values())
-    classes = [node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    classes = [
+        node.name
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
     functions = [(module, function) for module in modules for function in find_functions(module)]
     lines = sum(len(module.lines) for module in modules)
     comments = [place for module in modules for place in find_comments(module)]
@@ -203,10 +237,15 @@ def count(house: House) -> dict[str, int | float | list[str]]:
         "modules with one importer": house.imported_once(),
         "import cycles": [" ↔ ".join(group) for group in house.cycles()],
         f"lines over {WIDE} characters": [
-            f"{module.name}:{at}" for module in modules for at, line in enumerate(module.lines, 1) if len(line) > WIDE
+            f"{module.name}:{at}"
+            for module in modules
+            for at, line in enumerate(module.lines, 1)
+            if len(line) > WIDE
         ],
         "class names used twice": find_repeated(classes),
-        "module names used twice": find_repeated(module.path.stem for module in modules if not module.is_package),
+        "module names used twice": find_repeated(
+            module.path.stem for module in modules if not module.is_package
+        ),
         "functions": len(functions),
         "functions named by a participle": [
             f"{module.name}.{function.name}"
@@ -217,11 +256,14 @@ def count(house: House) -> dict[str, int | float | list[str]]:
     }
 
 
-# The walks: what is run, and the folders that are on the way. Files elsewhere (the nouns, the engine)
-# are not counted.
+# The walks: what is run, and the folders that are on the way. Files elsewhere (the nouns, the
+# engine) are not counted.
 SMALL = "--target tiny:hidden=64,heads=4 --limit 1 --seed 0"
 WALKS = {
-    "audit --attack portfolio": (f"audit {SMALL} --attack portfolio", ("cli", "audit", "attacks/portfolio.py")),
+    "audit --attack portfolio": (
+        f"audit {SMALL} --attack portfolio",
+        ("cli", "audit", "attacks/portfolio.py"),
+    ),
     "audit --attack lti_p": (
         "audit --target tiny --limit 1 --attack lti_p:steps=4,training_batch=4",
         ("attacks/learning_to_invert",),
@@ -229,8 +271,9 @@ WALKS = {
 }
 RAY = ("run --engine ray", ("cli", "study"))
 
-# Runs a command and writes down every file of the package of which a function was called. Imports are
-# left out: a module's own code runs whatever the command is, and so do the bodies of its classes.
+# Runs a command and writes down every file of the package of which a function was called. Imports
+# are left out: a module's own code runs whatever the command is, and so do the bodies of its
+# classes.
 TRACE = """
 import inspect, json, sys, threading
 from pathlib import Path
@@ -255,17 +298,33 @@ def trace(source: Path, command: str) -> list[str]:
     """The files of the package that a command enters, by running it."""
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "files.json"
-        words = [sys.executable, "-c", TRACE, str(source), str(kept), *command.split(), "--out", folder]
+        words = [
+            sys.executable,
+            "-c",
+            TRACE,
+            str(source),
+            str(kept),
+            *command.split(),
+            "--out",
+            folder,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(source)}
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise SystemExit(f"gradleak {command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+            raise SystemExit(
+                f"gradleak {command} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            )
         return list(json.loads(kept.read_text(encoding="utf-8")))
 
 
 def reach(house: House, starts: Iterable[str], folders: tuple[str, ...]) -> list[str]:
-    """The files in some folders that modules reach by imports, read off without running anything."""
-    inside = {name for name, module in house.modules.items() if is_on_the_way(place_of(module), folders)}
+    """The files in some folders that modules reach by imports, read off without running
+    anything."""
+    inside = {
+        name for name, module in house.modules.items() if is_on_the_way(place_of(module), folders)
+    }
     edges = {name: house.imports[name] & inside for name in inside}
     ended: list[str] = []
     visit([name for name in starts if name in inside], edges, ended)
@@ -306,12 +365,16 @@ def write_walks(walks: Mapping[str, list[str]], page: Path) -> None:
         lines.append(f"| {name} | {len(files)} | {which} |")
     begin, end = "<!-- walks:begin -->\n", "<!-- walks:end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    page.write_text(f"{before}{begin}{chr(10).join(lines)}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+    page.write_text(
+        f"{before}{begin}{chr(10).join(lines)}\n{end}{rest.partition(end)[2]}", encoding="utf-8"
+    )
 
 
 def extract(commit: str, folder: Path) -> Path:
     """Writes the source of a commit into a folder and returns where the package lies in it."""
-    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit, "src"], capture_output=True, check=False)
+    packed = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", commit, "src"], capture_output=True, check=False
+    )
     if packed.returncode:
         raise SystemExit(packed.stderr.decode().strip())
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
@@ -326,11 +389,17 @@ def say(value: int | float | list[str] | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base", metavar="COMMIT", help="count that commit's tree beside this one")
     parser.add_argument("--walks", action="store_true", help="run the walks too")
-    parser.add_argument("--write", action="store_true", help="run the walks and write them into ARCHITECTURE.md")
-    parser.add_argument("--names", action="store_true", help="name what is behind each count of this tree")
+    parser.add_argument(
+        "--write", action="store_true", help="run the walks and write them into ARCHITECTURE.md"
+    )
+    parser.add_argument(
+        "--names", action="store_true", help="name what is behind each count of this tree"
+    )
     chosen = parser.parse_args()
     if chosen.write:
         return write_walks(walk(House.read(ROOT / "src"), ROOT / "src"), ROOT / "ARCHITECTURE.md")
@@ -339,10 +408,14 @@ def main() -> None:
         if chosen.base:
             sources = {chosen.base: extract(chosen.base, Path(folder)), **sources}
         houses = {name: House.read(source) for name, source in sources.items()}
-        columns: dict[str, dict[str, int | float | list[str]]] = {name: count(house) for name, house in houses.items()}
+        columns: dict[str, dict[str, int | float | list[str]]] = {
+            name: count(house) for name, house in houses.items()
+        }
         if chosen.walks:
             for name, house in houses.items():
-                columns[name] |= {f"files of {way}": files for way, files in walk(house, sources[name]).items()}
+                columns[name] |= {
+                    f"files of {way}": files for way, files in walk(house, sources[name]).items()
+                }
     print(f"{'':<48}" + "".join(f"{name:>14}" for name in columns))
     for row in columns["this tree"]:
         print(f"{row:<48}" + "".join(f"{say(column.get(row)):>14}" for column in columns.values()))

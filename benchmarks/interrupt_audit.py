@@ -1,12 +1,16 @@
-"""A default audit of eight batches interrupted (Ctrl-C) at random moments and run again, held to an undisturbed run of itself.
+"""A default audit of eight batches interrupted (Ctrl-C) at random moments and run again, held to an
+undisturbed run of itself.
 
-    python benchmarks/interrupt_audit.py [--interrupts 20] [--seconds-a-call 60] [--folder FOLDER] [words of gradleak audit …]
+    python benchmarks/interrupt_audit.py [--interrupts 20] [--seconds-a-call 60] \\
+        [--folder FOLDER] [words of gradleak audit …]
 
-Without words it is `--target tiny --limit 8 --defense gaussian_noise:std=0.01`, where every attack of the portfolio has its turn.
-Each interrupt falls at a random moment of a twentieth of an undisturbed run's time, from the first call on. Where the audit ends
-before it, another is begun in a new folder. Counted are the calls that were begun (an attack of the portfolio on a group of
-batches): each interrupt may cost one. What is said of kept parts is held against the disk, and every record must be the
-undisturbed one's but for time and cost. tests/audit/test_interrupts.py does the same with a counter.
+Without words it is `--target tiny --limit 8 --defense gaussian_noise:std=0.01`, where every attack
+of the portfolio has its turn. Each interrupt falls at a random moment of a twentieth of an
+undisturbed run's time, from the first call on. Where the audit ends before it, another is begun in
+a new folder. Counted are the calls that were begun (an attack of the portfolio on a group of
+batches): each interrupt may cost one. What is said of kept parts is held against the disk, and
+every record must be the undisturbed one's but for time and cost. tests/audit/test_interrupts.py
+does the same with a counter.
 """
 
 import argparse
@@ -29,7 +33,8 @@ KEPT, LOST = "Finished parts are kept", "before a part was finished"
 
 
 def audit_and_log(log: Path, seconds_a_call: float, words: list[str]) -> int:
-    """The audit in this process; every call of an attack of the portfolio leaves a line where it begins."""
+    """The audit in this process; every call of an attack of the portfolio leaves a line where it
+    begins."""
     from gradleak.attacks import portfolio
     from gradleak.audit import calls
     from gradleak.cli import main
@@ -47,13 +52,23 @@ def audit_and_log(log: Path, seconds_a_call: float, words: list[str]) -> int:
 
 
 def start(log: Path, out: Path, given: argparse.Namespace) -> subprocess.Popen[str]:
-    words = [sys.executable, __file__, "--log", str(log), "--seconds-a-call", str(given.seconds_a_call)]
+    words = [
+        sys.executable,
+        __file__,
+        "--log",
+        str(log),
+        "--seconds-a-call",
+        str(given.seconds_a_call),
+    ]
     audit = [*(given.words or DEFAULT), "--out", str(out), "--device", "cpu", "--json"]
-    return subprocess.Popen([*words, "--", *audit], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*words, "--", *audit], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
 
 
 def interrupt_after(process: subprocess.Popen[str], log: Path, seconds: float) -> str | None:
-    """What it said when it was interrupted, so long after its first call began; none where it ended before."""
+    """What it said when it was interrupted, so long after its first call began; none where it
+    ended before."""
     wait_for_a_call(process, log)
     try:
         process.wait(seconds)
@@ -113,7 +128,8 @@ def main() -> None:
     while done < given.interrupts:
         rounds += 1
         disturbed, log = folder / f"disturbed-{rounds}", folder / f"disturbed-{rounds}.log"
-        shutil.copytree(calm / "keys", disturbed / "keys")  # the same key, so that the hashes of secrets must be the same too
+        # The same key, so that the hashes of secrets must be the same too
+        shutil.copytree(calm / "keys", disturbed / "keys")
         before = done
         while done < given.interrupts:
             had = has_parts(disturbed)
@@ -122,9 +138,19 @@ def main() -> None:
                 break
             done += 1
             kept = has_parts(disturbed)
-            if (KEPT in said and not kept) or (LOST in said and kept and not had) or not (KEPT in said or LOST in said):
-                wrong.append(f"parts {'are' if kept else 'are not'} there, and it said: {said.strip()}")
-            print(f"interrupt {done}: {len(lines(log))} calls begun so far; {said.strip().splitlines()[-1]}", flush=True)
+            if (
+                (KEPT in said and not kept)
+                or (LOST in said and kept and not had)
+                or not (KEPT in said or LOST in said)
+            ):
+                wrong.append(
+                    f"parts {'are' if kept else 'are not'} there, and it said: {said.strip()}"
+                )
+            print(
+                f"interrupt {done}: {len(lines(log))} calls begun so far;"
+                f" {said.strip().splitlines()[-1]}",
+                flush=True,
+            )
         if start(log, disturbed, given).wait():  # to its end, or once more from its record
             raise SystemExit("The last run failed.")
         begun = Counter(lines(log)) - Counter(wanted)
@@ -133,7 +159,10 @@ def main() -> None:
             wrong.append(f"calls of round {rounds}: {sorted(begun.items())}")
         if record(calm) != record(disturbed):
             wrong.append(f"the record of round {rounds} differs")
-    print(wrong or f"{done} interrupts of {rounds} audits, {repeated} calls repeated, every record equal")
+    print(
+        wrong
+        or f"{done} interrupts of {rounds} audits, {repeated} calls repeated, every record equal"
+    )
     raise SystemExit(bool(wrong))
 
 

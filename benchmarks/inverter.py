@@ -1,9 +1,12 @@
-"""Training gradients a second, all clients of a batch in one pass against one at a time, in one run.
+"""Training gradients a second, all clients of a batch in one pass against one at a time, in one
+run.
 
-    GRADLEAK_DATA=FOLDER python benchmarks/inverter.py [--device cuda] [--batch 512] [--defense sign]
+    GRADLEAK_DATA=FOLDER python benchmarks/inverter.py [--device cuda] [--batch 512] \\
+        [--defense sign]
 
-Both ways run the same clients through the same defenses and hash what they send; of pictures (`--target lenet --batch 4096`) what
-is sent is taken as it is, and a last line says how many examples a second an inverter of the paper's size learns from.
+Both ways run the same clients through the same defenses and hash what they send; of pictures
+(`--target lenet --batch 4096`) what is sent is taken as it is, and a last line says how many
+examples a second an inverter of the paper's size learns from.
 """
 
 import argparse
@@ -36,11 +39,15 @@ def main() -> None:
     parser.add_argument("--learn", type=int, default=20, help="steps of an inverter of pictures")
     parser.add_argument("--defense", action="append", default=[])
     chosen = parser.parse_args()
-    spec = AuditSpec.from_plain({"target": chosen.target, "defenses": chosen.defense, "attacks": ["blind"]})
+    spec = AuditSpec.from_plain(
+        {"target": chosen.target, "defenses": chosen.defense, "attacks": ["blind"]}
+    )
     target = spec.target.open(torch.device(chosen.device))
     pictures = target.medium == "image"
     setting = ClientSetting(spec.target, target, spec.protocol, spec.defenses, spec.view, 1)
-    features: Features = WholeFeatures(setting) if pictures else HashedFeatures(setting, 0.1, 0, signed=False)
+    features: Features = (
+        WholeFeatures(setting) if pictures else HashedFeatures(setting, 0.1, 0, signed=False)
+    )
     simulated = SimulatedFeatures(Simulation(setting), features)
     make = _with_pictures if pictures else _clients
     batches, streams = make(setting, chosen.batch, chosen.tokens), Streams.root("benchmark", 0)
@@ -51,23 +58,40 @@ def main() -> None:
             features(spec.view.show(target, protect_in_turn(spec.defenses, update, [streams])))
 
     slow = chosen.one_by_one / _seconds(one_by_one, chosen.repeats, target.device)
-    fast = chosen.batch / _seconds(lambda: simulated(batches, streams), chosen.repeats, target.device)
-    print(f"{chosen.target} on {_name(target.device)}, defenses {chosen.defense or 'none'}, {features.size} features")
+    fast = chosen.batch / _seconds(
+        lambda: simulated(batches, streams), chosen.repeats, target.device
+    )
+    print(
+        f"{chosen.target} on {_name(target.device)}, defenses {chosen.defense or 'none'},"
+        f" {features.size} features"
+    )
     print(f"one at a time          {slow:12.1f} gradients a second")
-    print(f"{chosen.batch:5} in one pass      {fast:12.1f} gradients a second   {fast / slow:.1f} times")
+    print(
+        f"{chosen.batch:5} in one pass      {fast:12.1f} gradients a second   {fast / slow:.1f}"
+        " times"
+    )
     if pictures:
         _learn(setting, chosen.learn, chosen.batch)
     if target.device.type == "cuda":
-        print(f"peak memory            {torch.cuda.max_memory_allocated(target.device) / 2**30:12.1f} GiB")
+        print(
+            "peak memory           "
+            f" {torch.cuda.max_memory_allocated(target.device) / 2**30:12.1f} GiB"
+        )
 
 
 def _clients(setting: ClientSetting, count: int, tokens: int) -> Batch:
     """Clients that hold one text of random words each."""
     target = setting.target
     allowed = target.vocabulary.allowed.nonzero()[:, 0].cpu()
-    drawn = torch.randint(len(allowed), (count, 1, tokens), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(
+        len(allowed), (count, 1, tokens), generator=torch.Generator().manual_seed(0)
+    )
     ids = allowed[drawn].to(target.device)
-    labels = ids if target.labels_are_tokens else torch.zeros(count, 1, dtype=torch.int64, device=target.device)
+    labels = (
+        ids
+        if target.labels_are_tokens
+        else torch.zeros(count, 1, dtype=torch.int64, device=target.device)
+    )
     return Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
 
 

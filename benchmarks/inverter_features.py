@@ -2,7 +2,8 @@
 
     python benchmarks/inverter_features.py [--steps 300] [--defense sign]
 
-Made-up sentences of frequent and rare words on a small target; token accuracy on sentences that were not learnt from.
+Made-up sentences of frequent and rare words on a small target; token accuracy on sentences that
+were not learnt from.
 """
 
 import argparse
@@ -30,12 +31,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--secrets", type=int, default=100)
     chosen = parser.parse_args()
-    print(f"{chosen.target}, view {chosen.view}, defenses {chosen.defense or 'none'}, {chosen.steps} steps of 64 clients")
+    print(
+        f"{chosen.target}, view {chosen.view}, defenses {chosen.defense or 'none'}, {chosen.steps}"
+        " steps of 64 clients"
+    )
     for features, words in itertools.product(("hashed", "factors"), ("learned", "known")):
         attack = f"lti_p:steps={chosen.steps},learning_rate=0.001,features={features},words={words}"
-        plain = {"target": chosen.target, "view": chosen.view, "defenses": chosen.defense, "attacks": [attack]}
+        plain = {
+            "target": chosen.target,
+            "view": chosen.view,
+            "defenses": chosen.defense,
+            "attacks": [attack],
+        }
         found = _accuracy(AuditSpec.from_plain(plain), chosen.secrets, torch.device(chosen.device))
-        print(f"{features:8} features, {words:8} words: {100 * found:5.1f} % of the tokens", flush=True)
+        print(
+            f"{features:8} features, {words:8} words: {100 * found:5.1f} % of the tokens",
+            flush=True,
+        )
 
 
 def _accuracy(spec: AuditSpec, secrets: int, device: torch.device) -> float:
@@ -48,7 +60,11 @@ def _accuracy(spec: AuditSpec, secrets: int, device: torch.device) -> float:
     private = private_batches(spec, target, sentences(secrets, seed=2))
     seen = [observe(spec, target, batch, index) for index, batch in enumerate(private)]
     pairs = zip(private, fitted.reconstruct(seen, bench), strict=True)
-    values = [accuracy(batch.batch.ids[0].tolist(), guess.sentences[0]) for batch, guess in pairs if batch.batch.ids is not None]
+    values = [
+        accuracy(batch.batch.ids[0].tolist(), guess.sentences[0])
+        for batch, guess in pairs
+        if batch.batch.ids is not None
+    ]
     return sum(values) / len(values)
 
 
@@ -57,7 +73,10 @@ def sentences(count: int, seed: int, words: int = 12) -> list[Example]:
     draw = random.Random(seed)
     known = [word for word in WORDS if word.isalpha()]
     chances = [1 / (rank + 3) for rank in range(len(known))]
-    return [Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2)) for _ in range(count)]
+    return [
+        Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2))
+        for _ in range(count)
+    ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""How far up the lexicon the words of a text stand: python benchmarks/lexicon.py 3:query 6:value --limit 6.
+"""How far up the lexicon the words of a text stand: python benchmarks/lexicon.py 3:query 6:value
+--limit 6.
 
-For one matrix at a time (LAYER:MODULE) the vocabulary is ranked as the energy attack ranks it; prints the share of the texts'
-words among the first 64 and 256 and their median rank.
+For one matrix at a time (LAYER:MODULE) the vocabulary is ranked as the energy attack ranks it;
+prints the share of the texts' words among the first 64 and 256 and their median rank.
 """
 
 import argparse
@@ -28,16 +29,27 @@ def main() -> None:
     chosen = parser.parse_args()
     for matrix in chosen.matrices:
         ranks = torch.tensor(ranks_of(chosen, matrix)).float()
-        first = [f"{100 * float((ranks < count).float().mean()):.0f} % among the first {count}" for count in (64, 256)]
+        first = [
+            f"{100 * float((ranks < count).float().mean()):.0f} % among the first {count}"
+            for count in (64, 256)
+        ]
         print(
-            f"{chosen.target} {chosen.data} {matrix}: {len(ranks)} words, {', '.join(first)}, median rank {int(ranks.median())}"
+            f"{chosen.target} {chosen.data} {matrix}: {len(ranks)} words, {', '.join(first)},"
+            f" median rank {int(ranks.median())}"
         )
 
 
 def ranks_of(chosen: argparse.Namespace, matrix: str) -> list[int]:
     layer, _, module = matrix.partition(":")
-    settings = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "attacks": ["energy"]}
-    spec = AuditSpec.from_plain(settings | {"view": {"name": "parts", "layers": layer, "modules": [module]}})
+    settings = {
+        "target": chosen.target,
+        "data": chosen.data,
+        "limit": chosen.limit,
+        "attacks": ["energy"],
+    }
+    spec = AuditSpec.from_plain(
+        settings | {"view": {"name": "parts", "layers": layer, "modules": [module]}}
+    )
     target = spec.target.open(torch.device("cpu"))
     private = private_batches(spec, target)
     seen = [observe(spec, target, batch, index) for index, batch in enumerate(private)]
@@ -48,7 +60,11 @@ def ranks_of(chosen: argparse.Namespace, matrix: str) -> list[int]:
     found = []
     for row, batch in zip(ranked, private, strict=True):
         assert batch.batch.ids is not None
-        found += [int(row[place]) for word in batch.batch.ids[0] for place in (words == word).nonzero()[:, 0]]
+        found += [
+            int(row[place])
+            for word in batch.batch.ids[0]
+            for place in (words == word).nonzero()[:, 0]
+        ]
     return found
 
 

@@ -1,8 +1,10 @@
-"""The shipped prior beside n-gram models of the same text: python benchmarks/ngram.py text/imdb.txt.xz text/wikipedia.txt.xz.
+"""The shipped prior beside n-gram models of the same text: python benchmarks/ngram.py
+text/imdb.txt.xz text/wikipedia.txt.xz.
 
-Interpolated modified Kneser-Ney (Chen & Goodman 1999, section 3) of one to five tokens, trained on the sentences the prior was
-trained on and judged as `gradleak prior eval` judges: mean nats of every token after [CLS], [SEP] included, over the sentences
-held out. Both corpora in this order: which sentences are held out depends on it.
+Interpolated modified Kneser-Ney (Chen & Goodman 1999, section 3) of one to five tokens, trained on
+the sentences the prior was trained on and judged as `gradleak prior eval` judges: mean nats of
+every token after [CLS], [SEP] included, over the sentences held out. Both corpora in this order:
+which sentences are held out depends on it.
 """
 
 import argparse
@@ -33,7 +35,8 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """Discounted probabilities of the n-grams of one length, and the share each context leaves to shorter ones."""
+    """Discounted probabilities of the n-grams of one length, and the share each context leaves
+    to shorter ones."""
 
     probabilities: Floats  # by n-gram
     left_over: Floats  # by context, an (n−1)-gram
@@ -41,7 +44,8 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """N-grams of one length. A key is the number of the first n−1 tokens' own (n−1)-gram, times the vocabulary, plus the last."""
+    """N-grams of one length. A key is the number of the first n−1 tokens' own (n−1)-gram, times
+    the vocabulary, plus the last."""
 
     keys: Ints  # sorted: an n-gram's number is its place here
     highest: Level  # from counts, for a model of this order
@@ -57,32 +61,47 @@ class NGrams:
 def stream(tables: Sequence[NDArray[Any]]) -> Stream:
     """Tables [sentences, tokens], each of one length."""
     places = [np.tile(np.arange(table.shape[1]), len(table)) for table in tables]
-    return Stream(np.concatenate([table.ravel() for table in tables]).astype(np.int64), np.concatenate(places))
+    return Stream(
+        np.concatenate([table.ravel() for table in tables]).astype(np.int64), np.concatenate(places)
+    )
 
 
 def train(text: Stream, vocabulary: int, longest: int) -> NGrams:
-    """Counts n-grams of 1 to `longest` tokens; none crosses the end of a sentence and none is dropped."""
+    """Counts n-grams of 1 to `longest` tokens; none crosses the end of a sentence and none is
+    dropped."""
     numbers = text.tokens  # of the n-gram that ends at each token; −1 near the start of a sentence
     keys, contexts = np.arange(vocabulary), 1
-    counts = np.bincount(numbers[text.places > 0], minlength=vocabulary)  # [CLS] is given, never predicted
+    # [CLS] is given, never predicted
+    counts = np.bincount(numbers[text.places > 0], minlength=vocabulary)
     orders = []
     for length in range(2, longest + 1):
         ends = np.flatnonzero(text.places >= length - 1)
         seen = numbers[ends - 1] * vocabulary + text.tokens[ends]
-        longer, first, inverse, times = np.unique(seen, return_index=True, return_inverse=True, return_counts=True)
+        longer, first, inverse, times = np.unique(
+            seen, return_index=True, return_inverse=True, return_counts=True
+        )
         before = np.bincount(numbers[ends[first]], minlength=len(keys))
-        # Nothing comes before an n-gram that starts a sentence: it keeps its count, as in SRILM and KenLM.
+        # Nothing comes before an n-gram that starts a sentence: it keeps its count, as in SRILM and
+        # KenLM.
         varied = np.where(before > 0, before, counts)
-        orders.append(Order(keys, level(keys, counts, vocabulary, contexts), level(keys, varied, vocabulary, contexts)))
+        orders.append(
+            Order(
+                keys,
+                level(keys, counts, vocabulary, contexts),
+                level(keys, varied, vocabulary, contexts),
+            )
+        )
         keys, counts, contexts = longer, times, len(keys)
         numbers = np.full(len(numbers), -1)
         numbers[ends] = inverse
     top = level(keys, counts, vocabulary, contexts)
-    return NGrams(vocabulary, (*orders, Order(keys, top, top)))  # nothing longer asks for its lower level
+    # Nothing longer asks for its lower level
+    return NGrams(vocabulary, (*orders, Order(keys, top, top)))
 
 
 def level(keys: Ints, counts: Ints, vocabulary: int, contexts: int) -> Level:
-    """Takes each n-gram's discount from its count and leaves the sum to the next shorter context."""
+    """Takes each n-gram's discount from its count and leaves the sum to the next shorter
+    context."""
     discount = discounts(counts)[np.minimum(counts, 3)]
     context = keys // vocabulary
     totals = np.bincount(context, counts, contexts)
@@ -97,7 +116,11 @@ def discounts(counts: Ints) -> Floats:
     if 0 in (once, twice, thrice):
         return np.array([0.0, *FALLBACK])
     share = once / (once + 2 * twice)
-    found = (1 - 2 * share * twice / once, 2 - 3 * share * thrice / twice, 3 - 4 * share * four_times / thrice)
+    found = (
+        1 - 2 * share * twice / once,
+        2 - 3 * share * thrice / twice,
+        3 - 4 * share * four_times / thrice,
+    )
     usable = all(0 <= value <= count for count, value in enumerate(found, start=1))
     return np.array([0.0, *(found if usable else FALLBACK)])
 
@@ -117,15 +140,23 @@ def probabilities(model: NGrams, text: Stream) -> Iterator[Floats]:
 
 
 def interpolated(at: Level, numbers: Ints, contexts: Ints, below: Floats) -> Floats:
-    """An unseen n-gram has no share of its own; an unseen context leaves everything to the shorter one."""
+    """An unseen n-gram has no share of its own; an unseen context leaves everything to the
+    shorter one."""
     own = np.where(numbers >= 0, at.probabilities[numbers], 0.0)
     return own + np.where(contexts >= 0, at.left_over[contexts], 1.0) * below
 
 
 def unseen(tables: dict[int, Any], training: dict[int, Any]) -> dict[int, Any]:
     """Without the sentences that also stand word for word in the training text."""
-    known = {row.tobytes() for length in tables.keys() & training.keys() for row in training[length].numpy()}
-    new = {length: np.array([row.tobytes() not in known for row in table.numpy()]) for length, table in tables.items()}
+    known = {
+        row.tobytes()
+        for length in tables.keys() & training.keys()
+        for row in training[length].numpy()
+    }
+    new = {
+        length: np.array([row.tobytes() not in known for row in table.numpy()])
+        for length, table in tables.items()
+    }
     return {length: table[new[length]] for length, table in tables.items() if new[length].any()}
 
 
@@ -148,7 +179,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("corpus", type=Path, nargs="+")
     parser.add_argument("--order", type=int, default=5)
-    parser.add_argument("--unseen", action="store_true", help="judge only sentences that are nowhere in the training text")
+    parser.add_argument(
+        "--unseen",
+        action="store_true",
+        help="judge only sentences that are nowhere in the training text",
+    )
     chosen = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # before gradleak.targets turns it off
     from transformers import AutoTokenizer
@@ -161,18 +196,33 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(installed_folder())
     corpus = read_corpus(chosen.corpus, tokenizer, LONGEST)
     tables = unseen(corpus.held_out, corpus.training) if chosen.unseen else corpus.held_out
-    text, held_out = (stream([table.numpy() for table in part.values()]) for part in (corpus.training, tables))
+    text, held_out = (
+        stream([table.numpy() for table in part.values()]) for part in (corpus.training, tables)
+    )
     predicted = int((held_out.places > 0).sum())
-    print(f"{len(text.tokens)} tokens for training; judged on {len(held_out.tokens)} tokens, {predicted} of them predicted,")
-    print(f"of {sum(map(len, tables.values()))} of the {sum(map(len, corpus.held_out.values()))} sentences held out")
+    print(
+        f"{len(text.tokens)} tokens for training; judged on {len(held_out.tokens)} tokens,"
+        f" {predicted} of them predicted,"
+    )
+    print(
+        f"of {sum(map(len, tables.values()))} of the {sum(map(len, corpus.held_out.values()))}"
+        " sentences held out"
+    )
     print(f"read in {watch() - began:.0f} s", flush=True)
     began = watch()
     model = train(text, len(tokenizer), chosen.order)
-    for length, (order, each) in enumerate(zip(model.orders, probabilities(model, held_out), strict=True), start=1):
+    for length, (order, each) in enumerate(
+        zip(model.orders, probabilities(model, held_out), strict=True), start=1
+    ):
         kept = int((order.highest.probabilities > 0).sum())
-        print(f"{length}-gram: {-np.log(each).mean():.4f} nats a token, {kept} n-grams of that length")
+        print(
+            f"{length}-gram: {-np.log(each).mean():.4f} nats a token, {kept} n-grams of that length"
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"counted and judged in {watch() - began:.0f} s; {peak:.1f} GiB of memory at most so far", flush=True)
+    print(
+        f"counted and judged in {watch() - began:.0f} s; {peak:.1f} GiB of memory at most so far",
+        flush=True,
+    )
     began = watch()
     print(f"english: {english_nats(tables):.4f} nats a token, in {watch() - began:.0f} s")
 

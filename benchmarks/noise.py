@@ -1,7 +1,9 @@
-"""What energy reads through noise: python benchmarks/noise.py --layers 1 --modules query key value --ratio 1 3 --limit 4.
+"""What energy reads through noise: python benchmarks/noise.py --layers 1 --modules query key value
+--ratio 1 3 --limit 4.
 
-Noise of one size on every entry, its norm so many times that of what is seen of each text's gradient; the attacker knows its size
-and the lengths. Prints the share of tokens that are right, and how often the truth has the better likelihood (the search failed).
+Noise of one size on every entry, its norm so many times that of what is seen of each text's
+gradient; the attacker knows its size and the lengths. Prints the share of tokens that are right,
+and how often the truth has the better likelihood (the search failed).
 """
 
 import argparse
@@ -30,34 +32,59 @@ def main() -> None:
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0, 3.0])
     parser.add_argument("--limit", type=int, default=4)
     parser.add_argument("--restarts", type=int, default=4)
-    parser.add_argument("--whole", action="store_true", help="all that LAMP sees, instead of layers and modules")
-    parser.add_argument("--no-judge", action="store_true", help="without the last search by the likelihood of the whole update")
+    parser.add_argument(
+        "--whole", action="store_true", help="all that LAMP sees, instead of layers and modules"
+    )
+    parser.add_argument(
+        "--no-judge",
+        action="store_true",
+        help="without the last search by the likelihood of the whole update",
+    )
     parser.add_argument("--device", default="cpu")
     measure(parser.parse_args())
 
 
 def measure(chosen: argparse.Namespace) -> None:
-    view = "lamp" if chosen.whole else {"name": "parts", "layers": chosen.layers, "modules": chosen.modules}
-    shown = "all that LAMP sees" if chosen.whole else f"layers {chosen.layers} {','.join(chosen.modules) or 'whole'}"
-    settings = {"target": chosen.target, "data": chosen.data, "limit": chosen.limit, "prior": "auto", "attacks": ["energy"]}
+    view = (
+        "lamp"
+        if chosen.whole
+        else {"name": "parts", "layers": chosen.layers, "modules": chosen.modules}
+    )
+    shown = (
+        "all that LAMP sees"
+        if chosen.whole
+        else f"layers {chosen.layers} {','.join(chosen.modules) or 'whole'}"
+    )
+    settings = {
+        "target": chosen.target,
+        "data": chosen.data,
+        "limit": chosen.limit,
+        "prior": "auto",
+        "attacks": ["energy"],
+    }
     spec = AuditSpec.from_plain(settings | {"view": view})
     target = spec.target.open(torch.device(chosen.device))
     private, prior = private_batches(spec, target), spec.prior.open(target)
     attack = EnergyAttack(restarts=chosen.restarts, judge=not chosen.no_judge)
     for ratio in chosen.ratio:
-        seen = [through_noise(observe(spec, target, batch, index), ratio) for index, batch in enumerate(private)]
+        seen = [
+            through_noise(observe(spec, target, batch, index), ratio)
+            for index, batch in enumerate(private)
+        ]
         began = time.monotonic()
         found = attack.reconstruct(seen, Bench(Streams.root("attacker", spec.seed), prior))
         seconds = (time.monotonic() - began) / len(seen)
         right = [
-            share_right(guess.sentences[0], batch.batch.ids[0].tolist()) for guess, batch in zip(found, private, strict=True)
+            share_right(guess.sentences[0], batch.batch.ids[0].tolist())
+            for guess, batch in zip(found, private, strict=True)
         ]
         # At guess and truth alike, without the prior that the search weighs beside it.
         at_guess, at_truth = objectives(attack, seen, [batch.batch for batch in private], found)
         failed = sum(truth < guess - 1e-3 for guess, truth in zip(at_guess, at_truth, strict=True))
         print(
-            f"{chosen.target} {chosen.data} {shown} noise/signal {ratio:g}: "
-            f"n {len(seen)}, tokens right {100 * sum(right) / len(right):.1f} %, truth likelier {failed}, {seconds:.1f} s each",
+            f"{chosen.target} {chosen.data} {shown} noise/signal {ratio:g}: n {len(seen)}, tokens"
+            f" right {100 * sum(right) / len(right):.1f} %, truth likelier {failed}, {seconds:.1f}"
+            " s each",
             flush=True,
         )
 
@@ -65,7 +92,9 @@ def measure(chosen: argparse.Namespace) -> None:
 def through_noise(observation: Observation, ratio: float) -> Observation:
     entries = sum(tensor.numel() for tensor in observation.update.tensors.values())
     noise = GaussianNoise(ratio * update_norm(observation) / math.sqrt(entries))
-    sent = noise.protect(observation.update, [Streams.root("client", 0).child("batch", observation.index)])
+    sent = noise.protect(
+        observation.update, [Streams.root("client", 0).child("batch", observation.index)]
+    )
     rounds = (replace(observation.rounds[-1], update=sent),)
     return replace(observation, rounds=rounds, knows=replace(observation.knows, defenses=(noise,)))
 

@@ -1,9 +1,12 @@
-"""Packs a part of CIFAR-10 into one npz archive that the cifar10 dataset reads, to carry it to another machine.
+"""Packs a part of CIFAR-10 into one npz archive that the cifar10 dataset reads, to carry it to
+another machine.
 
-    GRADLEAK_DATA=FOLDER python benchmarks/pack_pictures.py --split train --first 0 --count 10000 --out carried/cifar10
+    GRADLEAK_DATA=FOLDER python benchmarks/pack_pictures.py --split train --first 0 \\
+        --count 10000 --out carried/cifar10
 
-Pixels hardly compress: 10,000 pictures are about 28 MB. Several parts of one split (cifar10_train.00000.npz, …) lie side by side
-in the folder `cifar10/` of GRADLEAK_DATA and are read as one.
+Pixels hardly compress: 10,000 pictures are about 28 MB. Several parts of one split
+(cifar10_train.00000.npz, …) lie side by side in the folder `cifar10/` of GRADLEAK_DATA and are read
+as one.
 """
 
 import argparse
@@ -14,9 +17,13 @@ from gradleak.datasets.picture_files import Pictures, read_cifar, write_npz
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--split", choices=["train", "test"], default="test")
-    parser.add_argument("--first", type=int, default=0, help="place of the first picture in the files' own order")
+    parser.add_argument(
+        "--first", type=int, default=0, help="place of the first picture in the files' own order"
+    )
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--out", type=Path, required=True, help="folder")
     asked = parser.parse_args()

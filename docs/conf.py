@@ -95,12 +95,19 @@ TREE = {
 
 def toctree(pages: list[str], caption: str = "") -> str:
     """Returns a hidden tree of pages, named from the source folder."""
-    lines = [":hidden:", ":titlesonly:", *([f":caption: {caption}"] if caption else []), "", *(f"/{page}" for page in pages)]
+    lines = [
+        ":hidden:",
+        ":titlesonly:",
+        *([f":caption: {caption}"] if caption else []),
+        "",
+        *(f"/{page}" for page in pages),
+    ]
     return "\n".join(["", "```{toctree}", *lines, "```", ""])
 
 
 def pages_below(page: Path) -> list[str]:
-    """Returns the Markdown files below an index page that it links to, in the order of its links."""
+    """Returns the Markdown files below an index page that it links to, in the order of its
+    links."""
     linked = re.findall(r"\]\(([\w./-]+)\.md\)", page.read_text(encoding="utf-8"))
     below = [name for name in dict.fromkeys(linked) if not name.startswith("..")]
     return [str((page.parent / name).relative_to(ROOT)) for name in below]
@@ -108,26 +115,37 @@ def pages_below(page: Path) -> list[str]:
 
 def nouns() -> list[str]:
     """Returns the modules of the reference: the package, every module of its core, the record."""
-    core = sorted(path.stem for path in (SOURCE / "gradleak" / "core").glob("*.py") if path.stem != "__init__")
+    core = sorted(
+        path.stem for path in (SOURCE / "gradleak" / "core").glob("*.py") if path.stem != "__init__"
+    )
     return ["gradleak", *(f"gradleak.core.{name}" for name in core), "gradleak.records.schema"]
 
 
 def reference() -> str:
     """Returns the reference of the public code, by its docstrings."""
-    sections = [f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n" for name in nouns()]
+    sections = [
+        f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n" for name in nouns()
+    ]
     return "".join(sections)
 
 
 def components() -> str:
     """Returns what `gradleak list` says: every component with its fields, by kind."""
-    index = json.loads((SOURCE / "gradleak" / "cli" / "components.json").read_text(encoding="utf-8"))
+    index = json.loads(
+        (SOURCE / "gradleak" / "cli" / "components.json").read_text(encoding="utf-8")
+    )
     lines = []
     for kind, found in index.items():
         lines += ["", f"## Every {kind}", ""]
         for name, entry in found.items():
             fields = ", ".join(f"{field}={default}" for field, default in entry["fields"].items())
             paper = f" *{entry['cites']}.*" if entry.get("cites") else ""
-            lines += [f"`{name}`", f": {entry['summary']}{paper}", *([f"  Fields: `{fields}`"] if fields else []), ""]
+            lines += [
+                f"`{name}`",
+                f": {entry['summary']}{paper}",
+                *([f"  Fields: `{fields}`"] if fields else []),
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -146,11 +164,17 @@ def add_what_a_site_has(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += components()
 
 
-def read_as_sentences(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Turns our docstrings, sentences with `code` in them, into reStructuredText that says the same."""
+def read_as_sentences(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Turns our docstrings, sentences with `code` in them, into reStructuredText that says the
+    same."""
     for number, line in enumerate(lines):
         pieces = re.split(r"(`[^`]+`)", line.strip())
-        plain = [piece if at % 2 else re.sub(r"([*_|\\`])", r"\\\1", piece) for at, piece in enumerate(pieces)]
+        plain = [
+            piece if at % 2 else re.sub(r"([*_|\\`])", r"\\\1", piece)
+            for at, piece in enumerate(pieces)
+        ]
         lines[number] = "".join(f"`{piece}`" if at % 2 else piece for at, piece in enumerate(plain))
 
 

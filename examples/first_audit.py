@@ -1,4 +1,5 @@
-"""A first audit: how much of four made-up messages comes back out of the gradients of a small model.
+"""A first audit: how much of four made-up messages comes back out of the gradients of a small
+model.
 
 python examples/first_audit.py [--target minilm]     (tiny takes seconds, minilm minutes on a CPU)
 """
@@ -7,12 +8,16 @@ import argparse
 
 import gradleak
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--target", default="tiny")
 parser.add_argument("--steps", type=int, default=200)
 chosen = parser.parse_args()
 
-finished = gradleak.measure(target=chosen.target, data="canaries", attacks=[f"dlg:steps={chosen.steps}"], limit=4)
+finished = gradleak.measure(
+    target=chosen.target, data="canaries", attacks=[f"dlg:steps={chosen.steps}"], limit=4
+)
 record = finished.record
 
 for private, guess in zip(finished.private, record.attacks["dlg"].examples, strict=True):

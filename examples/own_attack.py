@@ -1,4 +1,5 @@
-"""An attack of your own: words read off the word embeddings' gradient. python examples/own_attack.py"""
+"""An attack of your own: words read off the word embeddings' gradient. python
+examples/own_attack.py"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from gradleak.core.registry import register
 @register("attack", "words_by_id")
 @dataclass(frozen=True)
 class WordsById(Attack):
-    """Says the words whose embedding has a gradient, in the order of their ids; it does not search for their order."""
+    """Says the words whose embedding has a gradient, in the order of their ids; it does not
+    search for their order."""
 
     @property
     def requires(self) -> frozenset[Fact]:
         return frozenset({Fact.LENGTHS})
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         return [self._guess(observation) for observation in observations]
 
     def _guess(self, observation: Observation) -> Reconstruction:
@@ -27,7 +31,9 @@ class WordsById(Attack):
         words = found.values if found else ()
         (length,) = observation.knows.lengths or ()  # batches of one
         sentence, fixed = vocabulary.frame(length)
-        for word, place in zip(words, [place for place, special in enumerate(fixed) if not special], strict=False):
+        for word, place in zip(
+            words, [place for place, special in enumerate(fixed) if not special], strict=False
+        ):
             sentence[place] = word
         return Reconstruction(sentences=(tuple(sentence),))
 
@@ -35,4 +41,7 @@ class WordsById(Attack):
 record = gradleak.measure(target="tiny", attacks=["words_by_id"], limit=16).record
 for name, score in record.worst_case.items():
     if name in ("rouge1", "bag_f1", "exact_match"):
-        print(f"{name:<12} {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind {score.blind:.2f}")
+        print(
+            f"{name:<12} {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind"
+            f" {score.blind:.2f}"
+        )

@@ -13,7 +13,8 @@ from gradleak.core.update import Update
 @register("defense", "fixed_step")
 @dataclass(frozen=True)
 class FixedStep(Defense):
-    """Rounds every entry to a multiple of the step size; what is smaller than half a step is sent as zero."""
+    """Rounds every entry to a multiple of the step size; what is smaller than half a step is
+    sent as zero."""
 
     step_size: float = 0.1
 
@@ -21,11 +22,14 @@ class FixedStep(Defense):
         return update.map(lambda tensor: (tensor / self.step_size).round() * self.step_size)
 
     def channel(self) -> Channel:
-        return Channel(smallest_step=self.step_size)  # so that attacks know how far entries may be off
+        # So that attacks know how far entries may be off
+        return Channel(smallest_step=self.step_size)
 
 
 for defenses in ([], ["fixed_step"], ["fixed_step:step_size=1.0"]):
-    record = gradleak.measure(target="tiny", attacks=["dlg:steps=100"], defenses=defenses, limit=4).record
+    record = gradleak.measure(
+        target="tiny", attacks=["dlg:steps=100"], defenses=defenses, limit=4
+    ).record
     score = record.worst_case["bag_f1"]
     print(f"defense {' + '.join(defenses) or 'none'}")
     print(f"  bag_f1 {score.mean:.2f} [{score.low:.2f}, {score.high:.2f}], blind {score.blind:.2f}")

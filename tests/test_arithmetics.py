@@ -1,4 +1,5 @@
-"""benchmarks/arithmetics.py and check_python.py: which arithmetics are run, and what is said before an install."""
+"""benchmarks/arithmetics.py and check_python.py: which arithmetics are run, and what is said
+before an install."""
 
 import argparse
 import importlib.util
@@ -47,8 +48,12 @@ def test_a_fingerprint_that_was_seen_is_skipped_and_said_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same = {"product": "a", "sum": "a", "eigh": "a", "kernels": "AVX2"}
-    monkeypatch.setattr(arithmetics, "fingerprint_of", lambda one: same if one.threads == 1 else same | {"sum": "b"})
-    found = arithmetics.different([Arithmetic(None, None, 1), Arithmetic("AVX2", None, 1), Arithmetic(None, None, 2)])
+    monkeypatch.setattr(
+        arithmetics, "fingerprint_of", lambda one: same if one.threads == 1 else same | {"sum": "b"}
+    )
+    found = arithmetics.different(
+        [Arithmetic(None, None, 1), Arithmetic("AVX2", None, 1), Arithmetic(None, None, 2)]
+    )
     assert list(found.values()) == ["a-a-a", "a-b-a"]
     assert "MKL_CBWR=AVX2 threads=1: as threads=1, skipped" in capsys.readouterr().out
 
@@ -66,20 +71,42 @@ def test_few_are_chosen_to_be_most_unlike() -> None:
     assert len(arithmetics.spread(FOUND, 9)) == 5
 
 
-def test_the_other_arithmetic_differs_in_all_or_most_and_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetics, "fingerprint_of", lambda one: dict(zip(PARTS, FOUND[one].split("-"), strict=True)))
-    assert arithmetics.other_than_plain(list(FOUND)) == {Arithmetic("COMPATIBLE", "default", 1): "d-b-e"}
-    assert arithmetics.other_than_plain(list(FOUND)[:4]) == {Arithmetic("COMPATIBLE", None, 1): "c-a-c"}
+def test_the_other_arithmetic_differs_in_all_or_most_and_has_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        arithmetics,
+        "fingerprint_of",
+        lambda one: dict(zip(PARTS, FOUND[one].split("-"), strict=True)),
+    )
+    assert arithmetics.other_than_plain(list(FOUND)) == {
+        Arithmetic("COMPATIBLE", "default", 1): "d-b-e"
+    }
+    assert arithmetics.other_than_plain(list(FOUND)[:4]) == {
+        Arithmetic("COMPATIBLE", None, 1): "c-a-c"
+    }
 
 
-def test_failed_and_missing_tests_are_named_and_make_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_and_missing_tests_are_named_and_make_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tests = tmp_path / "test_made_up.py"
     tests.write_text("def test_right(): pass\ndef test_wrong(): assert False\n", encoding="utf-8")
     chosen = argparse.Namespace(out=tmp_path / "all.jsonl", processes=0, matching="", time_limit=60)
-    assert arithmetics.run_tests({arithmetics.PLAIN: "a-a-a"}, [str(tests), "--rootdir", str(tmp_path)], chosen) == 1
+    assert (
+        arithmetics.run_tests(
+            {arithmetics.PLAIN: "a-a-a"}, [str(tests), "--rootdir", str(tmp_path)], chosen
+        )
+        == 1
+    )
     assert "test_made_up::test_wrong" in capsys.readouterr().out
     chosen.matching = "right"
-    assert arithmetics.run_tests({arithmetics.PLAIN: "a-a-a"}, [str(tests), "--rootdir", str(tmp_path)], chosen) == 0
+    assert (
+        arithmetics.run_tests(
+            {arithmetics.PLAIN: "a-a-a"}, [str(tests), "--rootdir", str(tmp_path)], chosen
+        )
+        == 0
+    )
     assert len(chosen.out.read_text(encoding="utf-8").splitlines()) == 2
 
 
@@ -87,7 +114,9 @@ def result(certified: dict[str, str], score: float = 1.0, error: str = "") -> di
     return {"certified": certified, "scores": {"rouge1": score}, "error": error}
 
 
-def test_audits_agree_where_they_certify_the_same_whatever_the_scores(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audits_agree_where_they_certify_the_same_whatever_the_scores(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert arithmetics.agree([result({"0.0": "a"}, 1.0), result({"0.0": "a"}, 0.5)])
     assert "rouge1 differs by 0.5000" in capsys.readouterr().out
     assert not arithmetics.agree([result({"0.0": "a"}), result({})])
@@ -114,12 +143,19 @@ def test_every_audit_names_components_that_there_are(audit: str) -> None:
     assert {"--target", "--attack", "--limit"} <= set(options)
 
 
-@pytest.mark.parametrize(("version", "fits"), [((3, 10, 4), False), ((3, 11, 0), True), ((3, 12, 9), True), ((3, 13, 0), False)])
-def test_a_python_that_is_not_supported_is_refused_with_a_sentence(version: tuple[int, ...], fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [((3, 10, 4), False), ((3, 11, 0), True), ((3, 12, 9), True), ((3, 13, 0), False)],
+)
+def test_a_python_that_is_not_supported_is_refused_with_a_sentence(
+    version: tuple[int, ...], fits: bool
+) -> None:
     said = check_python.complain(version)
     assert (said == "") is fits
     assert fits or "gradleak needs Python 3.11 or 3.12" in said
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "requires-python"
+    ]
     assert wanted == f">=3.{check_python.OLDEST[1]},<3.{check_python.NEWEST[1] + 1}"
 
 

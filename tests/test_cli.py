@@ -1,4 +1,5 @@
-"""The command line as a user meets it: what it prints where, what it returns, and how fast it answers."""
+"""The command line as a user meets it: what it prints where, what it returns, and how fast it
+answers."""
 
 import errno
 import json
@@ -35,7 +36,14 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def python(*words: str) -> subprocess.CompletedProcess[str]:
     """Another process that finds the same gradleak, installed or not."""
     environment = {**os.environ, "PYTHONPATH": str(Path(gradleak.__file__).parents[1])}
-    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def error(capsys: Captured, *words: str, code: int = 2) -> str:
@@ -65,7 +73,10 @@ def test_help_answers_at_once_and_documents_the_exit_codes() -> None:
 
 def test_the_command_line_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'rich', 'yaml'} & set(sys.modules)"
-    code = f"import sys; from gradleak.cli import main; main(['--help']); main(['audit', '--help']); sys.exit(str({heavy} or ''))"
+    code = (
+        "import sys; from gradleak.cli import main; main(['--help']); main(['audit', '--help']);"
+        f" sys.exit(str({heavy} or ''))"
+    )
     result = python("-c", code)
     assert result.stderr.strip() == ""
 
@@ -81,12 +92,23 @@ def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
     assert all("text" not in secret for secret in plain["secrets"])
 
 
-def test_an_audit_shows_canaries_scores_flags_and_where_the_record_is(tmp_path: Path, capsys: Captured) -> None:
+def test_an_audit_shows_canaries_scores_flags_and_where_the_record_is(
+    tmp_path: Path, capsys: Captured
+) -> None:
     assert main([*AUDIT, "--attack", "blind", "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     (path,) = tmp_path.glob("*.json")
     flat = " ".join(out.split())
-    for part in ("My PIN is 4471", "rouge1", "worst case", "few_examples", "seed 0", "n = 2", "device cpu", f"Record: {path}"):
+    for part in (
+        "My PIN is 4471",
+        "rouge1",
+        "worst case",
+        "few_examples",
+        "seed 0",
+        "n = 2",
+        "device cpu",
+        f"Record: {path}",
+    ):
         assert part in flat
     assert "Opening tiny on cpu" in err
 
@@ -94,7 +116,19 @@ def test_an_audit_shows_canaries_scores_flags_and_where_the_record_is(tmp_path: 
 def test_private_text_is_shown_and_kept_only_on_request(tmp_path: Path, capsys: Captured) -> None:
     data = tmp_path / "notes.csv"
     data.write_text("text,label\nthe doctor saw my heart,1\n")
-    words = ["audit", "--target", "tiny", "--attack", "tag:steps=3", "--limit", "1", "--data", str(data), "--out", str(tmp_path)]
+    words = [
+        "audit",
+        "--target",
+        "tiny",
+        "--attack",
+        "tag:steps=3",
+        "--limit",
+        "1",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path),
+    ]
     assert main(words) == 0
     hidden, _ = capsys.readouterr()
     assert main([*words, "--show"]) == 0
@@ -134,12 +168,30 @@ def test_attacks_are_listed_with_fields_requirements_and_papers(capsys: Captured
 
 
 def test_layers_and_modules_are_short_for_a_view(tmp_path: Path, capsys: Captured) -> None:
-    assert main([*AUDIT, "--layers", "1-2", "--modules", "query, head", "--json", "--out", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                *AUDIT,
+                "--layers",
+                "1-2",
+                "--modules",
+                "query, head",
+                "--json",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     view = json.loads(capsys.readouterr().out)["spec"]["view"]
     assert view == {"name": "parts", "layers": "1-2", "modules": ["query", "head"]}
-    assert "describe a view of their own: leave --view out" in error(capsys, *AUDIT, "--layers", "1", "--view", "lamp")
+    assert "describe a view of their own: leave --view out" in error(
+        capsys, *AUDIT, "--layers", "1", "--view", "lamp"
+    )
     assert "name nothing" in error(capsys, *AUDIT, "--modules", ",")
-    assert "Unknown module 'qury' (did you mean 'query'?)" in error(capsys, *AUDIT, "--modules", "key,qury")
+    assert "Unknown module 'qury' (did you mean 'query'?)" in error(
+        capsys, *AUDIT, "--modules", "key,qury"
+    )
 
 
 def test_the_help_names_every_module(capsys: Captured) -> None:
@@ -149,7 +201,20 @@ def test_the_help_names_every_module(capsys: Captured) -> None:
 
 
 def test_knowing_nothing_is_said_as_none(tmp_path: Path, capsys: Captured) -> None:
-    words = ["audit", "--target", "tiny", "--attack", "blind", "--limit", "1", "--know", "none", "--json", "--out", str(tmp_path)]
+    words = [
+        "audit",
+        "--target",
+        "tiny",
+        "--attack",
+        "blind",
+        "--limit",
+        "1",
+        "--know",
+        "none",
+        "--json",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["spec"]["know"] == []
     assert "portfolio requires" in error(capsys, "audit", "--target", "tiny", "--know", "none")
@@ -158,12 +223,24 @@ def test_knowing_nothing_is_said_as_none(tmp_path: Path, capsys: Captured) -> No
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["audit", "--target", "tiny", "--attack", "tagg"], "Unknown attack 'tagg' (did you mean 'tag'?)"),
-        (["audit", "--target", "tiny", "--attack", "tag:stps=3"], "has no field 'stps' (did you mean 'steps'?)"),
+        (
+            ["audit", "--target", "tiny", "--attack", "tagg"],
+            "Unknown attack 'tagg' (did you mean 'tag'?)",
+        ),
+        (
+            ["audit", "--target", "tiny", "--attack", "tag:stps=3"],
+            "has no field 'stps' (did you mean 'steps'?)",
+        ),
         (["audit", "--target", "tiny", "--data", "nowhere.csv"], "nowhere.csv"),
-        (["audit", "--target", "tiny", "--know", "labels,lenghts"], "Unknown fact 'lenghts' (did you mean 'lengths'?)"),
+        (
+            ["audit", "--target", "tiny", "--know", "labels,lenghts"],
+            "Unknown fact 'lenghts' (did you mean 'lengths'?)",
+        ),
         (["audit", "--target", "tiny", "--device", "gpu"], "Unknown device 'gpu'"),
-        (["audit", "--target", "tiny", "--memory", "much"], "is no amount of memory: write for example 6GB"),
+        (
+            ["audit", "--target", "tiny", "--memory", "much"],
+            "is no amount of memory: write for example 6GB",
+        ),
         (["audit", "--target", "tiny", "--limit", "0"], "count from 1"),
         (["audit", "--target", "tiny", "--limit", "x"], "See gradleak audit --help."),
         (["audit", "--limt", "3"], "No such option"),
@@ -174,7 +251,11 @@ def test_knowing_nothing_is_said_as_none(tmp_path: Path, capsys: Captured) -> No
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(
-    words: list[str], sentence: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
@@ -189,7 +270,9 @@ def test_asking_for_a_gpu_that_is_not_there_is_an_error(capsys: Captured) -> Non
     assert "needs a CUDA GPU" in error(capsys, "audit", "--target", "tiny", "--device", "cuda")
 
 
-def test_an_out_folder_that_is_a_file_is_refused_before_the_model_is_opened(tmp_path: Path, capsys: Captured) -> None:
+def test_an_out_folder_that_is_a_file_is_refused_before_the_model_is_opened(
+    tmp_path: Path, capsys: Captured
+) -> None:
     (tmp_path / "file").touch()
     assert "Cannot write records into" in error(capsys, *AUDIT, "--out", str(tmp_path / "file"))
 
@@ -216,8 +299,12 @@ def test_a_grid_is_run_shown_and_resumed(tmp_path: Path, capsys: Captured) -> No
 
 def test_a_grid_with_a_failed_cell_returns_3(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "long.csv").write_text("text,label\n" + "the " * 200 + ",1\n")
-    (tmp_path / "fails.yaml").write_text(GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntruncate: off\ntarget"))
-    assert main(["run", str(tmp_path / "fails.yaml"), "--out", str(tmp_path), "--device", "cpu"]) == 3
+    (tmp_path / "fails.yaml").write_text(
+        GRID.replace("target", f"data: {tmp_path / 'long.csv'}\ntruncate: off\ntarget")
+    )
+    assert (
+        main(["run", str(tmp_path / "fails.yaml"), "--out", str(tmp_path), "--device", "cpu"]) == 3
+    )
     out, err = capsys.readouterr()
     assert "0 of 2 cells have a record; 2 failed." in out
     assert "Could not be judged" in out
@@ -232,7 +319,9 @@ def test_unexpected_failures_are_a_sentence_and_code_3_with_a_traceback_on_reque
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr("gradleak.audit.run_audit", fail)
-    assert "RuntimeError: out of luck. Add --debug" in error(capsys, *AUDIT, "--out", str(tmp_path), code=3)
+    assert "RuntimeError: out of luck. Add --debug" in error(
+        capsys, *AUDIT, "--out", str(tmp_path), code=3
+    )
     assert main([*AUDIT, "--out", str(tmp_path), "--debug"]) == 3
     assert "Traceback" in capsys.readouterr().err
 
@@ -243,14 +332,28 @@ def test_an_interruption_returns_130_and_says_that_parts_are_kept_only_where_som
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    words = ["audit", "--target", "tiny", "--limit", "1", "--attack", "blind", "--attack", "dlg:steps=2", "--json"]
+    words = [
+        "audit",
+        "--target",
+        "tiny",
+        "--limit",
+        "1",
+        "--attack",
+        "blind",
+        "--attack",
+        "dlg:steps=2",
+        "--json",
+    ]
     with monkeypatch.context() as cut:
         cut.setattr(Blind, "reconstruct", interrupt)
         said = error(capsys, *words, "--out", str(tmp_path), code=130)
         assert "Interrupted before a part was finished" in said and "kept" not in said
     monkeypatch.setattr(Dlg, "reconstruct", interrupt)
-    assert "Finished parts are kept; run the same command again" in error(capsys, *words, "--out", str(tmp_path), code=130)
-    said = error(capsys, *words, "--out", str(tmp_path), code=130)  # nothing new: the blind guess is from the part of before
+    assert "Finished parts are kept; run the same command again" in error(
+        capsys, *words, "--out", str(tmp_path), code=130
+    )
+    # Nothing new: the blind guess is from the part of before
+    said = error(capsys, *words, "--out", str(tmp_path), code=130)
     assert "the same command begins where this one began" in said
 
 
@@ -287,8 +390,13 @@ def test_the_same_audit_again_is_answered_from_its_record_of_the_same_data(
     assert main(words) == 0 and len(calls) == 4
 
 
-def test_a_record_of_another_model_in_the_same_place_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words, calls = [*AUDIT[:3], "--attack", "blind", "--limit", "1", "--out", str(tmp_path), "--json"], count_attacks(monkeypatch)
+def test_a_record_of_another_model_in_the_same_place_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words, calls = (
+        [*AUDIT[:3], "--attack", "blind", "--limit", "1", "--out", str(tmp_path), "--json"],
+        count_attacks(monkeypatch),
+    )
     assert main(words) == 0 and main(words) == 0 and len(calls) == 1
     monkeypatch.setattr(Tiny, "fingerprint", lambda self: "sha256:other")
     assert main(words) == 0 and len(calls) == 2
@@ -319,12 +427,33 @@ def test_a_disk_that_is_full_in_mid_run_is_a_failed_run_and_no_bad_input(
         really(source, wanted)
 
     (tmp_path / "grid.yaml").write_text(GRID)
-    audit = ["audit", "--target", "tiny", "--limit", "1", "--attack", "blind", "--out", str(tmp_path / "one"), "--json"]
-    run = ["run", str(tmp_path / "grid.yaml"), "--out", str(tmp_path), "--only", "attacks=blind", "--device", "cpu"]
+    audit = [
+        "audit",
+        "--target",
+        "tiny",
+        "--limit",
+        "1",
+        "--attack",
+        "blind",
+        "--out",
+        str(tmp_path / "one"),
+        "--json",
+    ]
+    run = [
+        "run",
+        str(tmp_path / "grid.yaml"),
+        "--out",
+        str(tmp_path),
+        "--only",
+        "attacks=blind",
+        "--device",
+        "cpu",
+    ]
     for words in (audit, run):
         with monkeypatch.context() as filled:
             if words is run:
-                filled.setattr("gradleak.study.plan.write_whole", lambda *_: None)  # before anything runs
+                # Before anything runs
+                filled.setattr("gradleak.study.plan.write_whole", lambda *_: None)
             before = len(calls)
             filled.setattr(os, "replace", replace)
             capsys.readouterr()

@@ -41,14 +41,21 @@ def named(cls: type[Component]) -> str:
 
 
 def each(kind: str) -> Any:
-    """Parametrises a test over a kind's components at their defaults; test_picture_contracts.py has those for pictures."""
-    components = [cls() for cls in registered(kind).values() if not required(cls) and cls.medium != "image"]
+    """Parametrises a test over a kind's components at their defaults; test_picture_contracts.py
+    has those for pictures."""
+    components = [
+        cls() for cls in registered(kind).values() if not required(cls) and cls.medium != "image"
+    ]
     return pytest.mark.parametrize(kind, components, ids=lambda component: component.name)
 
 
 def required(cls: type[Component]) -> dict[str, Any]:
     """A value for every field without a default."""
-    without = [field for field in dataclasses.fields(cls) if field.default is field.default_factory is dataclasses.MISSING]
+    without = [
+        field
+        for field in dataclasses.fields(cls)
+        if field.default is field.default_factory is dataclasses.MISSING
+    ]
     return {field.name: "somewhere" for field in without}
 
 
@@ -57,7 +64,9 @@ def test_there_is_something_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("cls", EVERY, ids=named)
-def test_a_component_is_a_frozen_dataclass_with_a_sentence_and_typed_fields(cls: type[Component]) -> None:
+def test_a_component_is_a_frozen_dataclass_with_a_sentence_and_typed_fields(
+    cls: type[Component],
+) -> None:
     assert cls.__dataclass_params__.frozen
     assert "__dataclass_params__" in vars(cls)
     assert cls.__doc__
@@ -73,24 +82,39 @@ def test_a_component_is_its_configuration(cls: type[Component]) -> None:
     component = cls(**required(cls))
     assert component == cls(**required(cls))
     assert hash(component) == hash(cls(**required(cls)))
-    assert from_dict(cls.kind, to_dict(component)) == component == from_string(cls.kind, to_string(component))
+    assert (
+        from_dict(cls.kind, to_dict(component))
+        == component
+        == from_string(cls.kind, to_string(component))
+    )
 
 
 # Defenses
 
 
-def three_clients(target: Target, make_private: Callable[..., PrivateBatch], per_example: bool) -> Update:
-    batches = [make_private(target, texts).batch for texts in (*EQUAL, ("she sold my car soon", "the cat is red ."))]
+def three_clients(
+    target: Target, make_private: Callable[..., PrivateBatch], per_example: bool
+) -> Update:
+    batches = [
+        make_private(target, texts).batch
+        for texts in (*EQUAL, ("she sold my car soon", "the cat is red ."))
+    ]
     stacked = Batch(
         ids=torch.stack([batch.ids for batch in batches]),
         mask=torch.stack([batch.mask for batch in batches]),
         labels=torch.stack([batch.labels for batch in batches]),
     )
-    return registered("protocol")["fedsgd"]().update(target, stacked, per_example=per_example).detached_clone()
+    return (
+        registered("protocol")["fedsgd"]()
+        .update(target, stacked, per_example=per_example)
+        .detached_clone()
+    )
 
 
 def protected(defense: Defense, update: Update, clients: Sequence[int]) -> Update:
-    chosen = Update({name: tensor[list(clients)] for name, tensor in update.tensors.items()}, update.per_example)
+    chosen = Update(
+        {name: tensor[list(clients)] for name, tensor in update.tensors.items()}, update.per_example
+    )
     return defense.protect(chosen, [Streams.root("client", 0).child(client) for client in clients])
 
 
@@ -104,11 +128,15 @@ def test_a_defense_keeps_names_and_shapes_and_leaves_its_input_alone(
     assert {name: tensor.shape for name, tensor in sent.tensors.items()} == {
         name: (3, *parameter.shape) for name, parameter in tiny.parameters.items()
     }
-    assert all(tensor.isfinite().all() and tensor.dtype == tiny.dtype for tensor in sent.tensors.values())
+    assert all(
+        tensor.isfinite().all() and tensor.dtype == tiny.dtype for tensor in sent.tensors.values()
+    )
     assert all(torch.equal(update.tensors[name], tensor) for name, tensor in before.tensors.items())
     channel = defense.channel()
     errors = channel.errors(next(iter(sent.tensors.values())), 1)
-    assert bool((errors >= 0).all()) and (not channel.every_entry or bool(errors.any()) is not channel.exact)
+    assert bool((errors >= 0).all()) and (
+        not channel.every_entry or bool(errors.any()) is not channel.exact
+    )
 
 
 @each("defense")
@@ -121,16 +149,22 @@ def test_what_a_client_sends_does_not_depend_on_the_others(
         alone = protected(defense, update, [client])
         for name, tensor in alone.tensors.items():
             assert torch.equal(tensor[0], together.tensors[name][client])
-    assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in together.tensors.items())
+    assert all(
+        torch.equal(tensor, again.tensors[name]) for name, tensor in together.tensors.items()
+    )
 
 
-def test_noise_of_no_strength_changes_nothing(tiny: Target, make_private: Callable[..., PrivateBatch]) -> None:
+def test_noise_of_no_strength_changes_nothing(
+    tiny: Target, make_private: Callable[..., PrivateBatch]
+) -> None:
     update = three_clients(tiny, make_private, per_example=False)
     silent = protected(GaussianNoise(0.0), update, range(3))
     assert all(torch.equal(tensor, silent.tensors[name]) for name, tensor in update.tensors.items())
 
 
-def test_noise_has_the_spread_it_says_and_is_another_for_each_client_and_tensor(tiny: Target) -> None:
+def test_noise_has_the_spread_it_says_and_is_another_for_each_client_and_tensor(
+    tiny: Target,
+) -> None:
     nothing = Update({"a": torch.zeros(2, 100, 100), "b": torch.zeros(2, 100, 100)})
     drawn = protected(GaussianNoise(0.5), nothing, range(2)).tensors
     rows = torch.stack([drawn[name][client].flatten() for name in "ab" for client in range(2)])
@@ -144,7 +178,9 @@ def test_noise_has_the_spread_it_says_and_is_another_for_each_client_and_tensor(
 @each("protocol")
 @each("view")
 @pytest.mark.parametrize("distance", [Cosine(), SquaredL2(), L2L1()], ids=repr)
-@pytest.mark.parametrize(("architecture", "texts"), [("Bert", TEXTS), ("GPT2", EQUAL)], ids=["Bert", "GPT2"])
+@pytest.mark.parametrize(
+    ("architecture", "texts"), [("Bert", TEXTS), ("GPT2", EQUAL)], ids=["Bert", "GPT2"]
+)
 def test_the_fast_matcher_and_the_simulated_client_agree(
     random_target: Callable[..., Target],
     observe: Callable[..., Observation],
@@ -159,7 +195,10 @@ def test_the_fast_matcher_and_the_simulated_client_agree(
     target = random_target(architecture, torch.float64)
     observation = observe(target, texts[0], protocol=protocol, view=view)
     other = make_private(target, texts[1][::-1] if architecture == "Bert" else texts[1]).batch
-    fast, slow = (for_observations([observation], distance, plain=plain).distances(add_axes(other, 2)) for plain in (False, True))
+    fast, slow = (
+        for_observations([observation], distance, plain=plain).distances(add_axes(other, 2))
+        for plain in (False, True)
+    )
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=0)
     assert float(fast) > 0
 
@@ -176,19 +215,33 @@ def test_they_agree_on_a_language_model(
     view: View,
     protocol: Protocol,
 ) -> None:
-    observation, other = observe(causal, TEXTS[0], protocol=protocol, view=view), make_private(causal, TEXTS[1][::-1]).batch
-    fast, slow = (for_observations([observation], distance, plain=plain).distances(add_axes(other, 2)) for plain in (False, True))
+    observation, other = (
+        observe(causal, TEXTS[0], protocol=protocol, view=view),
+        make_private(causal, TEXTS[1][::-1]).batch,
+    )
+    fast, slow = (
+        for_observations([observation], distance, plain=plain).distances(add_axes(other, 2))
+        for plain in (False, True)
+    )
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=0)
     assert float(fast) > 0
 
 
 @each("protocol")
 def test_a_protocol_treats_clients_apart_and_examples_alike(
-    tiny64: Target, make_private: Callable[..., PrivateBatch], add_axes: Callable[[Batch, int], Batch], protocol: Protocol
+    tiny64: Target,
+    make_private: Callable[..., PrivateBatch],
+    add_axes: Callable[[Batch, int], Batch],
+    protocol: Protocol,
 ) -> None:
     batch = make_private(tiny64, TEXTS[0]).batch
     turned = Batch(ids=batch.ids.flip(0), mask=batch.mask.flip(0), labels=batch.labels.flip(0))
-    both = Batch(**{part: torch.stack([getattr(batch, part), getattr(turned, part)]) for part in ("ids", "mask", "labels")})
+    both = Batch(
+        **{
+            part: torch.stack([getattr(batch, part), getattr(turned, part)])
+            for part in ("ids", "mask", "labels")
+        }
+    )
     together, alone = protocol.update(tiny64, both), protocol.update(tiny64, add_axes(batch, 1))
     assert together.clients == 2
     assert set(together.tensors) == set(tiny64.parameters)
@@ -217,7 +270,8 @@ SHORT = {
     "sweeps": 1,
     "proposals": 8,
     "polish_rounds": 1,
-    "word_sweeps": 0,  # tests/attacks/test_lamp.py makes the same promise for it, on shorter sentences
+    # tests/attacks/test_lamp.py makes the same promise for it, on shorter sentences
+    "word_sweeps": 0,
     "word_restarts": 0,
     "orders": 8,
     "repeats": 4,
@@ -232,7 +286,9 @@ SHORT = {
 def quick(attack: Attack) -> Attack:
     """The same attack with very few steps and candidates."""
     fields = {field.name for field in dataclasses.fields(attack)}
-    return dataclasses.replace(attack, **{name: value for name, value in SHORT.items() if name in fields})
+    return dataclasses.replace(
+        attack, **{name: value for name, value in SHORT.items() if name in fields}
+    )
 
 
 def attacked(attack: Attack, observations: Sequence[Observation]) -> list[Reconstruction]:
@@ -240,9 +296,13 @@ def attacked(attack: Attack, observations: Sequence[Observation]) -> list[Recons
     ready = quick(attack)
     if isinstance(ready, TrainableAttack):
         target = observations[0].target
-        setting = ClientSetting(Tiny(), target, observations[0].protocol, (), Everything(), observations[0].batch_size)
+        setting = ClientSetting(
+            Tiny(), target, observations[0].protocol, (), Everything(), observations[0].batch_size
+        )
         ready = ready.fit(setting, [Example(text, 0) for texts in EQUAL for text in texts], bench)
-    return ready.reconstruct([one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench)
+    return ready.reconstruct(
+        [one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
+    )
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +311,9 @@ def observations(tiny64: Target, observe: Callable[..., Observation]) -> list[Ob
 
 
 @each("attack")
-def test_an_attack_gives_a_reconstruction_for_each_observation(attack: Attack, observations: list[Observation]) -> None:
+def test_an_attack_gives_a_reconstruction_for_each_observation(
+    attack: Attack, observations: list[Observation]
+) -> None:
     found = attacked(attack, observations)
     assert len(found) == len(observations)
     for guess, observation in zip(found, observations, strict=True):
@@ -263,9 +325,13 @@ def test_an_attack_gives_a_reconstruction_for_each_observation(attack: Attack, o
 
 
 @each("attack")
-def test_a_result_depends_on_its_own_observation_only(attack: Attack, observations: list[Observation]) -> None:
+def test_a_result_depends_on_its_own_observation_only(
+    attack: Attack, observations: list[Observation]
+) -> None:
     together = attacked(attack, observations)
-    assert [guess.sentences for guess in attacked(attack, observations[::-1])[::-1]] == [guess.sentences for guess in together]
+    assert [guess.sentences for guess in attacked(attack, observations[::-1])[::-1]] == [
+        guess.sentences for guess in together
+    ]
     for observation, guess in zip(observations, together, strict=True):
         (alone,) = attacked(attack, [observation])
         assert alone.sentences == guess.sentences
@@ -282,7 +348,10 @@ def test_an_objective_is_one_finite_number_an_observation_and_least_at_the_truth
     at_truth = attack.objective(observations, truths)
     if at_truth is None:
         return
-    wrong = [Batch(ids=batch.ids.roll(1, dims=1), mask=batch.mask, labels=batch.labels) for batch in truths]
+    wrong = [
+        Batch(ids=batch.ids.roll(1, dims=1), mask=batch.mask, labels=batch.labels)
+        for batch in truths
+    ]
     elsewhere = attack.objective(observations, wrong)
     assert at_truth.shape == elsewhere.shape == (2,)
     assert bool(at_truth.isfinite().all() and elsewhere.isfinite().all())
@@ -293,14 +362,23 @@ def test_an_objective_is_one_finite_number_an_observation_and_least_at_the_truth
 def test_knowledge_an_attack_requires_and_is_not_granted_is_refused_by_name(attack: Attack) -> None:
     for fact in attack.requires:
         granted = [str(other) for other in Fact if other != fact]
-        with pytest.raises(GradleakError, match=rf"{attack.name} requires {fact}; this audit grants .*Add --know {fact}"):
-            AuditSpec.from_plain({"target": "tiny", "attacks": [to_string(attack)], "know": granted})
-    AuditSpec.from_plain({"target": "tiny", "attacks": [to_string(attack)], "know": sorted(attack.requires)})
+        with pytest.raises(
+            GradleakError,
+            match=rf"{attack.name} requires {fact}; this audit grants .*Add --know {fact}",
+        ):
+            AuditSpec.from_plain(
+                {"target": "tiny", "attacks": [to_string(attack)], "know": granted}
+            )
+    AuditSpec.from_plain(
+        {"target": "tiny", "attacks": [to_string(attack)], "know": sorted(attack.requires)}
+    )
 
 
 @each("prior")
 @pytest.mark.parametrize("length", [2, 3, 12, 60])
-def test_a_prior_says_a_sentence_of_the_length_asked(tiny: Target, prior: PriorSpec, length: int) -> None:
+def test_a_prior_says_a_sentence_of_the_length_asked(
+    tiny: Target, prior: PriorSpec, length: int
+) -> None:
     if isinstance(prior, English):  # it speaks one vocabulary, and says what to use instead
         with pytest.raises(GradleakError, match="use --prior"):
             prior.open(tiny)
@@ -323,7 +401,11 @@ def test_a_prior_says_a_sentence_of_the_length_asked(tiny: Target, prior: PriorS
     assert drawn == [opened.draw([len(one)], [streams[seed]])[0] for seed, one in enumerate(drawn)]
     for one in (drawn[0], drawn[2]):
         assert all(one[place] == frame[place] for place in range(length) if fixed[place])
-        assert all(bool(tiny.vocabulary.allowed[token]) for token, special in zip(one, fixed, strict=True) if not special)
+        assert all(
+            bool(tiny.vocabulary.allowed[token])
+            for token, special in zip(one, fixed, strict=True)
+            if not special
+        )
     assert drawn[0] != drawn[2] or sum(fixed) == length or length == 3
 
 
@@ -332,20 +414,31 @@ def test_a_prior_says_a_sentence_of_the_length_asked(tiny: Target, prior: PriorS
 
 def sentence(target: Target, text: str) -> Sentence:
     (ids,) = target.encode([text])
-    return Sentence(text=target.decode(ids), legacy=target.decode(ids, keep_special=True), ids=tuple(ids[1:-1]))
+    return Sentence(
+        text=target.decode(ids), legacy=target.decode(ids, keep_special=True), ids=tuple(ids[1:-1])
+    )
 
 
 @each("metric")
 def test_the_right_guess_scores_best_and_none_better(tiny: Target, metric: Metric) -> None:
     secret = sentence(tiny, "my phone number is five five zero one .")
-    guesses = ["my phone number is five five zero one .", "my phone number is red .", "the cat is not here", "a"]
-    pairs = [Pair(secret, sentence(tiny, guess), marked=("five five zero one",)) for guess in guesses]
+    guesses = [
+        "my phone number is five five zero one .",
+        "my phone number is red .",
+        "the cat is not here",
+        "a",
+    ]
+    pairs = [
+        Pair(secret, sentence(tiny, guess), marked=("five five zero one",)) for guess in guesses
+    ]
     try:
         values = metric.values(pairs)
     except GradleakError as error:
         pytest.skip(str(error))  # a model that is not installed
     right, *others = values
-    worse = [(right - other) if metric.direction == "higher" else (other - right) for other in others]
+    worse = [
+        (right - other) if metric.direction == "higher" else (other - right) for other in others
+    ]
     assert len(values) == len(pairs)
     assert min(worse) >= 0
     assert max(worse) > 0

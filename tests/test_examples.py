@@ -29,12 +29,27 @@ def test_there_are_examples() -> None:
     assert {path.stem for path in EXAMPLES} >= {"first_audit", "own_attack", "own_defense"}
 
 
-def test_examples_run_offline_print_scores_beside_blind_and_leave_nothing_behind(tmp_path: Path) -> None:
-    """As users run them, without the tests' checks; the process finds the same gradleak, installed or not."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(gradleak.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+def test_examples_run_offline_print_scores_beside_blind_and_leave_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    """As users run them, without the tests' checks; the process finds the same gradleak,
+    installed or not."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
     runs = [[str(path), *SHORTENED.get(path.stem, [])] for path in EXAMPLES]
     words = [sys.executable, "-c", RUN.format(runs=runs, mark=MARK)]
-    result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     *printed, after = result.stdout.split(MARK)
     assert (len(printed), after.strip()) == (len(EXAMPLES), "")

@@ -1,4 +1,5 @@
-"""benchmarks/first_hour.py: what a newcomer waits for is measured, and far from its limits even on a slow machine."""
+"""benchmarks/first_hour.py: what a newcomer waits for is measured, and far from its limits even
+on a slow machine."""
 
 import importlib.util
 import sys

@@ -1,4 +1,5 @@
-"""What benchmarks/house.py counts, on a package made for it; and that what it wrote into ARCHITECTURE.md still holds."""
+"""What benchmarks/house.py counts, on a package made for it; and that what it wrote into
+ARCHITECTURE.md still holds."""
 
 import re
 import runpy
@@ -17,7 +18,8 @@ FILES = {
     "study/__init__.py": '"""Many."""\n',
     "study/ray_engine.py": "from gradleak.study.grid import Row  # the row\n",
     # A cycle that only a type checker sees, and one through a function
-    "study/grid.py": """from typing import TYPE_CHECKING
+    "study/grid.py": (
+        """from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .state import State
@@ -35,15 +37,18 @@ def told(state):
 
 def paired_difference():
     return 0
-""",
-    "study/state.py": """class Row:
+"""
+    ),
+    "study/state.py": (
+        """class Row:
     pass
 
 
 def read():
     from gradleak.study import grid
     return grid
-""",
+"""
+    ),
     "audit/grid.py": f"wide = '{'x' * 100}'\n",
 }
 
@@ -57,11 +62,15 @@ def counts(tmp_path: Path) -> dict[str, Any]:
     return dict(HOUSE["count"](HOUSE["House"].read(tmp_path)))
 
 
-def test_a_cycle_counts_whether_a_function_or_a_type_checker_imports(counts: dict[str, Any]) -> None:
+def test_a_cycle_counts_whether_a_function_or_a_type_checker_imports(
+    counts: dict[str, Any],
+) -> None:
     assert counts["import cycles"] == ["gradleak.study.grid ↔ gradleak.study.state"]
 
 
-def test_a_module_that_one_neighbour_imports_is_told_from_one_that_a_package_offers(counts: dict[str, Any]) -> None:
+def test_a_module_that_one_neighbour_imports_is_told_from_one_that_a_package_offers(
+    counts: dict[str, Any],
+) -> None:
     # grid has two importers, main and run are offered, nobody imports ray_engine
     assert counts["modules with one importer"] == ["gradleak.study.state"]
 
@@ -71,7 +80,8 @@ def test_names_lines_and_statements_are_counted(counts: dict[str, Any]) -> None:
     assert counts["class names used twice"] == ["Row ×2"]
     assert counts["module names used twice"] == ["grid ×2"]
     assert counts["lines over 100 characters"] == ["gradleak.audit.grid:1"]
-    assert counts["functions named by a participle"] == ["gradleak.study.grid.told"]  # `kept` is a property
+    # `kept` is a property
+    assert counts["functions named by a participle"] == ["gradleak.study.grid.told"]
     assert counts["functions"] == 5
     # cli: 1 + 3 + 1; ray_engine 1; grid 3 + 3 + 2 + 2; state 2 + 3; wide 1; the docstring is none
     assert counts["statements, by the syntax tree"] == 22
@@ -80,7 +90,14 @@ def test_names_lines_and_statements_are_counted(counts: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "participle"),
-    [("told", True), ("_limited_to", True), ("paired_difference", False), ("cut", False), ("embed", False), ("read", False)],
+    [
+        ("told", True),
+        ("_limited_to", True),
+        ("paired_difference", False),
+        ("cut", False),
+        ("embed", False),
+        ("read", False),
+    ],
 )
 def test_a_participle_is_told_from_a_verb_and_a_noun(name: str, participle: bool) -> None:
     assert HOUSE["is_participle"](name) is participle
@@ -88,7 +105,9 @@ def test_a_participle_is_told_from_a_verb_and_a_noun(name: str, participle: bool
 
 def test_a_walk_by_imports_stays_in_its_folders(tmp_path: Path, counts: dict[str, Any]) -> None:
     house = HOUSE["House"].read(tmp_path)
-    assert HOUSE["reach"](house, ["gradleak.cli.run", "gradleak.study.ray_engine"], ("cli", "study")) == [
+    assert HOUSE["reach"](
+        house, ["gradleak.cli.run", "gradleak.study.ray_engine"], ("cli", "study")
+    ) == [
         "cli/run.py",
         "study/__init__.py",
         "study/grid.py",
@@ -104,7 +123,11 @@ def test_the_walks_of_architecture_name_files_that_are_there() -> None:
     assert len(rows) == 3
     for number, which in rows:
         folders = [group.split("/: ") for group in which.split("; ")]
-        files = [ROOT / "src" / "gradleak" / folder / f"{name}.py" for folder, names in folders for name in names.split(", ")]
+        files = [
+            ROOT / "src" / "gradleak" / folder / f"{name}.py"
+            for folder, names in folders
+            for name in names.split(", ")
+        ]
         gone = [path.name for path in files if not path.exists()]
         assert not gone, f"{gone} moved: python benchmarks/house.py --write"
         assert len(files) == int(number)

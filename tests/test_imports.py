@@ -31,24 +31,37 @@ def package_of(path: Path) -> str:
 
 
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Line and dotted name of everything a file imports, however deep in a function; relative imports spelled out."""
+    """Line and dotted name of everything a file imports, however deep in a function; relative
+    imports spelled out."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = ["gradleak", *path.relative_to(SOURCE).parts][: -node.level] if node.level else []
+            above = (
+                ["gradleak", *path.relative_to(SOURCE).parts][: -node.level] if node.level else []
+            )
             module = ".".join([*above, *filter(None, [node.module])])
-            # `from gradleak import core` imports a package; `from gradleak.core import batch` is of core either way
-            found += [(node.lineno, f"{module}.{alias.name}" if module == "gradleak" else module) for alias in node.names]
+            # `from gradleak import core` imports a package; `from gradleak.core import batch` is of
+            # core either way
+            found += [
+                (node.lineno, f"{module}.{alias.name}" if module == "gradleak" else module)
+                for alias in node.names
+            ]
     return found
 
 
 def ours(path: Path) -> list[tuple[int, str]]:
     """Packages of gradleak a file imports, other than its own."""
-    names = [(line, name.split(".")) for line, name in imported(path) if name.split(".")[0] == "gradleak"]
+    names = [
+        (line, name.split(".")) for line, name in imported(path) if name.split(".")[0] == "gradleak"
+    ]
     packages = [(line, parts[1] if len(parts) > 1 else "") for line, parts in names]
-    return [(line, package) for line, package in packages if package not in (package_of(path), "__version__")]
+    return [
+        (line, package)
+        for line, package in packages
+        if package not in (package_of(path), "__version__")
+    ]
 
 
 def allowed(importer: str, wanted: str) -> bool:
@@ -65,7 +78,11 @@ def test_every_package_has_a_level() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_module_imports_only_from_levels_below(path: Path) -> None:
-    wrong = [f"line {line} imports gradleak.{name}" for line, name in ours(path) if not allowed(package_of(path), name)]
+    wrong = [
+        f"line {line} imports gradleak.{name}"
+        for line, name in ours(path)
+        if not allowed(package_of(path), name)
+    ]
     assert not wrong, f"{path.relative_to(SOURCE)}: {'; '.join(wrong)}"
 
 
@@ -80,7 +97,10 @@ def test_records_and_report_import_only_what_a_small_machine_has(package: str) -
 @pytest.mark.parametrize("package", ["records", "report"])
 def test_records_and_report_load_no_torch(package: str) -> None:
     folder = SOURCE / package
-    names = [".".join(["gradleak", *path.relative_to(SOURCE).with_suffix("").parts]) for path in folder.rglob("*.py")]
+    names = [
+        ".".join(["gradleak", *path.relative_to(SOURCE).with_suffix("").parts])
+        for path in folder.rglob("*.py")
+    ]
     every = ", ".join(name.removesuffix(".__init__") for name in names)
     program = f"import sys, {every}\nassert not {{'torch', 'transformers'}} & set(sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
@@ -88,8 +108,14 @@ def test_records_and_report_load_no_torch(package: str) -> None:
 
 
 def test_gradleak_itself_loads_nothing_heavy() -> None:
-    program = "import sys, gradleak\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": str(SOURCE.parent)})
+    program = (
+        "import sys, gradleak\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE.parent)},
+    )
 
 
 def test_the_rule_catches_what_it_should() -> None:
@@ -103,6 +129,8 @@ def test_the_rule_catches_what_it_should() -> None:
 
 def test_the_search_kit_imports_no_attack() -> None:
     files = sorted((SOURCE / "attacks" / "search").glob("*.py"))
-    names = {name for path in files for _, name in imported(path) if name.startswith("gradleak.attacks.")}
+    names = {
+        name for path in files for _, name in imported(path) if name.startswith("gradleak.attacks.")
+    }
     assert len(files) > 5
     assert {name.split(".")[2] for name in names} <= {"search", "evidence"}

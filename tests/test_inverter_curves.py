@@ -23,7 +23,9 @@ def curves() -> Any:
     return module
 
 
-def test_a_figure_leaves_points_pictures_and_a_table(curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_leaves_points_pictures_and_a_table(
+    curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--figure", "shift", "--shares", "0,1", "--pictures", "60", "--out", str(tmp_path)]
     monkeypatch.setattr(curves, "TARGET_TRAINING", replace(curves.TARGET_TRAINING, epochs=1))
     monkeypatch.setattr("side_by_side.AT_ONCE", 128)
@@ -44,13 +46,20 @@ def test_a_figure_leaves_points_pictures_and_a_table(curves: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--figure", "size", "--sizes", "9000"), "There are 2000 public pictures, fewer than 9000"),
+        (
+            ("--figure", "size", "--sizes", "9000"),
+            "There are 2000 public pictures, fewer than 9000",
+        ),
         (("--figure", "shift", "--pictures", "1900"), "asks for more than the"),
         (("--attack", "ig"), "--attack is lti_pictures with a learning_rate"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(
-    curves: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+    curves: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    message: str,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["inverter_curves.py", *WORDS, *words, "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=message):

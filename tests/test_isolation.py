@@ -1,4 +1,5 @@
-"""The answer cannot reach the attack: everything reachable from what an attack is given is walked, and nothing private is found.
+"""The answer cannot reach the attack: everything reachable from what an attack is given is walked,
+and nothing private is found.
 
 Every planted leak must be found too, or the walk proves nothing.
 """
@@ -48,27 +49,55 @@ class Secrets:
 
     def drew_with(self, generator: torch.Generator) -> bool:
         """Whether it is one of the client's generators, fresh."""
-        return any(torch.equal(Streams(key).generator().get_state(), generator.get_state()) for key in self.keys)
+        return any(
+            torch.equal(Streams(key).generator().get_state(), generator.get_state())
+            for key in self.keys
+        )
 
 
 def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
     root = Streams.root("client", SEED)
     batches = [root.child("batch", index) for index in range(len(private))]
-    keys = [root, *batches, *(stream.child("defense", place) for stream in batches for place in range(3))]
+    keys = [
+        root,
+        *batches,
+        *(stream.child("defense", place) for stream in batches for place in range(3)),
+    ]
     for dropout in (stream.child("dropout") for stream in batches):
         keys += [dropout, *(dropout.child(name) for name in ("masks", "others"))]
     return Secrets(
-        texts=tuple(example.text for batch in private for example in batch.examples if example.text),
-        ids=tuple(tuple(row.tolist()) for batch in private if batch.batch.ids is not None for row in batch.batch.ids),
+        texts=tuple(
+            example.text for batch in private for example in batch.examples if example.text
+        ),
+        ids=tuple(
+            tuple(row.tolist())
+            for batch in private
+            if batch.batch.ids is not None
+            for row in batch.batch.ids
+        ),
         keys=tuple(stream.key for stream in keys),
-        pictures=tuple(example.picture for batch in private for example in batch.examples if example.picture is not None),
-        rows=tuple(row for batch in private for example in batch.examples if (row := example.row or 0) >= ROW),
+        pictures=tuple(
+            example.picture
+            for batch in private
+            for example in batch.examples
+            if example.picture is not None
+        ),
+        rows=tuple(
+            row
+            for batch in private
+            for example in batch.examples
+            if (row := example.row or 0) >= ROW
+        ),
     )
 
 
 def leaks(given: Any, secrets: Secrets) -> list[str]:
     """Every private thing that can be reached from an object, with the path to it."""
-    return [f"{path}: {problem}" for path, thing in reachable(given) for problem in problems(thing, secrets)]
+    return [
+        f"{path}: {problem}"
+        for path, thing in reachable(given)
+        for problem in problems(thing, secrets)
+    ]
 
 
 def problems(thing: Any, secrets: Secrets) -> Iterator[str]:
@@ -86,7 +115,9 @@ def problems(thing: Any, secrets: Secrets) -> Iterator[str]:
         yield "private pixels"
     if isinstance(thing, bytes) and thing in secrets.keys:
         yield "a key of the client's random streams"
-    if isinstance(thing, torch.Generator) and (thing.initial_seed() == SEED or secrets.drew_with(thing)):
+    if isinstance(thing, torch.Generator) and (
+        thing.initial_seed() == SEED or secrets.drew_with(thing)
+    ):
         yield "the client's generator"
     if isinstance(thing, np.random.SeedSequence) and thing.entropy == SEED:
         yield "the seed, as entropy of a spawned generator"
@@ -95,7 +126,13 @@ def problems(thing: Any, secrets: Secrets) -> Iterator[str]:
     if isinstance(thing, Tensor):
         yield from tensor_problems(thing, secrets)
     if isinstance(thing, nn.Module) and any(
-        getattr(thing, name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        getattr(thing, name)
+        for name in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_backward_hooks",
+            "_backward_pre_hooks",
+        )
     ):
         yield "a leftover hook"
 
@@ -111,7 +148,11 @@ def tensor_problems(tensor: Tensor, secrets: Secrets) -> Iterator[str]:
         yield "storage shared with something larger"
     if any(_shows(tensor, picture) for picture in secrets.pictures):
         yield "private pixels"
-    if not tensor.is_floating_point() and tensor.ndim and any(_holds(tensor, ids) for ids in secrets.ids):
+    if (
+        not tensor.is_floating_point()
+        and tensor.ndim
+        and any(_holds(tensor, ids) for ids in secrets.ids)
+    ):
         yield "private token ids"
 
 
@@ -119,16 +160,24 @@ def _shows(tensor: Tensor, picture: Picture) -> bool:
     values = pixels_of(picture)
     if tensor.ndim < 3 or tensor.shape[-3:] != values.shape:
         return False
-    return any(torch.allclose(one.cpu().float(), values, atol=1e-3) for one in tensor.detach().reshape(-1, *values.shape))
+    return any(
+        torch.allclose(one.cpu().float(), values, atol=1e-3)
+        for one in tensor.detach().reshape(-1, *values.shape)
+    )
 
 
 def _holds(tensor: Tensor, ids: tuple[int, ...]) -> bool:
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.shape[-1] == len(ids) else tensor.new_zeros(0, len(ids))
+    rows = (
+        tensor.reshape(-1, tensor.shape[-1])
+        if tensor.shape[-1] == len(ids)
+        else tensor.new_zeros(0, len(ids))
+    )
     return any(tuple(row.tolist()) == ids for row in rows)
 
 
 def reachable(start: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes, containers, closures, defaults, bound selves, partials, numpy generators, hooks: each object once."""
+    """Attributes, containers, closures, defaults, bound selves, partials, numpy generators,
+    hooks: each object once."""
     seen: set[int] = set()
     kept = []  # keeps temporary objects alive, so that an id is not used twice
     stack: list[tuple[str, Any]] = [("given", start)]
@@ -164,7 +213,12 @@ def parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".base", thing._base), (".hooks", thing._backward_hooks))
     for name, value in getattr(thing, "__dict__", {}).items():
         yield f".{name}", value
-    for name in (slot for cls in type(thing).__mro__ for slot in getattr(cls, "__slots__", ()) if isinstance(slot, str)):
+    for name in (
+        slot
+        for cls in type(thing).__mro__
+        for slot in getattr(cls, "__slots__", ())
+        if isinstance(slot, str)
+    ):
         if hasattr(thing, name):
             yield f".{name}", getattr(thing, name)
 
@@ -182,12 +236,18 @@ class Spy(Attack):
     def requires(self) -> frozenset[Fact]:
         return frozenset(Fact)
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         found.append(leaks((self, observations, bench), KNOWN[0]))
-        return [Reconstruction(sentences=((1, 2),) * observation.batch_size) for observation in observations]
+        return [
+            Reconstruction(sentences=((1, 2),) * observation.batch_size)
+            for observation in observations
+        ]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Tensor:
-        """Not walked in the end, when it is shown the truth: the audit attacks no more, and every reconstruction is made."""
+        """Not walked in the end, when it is shown the truth: the audit attacks no more, and
+        every reconstruction is made."""
         if not done:
             found.append(leaks((self, observations, batches), KNOWN[0]))
         return torch.zeros(len(observations))
@@ -217,10 +277,13 @@ def notice_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "objectives", lambda *given: done.append(True) or plain(*given))
 
 
-@pytest.mark.parametrize("target", ["tiny", "tiny_causal", "tiny_causal:shape=llama"])  # a language model's labels are the text
+# A language model's labels are the text
+@pytest.mark.parametrize("target", ["tiny", "tiny_causal", "tiny_causal:shape=llama"])
 @pytest.mark.parametrize("view", ["everything", "lamp", "parts:layers=1,modules=[query]"])
 @pytest.mark.parametrize("defenses", [[], ["gaussian_noise:std=0.01"]])
-def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target: str, view: str, defenses: list[str]) -> None:
+def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(
+    target: str, view: str, defenses: list[str]
+) -> None:
     spec = settings(target=target, view=view, defenses=defenses)
     KNOWN[:] = [secrets_of(private_batches(spec, spec.target.open(torch.device("cpu"))))]
     found.clear()
@@ -228,12 +291,16 @@ def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(target:
     assert found == [[], []]
 
 
-def test_nor_is_the_row_of_the_data_set_nor_its_place_in_the_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_is_the_row_of_the_data_set_nor_its_place_in_the_selection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = Canaries.load
     monkeypatch.setattr(
         Canaries,
         "load",
-        lambda self, count=None: [replace(example, row=ROW + place) for place, example in enumerate(plain(self, count))],
+        lambda self, count=None: [
+            replace(example, row=ROW + place) for place, example in enumerate(plain(self, count))
+        ],
     )
     spec = settings(data="canaries:rows=240-243")
     private = private_batches(spec, spec.target.open(torch.device("cpu")))
@@ -244,12 +311,14 @@ def test_nor_is_the_row_of_the_data_set_nor_its_place_in_the_selection(monkeypat
     run_audit(replace(spec, attacks=(Spy(),)))
     assert found == [[], []]
     target = spec.target.open(torch.device("cpu"))
-    assert [observe(spec, target, one, index).index for index, one in enumerate(private)] == [0, 1]  # and not 120 and 121
+    # And not 120 and 121
+    assert [observe(spec, target, one, index).index for index, one in enumerate(private)] == [0, 1]
 
 
 @dataclass(frozen=True)
 class Learner(TrainableAttack):
-    """Walks everything it is given to learn from; public examples are no secrets, unless their texts are."""
+    """Walks everything it is given to learn from; public examples are no secrets, unless their
+    texts are."""
 
     name = "learner"
     weights: str | None = None
@@ -311,7 +380,8 @@ def test_nor_from_what_private_examples_or_local_training_leave(changes: dict[st
     assert found == [[], []]
 
 
-remembered: list[tuple[int, ...]] = []  # what the thief was shown; a module outlives every copy of an attack
+# What the thief was shown; a module outlives every copy of an attack
+remembered: list[tuple[int, ...]] = []
 stolen: list[tuple[tuple[int, ...], ...]] = []
 
 
@@ -327,13 +397,20 @@ class Thief(Attack):
     def requires(self) -> frozenset[Fact]:
         return frozenset(Fact) if self.told else frozenset()
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         stolen.append(tuple(remembered))
         guess = remembered[-1] if remembered else (1, 2)
-        return [Reconstruction(sentences=(guess,) * (observation.knows.batch_size or 1)) for observation in observations]
+        return [
+            Reconstruction(sentences=(guess,) * (observation.knows.batch_size or 1))
+            for observation in observations
+        ]
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Tensor:
-        remembered.extend(tuple(row.tolist()) for batch in batches if batch.ids is not None for row in batch.ids)
+        remembered.extend(
+            tuple(row.tolist()) for batch in batches if batch.ids is not None for row in batch.ids
+        )
         return torch.zeros(len(observations))
 
 
@@ -344,23 +421,33 @@ def test_an_attack_that_remembers_its_objectives_has_no_answer_when_it_runs(
     target: str, told: bool, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", room)
-    specs = [settings(target=target, limit=3, defenses=chosen) for chosen in ([], ["gaussian_noise:std=0.01"])]
+    specs = [
+        settings(target=target, limit=3, defenses=chosen)
+        for chosen in ([], ["gaussian_noise:std=0.01"])
+    ]
     private = private_batches(specs[0], specs[0].target.open(torch.device("cpu")))
     secrets = set(secrets_of(private).ids)
     remembered.clear()
     stolen.clear()
-    results = run_audits([replace(spec, attacks=(Thief(0, told), Thief(1, told))) for spec in specs])
+    results = run_audits(
+        [replace(spec, attacks=(Thief(0, told), Thief(1, told))) for spec in specs]
+    )
     assert len(stolen) == (6 if room == 1 else 2)
-    assert all(rows and not secrets & set(rows) for rows in stolen)  # it was tried, and on made-up batches only
-    assert secrets <= set(remembered)  # in the end it was shown them all: the test would see it, were that any earlier
+    # It was tried, and on made-up batches only
+    assert all(rows and not secrets & set(rows) for rows in stolen)
+    # In the end it was shown them all: the test would see it, were that any earlier
+    assert secrets <= set(remembered)
     for finished in results:
         assert isinstance(finished, Finished)
         for attack in finished.record.attacks.values():
-            assert attack.scores["exact_match"].mean == 0 and all(one.objective_at_truth == 0 for one in attack.batches)
+            assert attack.scores["exact_match"].mean == 0 and all(
+                one.objective_at_truth == 0 for one in attack.batches
+            )
 
 
 def test_what_a_thief_would_have_had_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thief does steal where it is shown the truth first, as an audit once did: or the test above would prove nothing."""
+    """The thief does steal where it is shown the truth first, as an audit once did: or the test
+    above would prove nothing."""
     spec = settings(limit=1, batch_size=1)
     target = spec.target.open(torch.device("cpu"))
     (private,) = private_batches(spec, target)
@@ -377,7 +464,14 @@ def scene() -> tuple[AuditSpec, Target, PrivateBatch, Observation, Bench, Secret
     target = spec.target.open(torch.device("cpu"))
     private = private_batches(spec, target)
     bench = Bench(Streams.root("attacker", SEED), FrequentWords().open(target))
-    return spec, target, private[0], observe(spec, target, private[0], 0), bench, secrets_of(private)
+    return (
+        spec,
+        target,
+        private[0],
+        observe(spec, target, private[0], 0),
+        bench,
+        secrets_of(private),
+    )
 
 
 def with_tensor(observation: Observation, change: Callable[[Tensor], Tensor]) -> Observation:
@@ -392,9 +486,18 @@ def test_an_honest_observation_is_clean(scene: Any) -> None:
 
 
 PLANTED: dict[str, tuple[str, Callable[[AuditSpec, PrivateBatch, Observation, Bench], Any]]] = {
-    "the private batch": ("a private batch", lambda spec, private, o, b: SimpleNamespace(progress=private)),
-    "private token ids": ("private token ids", lambda spec, private, o, b: SimpleNamespace(progress=private.batch.ids.clone())),
-    "the text of a secret": ("private text", lambda spec, private, o, b: Progress(guesses=(f"> {private.examples[0].text}",))),
+    "the private batch": (
+        "a private batch",
+        lambda spec, private, o, b: SimpleNamespace(progress=private),
+    ),
+    "private token ids": (
+        "private token ids",
+        lambda spec, private, o, b: SimpleNamespace(progress=private.batch.ids.clone()),
+    ),
+    "the text of a secret": (
+        "private text",
+        lambda spec, private, o, b: Progress(guesses=(f"> {private.examples[0].text}",)),
+    ),
     "the seed": ("the seed", lambda spec, private, o, b: SimpleNamespace(deadline=spec.seed)),
     "the seed in numpy's entropy": (
         "as entropy",
@@ -408,17 +511,25 @@ PLANTED: dict[str, tuple[str, Callable[[AuditSpec, PrivateBatch, Observation, Be
     ),
     "the client's generator": (
         "client's generator",
-        lambda spec, private, o, b: SimpleNamespace(progress=Streams.root("client", SEED).child("batch", 0).generator()),
+        lambda spec, private, o, b: SimpleNamespace(
+            progress=Streams.root("client", SEED).child("batch", 0).generator()
+        ),
     ),
     "the generator of the client's masks": (
         "client's generator",
         lambda spec, private, o, b: SimpleNamespace(
-            progress=Streams.root("client", SEED).child("batch", 0).child("dropout").child("masks").generator()
+            progress=Streams.root("client", SEED)
+            .child("batch", 0)
+            .child("dropout")
+            .child("masks")
+            .generator()
         ),
     ),
     "the update's history": (
         "grad_fn",
-        lambda spec, private, o, b: with_tensor(o, lambda tensor: tensor.clone().requires_grad_() * 2),
+        lambda spec, private, o, b: with_tensor(
+            o, lambda tensor: tensor.clone().requires_grad_() * 2
+        ),
     ),
     "storage of a hidden part": (
         "storage shared",
@@ -426,10 +537,18 @@ PLANTED: dict[str, tuple[str, Callable[[AuditSpec, PrivateBatch, Observation, Be
     ),
     "a callback that closes over the runner": (
         "a private batch",
-        lambda spec, private, o, b: SimpleNamespace(progress=lambda done: print(private.examples, done)),
+        lambda spec, private, o, b: SimpleNamespace(
+            progress=lambda done: print(private.examples, done)
+        ),
     ),
-    "a partial that holds the runner": ("a private batch", lambda spec, private, o, b: functools.partial(print, private)),
-    "a bound method of the runner": ("a private batch", lambda spec, private, o, b: types.MethodType(print, private)),
+    "a partial that holds the runner": (
+        "a private batch",
+        lambda spec, private, o, b: functools.partial(print, private),
+    ),
+    "a bound method of the runner": (
+        "a private batch",
+        lambda spec, private, o, b: types.MethodType(print, private),
+    ),
 }
 
 
@@ -437,7 +556,10 @@ PLANTED: dict[str, tuple[str, Callable[[AuditSpec, PrivateBatch, Observation, Be
 def test_a_planted_leak_is_found(name: str, scene: Any) -> None:
     spec, _, private, observation, bench, secrets = scene
     expected, plant = PLANTED[name]
-    assert any(expected in leak for leak in leaks((observation, plant(spec, private, observation, bench)), secrets)), name
+    assert any(
+        expected in leak
+        for leak in leaks((observation, plant(spec, private, observation, bench)), secrets)
+    ), name
 
 
 def test_a_gradient_left_on_a_parameter_is_found(scene: Any) -> None:

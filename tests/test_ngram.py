@@ -1,4 +1,5 @@
-"""The n-gram models that the shipped prior is compared with are distributions, and agree with a slow reference."""
+"""The n-gram models that the shipped prior is compared with are distributions, and agree with a
+slow reference."""
 
 import importlib.util
 import math
@@ -57,10 +58,16 @@ class Slow:
         raw, before = Counter[tuple[int, ...]](), set[tuple[int, ...]]()
         for row in SENTENCES:
             raw.update(tuple(row[place : place + length]) for place in range(len(row) - length + 1))
-            before.update(tuple(row[place : place + length + 1]) for place in range(len(row) - length))
+            before.update(
+                tuple(row[place : place + length + 1]) for place in range(len(row) - length)
+            )
         del raw[(CLS,)]
         varied = Counter(gram[1:] for gram in before)
-        return raw if length == self.order else Counter({gram: raw[gram] if gram[0] == CLS else varied[gram] for gram in raw})
+        return (
+            raw
+            if length == self.order
+            else Counter({gram: raw[gram] if gram[0] == CLS else varied[gram] for gram in raw})
+        )
 
     def probability(self, context: tuple[int, ...], token: int) -> float:
         counts = self.counts[len(context) + 1]
@@ -87,7 +94,16 @@ def test_the_fast_models_agree_with_dictionaries(order: int) -> None:
 
 @pytest.mark.parametrize(
     "context",
-    [[CLS], [CLS, 2], [CLS, 2, 3, 4], [CLS, 2, 3, 4, 5], [CLS, 3, 4, 5, 2, 3], [CLS, 8], [CLS, 8, 8, 3], [CLS, 7, 6, 5, 4, 8]],
+    [
+        [CLS],
+        [CLS, 2],
+        [CLS, 2, 3, 4],
+        [CLS, 2, 3, 4, 5],
+        [CLS, 3, 4, 5, 2, 3],
+        [CLS, 8],
+        [CLS, 8, 8, 3],
+        [CLS, 7, 6, 5, 4, 8],
+    ],
     ids=str,
 )
 def test_probabilities_after_a_context_seen_or_not_sum_to_one(context: list[int]) -> None:
@@ -115,7 +131,13 @@ def test_what_was_read_often_is_likelier_in_longer_models() -> None:
 
 def test_sentences_that_stand_in_the_training_text_can_be_left_out() -> None:
     training = {3: torch.tensor([[CLS, 2, SEP], [CLS, 7, SEP]])}
-    held_out = {3: torch.tensor([[CLS, 7, SEP], [CLS, 5, SEP]]), 4: torch.tensor([[CLS, 2, 2, SEP]])}
+    held_out = {
+        3: torch.tensor([[CLS, 7, SEP], [CLS, 5, SEP]]),
+        4: torch.tensor([[CLS, 2, 2, SEP]]),
+    }
     left = ngram.unseen(held_out, training)
-    assert {length: table.tolist() for length, table in left.items()} == {3: [[CLS, 5, SEP]], 4: [[CLS, 2, 2, SEP]]}
+    assert {length: table.tolist() for length, table in left.items()} == {
+        3: [[CLS, 5, SEP]],
+        4: [[CLS, 2, 2, SEP]],
+    }
     assert ngram.unseen(training, training) == {}

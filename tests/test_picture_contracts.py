@@ -1,4 +1,5 @@
-"""What every registered component for pictures promises; a new one is checked here without being told of."""
+"""What every registered component for pictures promises; a new one is checked here without being
+told of."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,8 +30,21 @@ from gradleak.views import Everything
 
 CPU = torch.device("cpu")
 SEARCH = {"steps": 3, "latent_steps": 3, "weight_steps": 2, "restarts": 2}
-SHORT = {**SEARCH, "training_batch": 8, "epochs": None, "directions": 16, "width": 8, "learning_rate": 0.001}
-PLAIN = {"target": "tiny_image", "data": "shapes:side=8", "limit": 2, "batch_size": 2, "dtype": "float64"}
+SHORT = {
+    **SEARCH,
+    "training_batch": 8,
+    "epochs": None,
+    "directions": 16,
+    "width": 8,
+    "learning_rate": 0.001,
+}
+PLAIN = {
+    "target": "tiny_image",
+    "data": "shapes:side=8",
+    "limit": 2,
+    "batch_size": 2,
+    "dtype": "float64",
+}
 
 
 def each(kind: str, that: Callable[[Any], bool] = lambda component: True) -> Any:
@@ -41,7 +55,8 @@ def each(kind: str, that: Callable[[Any], bool] = lambda component: True) -> Any
 
 
 def searches(attack: Attack) -> bool:
-    """Whether it looks for pictures by their gradients, under labels it assumes; others learnt what gradients mean."""
+    """Whether it looks for pictures by their gradients, under labels it assumes; others learnt
+    what gradients mean."""
     return not isinstance(attack, TrainableAttack)
 
 
@@ -49,7 +64,16 @@ def searches(attack: Attack) -> bool:
 def prior(tmp_path_factory: pytest.TempPathFactory) -> PicturePrior:
     path: Path = tmp_path_factory.mktemp("prior") / "generator.safetensors"
     pictures = stacked(Shapes("public", 8).load(64))
-    assert len(list(train_generator(GeneratorTraining(latents=4, width=4, epochs=1), pictures, path, CPU))) == 1
+    assert (
+        len(
+            list(
+                train_generator(
+                    GeneratorTraining(latents=4, width=4, epochs=1), pictures, path, CPU
+                )
+            )
+        )
+        == 1
+    )
     opened = load_generator(path)
     opened.network.double()
     return opened
@@ -63,16 +87,24 @@ def scene() -> tuple[list[PrivateBatch], list[Observation]]:
     return private, [observe(spec, target, batch, index) for index, batch in enumerate(private)]
 
 
-def attacked(attack: Attack, observations: Sequence[Observation], prior: PicturePrior) -> list[Reconstruction]:
+def attacked(
+    attack: Attack, observations: Sequence[Observation], prior: PicturePrior
+) -> list[Reconstruction]:
     fields = {field.name for field in dataclasses.fields(attack)}
     fields -= {"directions"} if getattr(attack, "raw", False) else set()
-    quick = dataclasses.replace(attack, **{name: value for name, value in SHORT.items() if name in fields})
+    quick = dataclasses.replace(
+        attack, **{name: value for name, value in SHORT.items() if name in fields}
+    )
     bench = Bench(Streams.root("attacker", 0), NoWords(), pictures=prior)
     if isinstance(quick, TrainableAttack):
         first = observations[0]
-        setting = ClientSetting(TinyImage(), first.target, first.protocol, (), Everything(), first.batch_size)
+        setting = ClientSetting(
+            TinyImage(), first.target, first.protocol, (), Everything(), first.batch_size
+        )
         quick = quick.fit(setting, Shapes("public", 8).load(40), bench)
-    return quick.reconstruct([one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench)
+    return quick.reconstruct(
+        [one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
+    )
 
 
 @each("attack")
@@ -104,7 +136,9 @@ def test_an_objective_is_less_at_the_truth_than_elsewhere(
 def test_labels_that_are_not_granted_are_refused_or_read_off_the_update(attack: Attack) -> None:
     with pytest.raises(GradleakError, match=f"{attack.name} requires labels; .*Add --know labels"):
         AuditSpec.from_plain({**PLAIN, "attacks": [attack.name], "know": ["batch_size"]})
-    AuditSpec.from_plain({**PLAIN, "attacks": [f"{attack.name}:labels=derived"], "know": ["batch_size"]})
+    AuditSpec.from_plain(
+        {**PLAIN, "attacks": [f"{attack.name}:labels=derived"], "know": ["batch_size"]}
+    )
 
 
 @each("attack", searches)
@@ -112,7 +146,9 @@ def test_more_labels_than_can_be_tried_are_refused(attack: Attack, prior: Pictur
     spec = AuditSpec.from_plain({**PLAIN, "limit": 1, "batch_size": 10})
     target = spec.target.open(CPU, torch.float64)
     observation = observe(spec, target, private_batches(spec, target)[0], 0)
-    with pytest.raises(GradleakError, match="286 combinations of labels, more than 256: use labels=derived"):
+    with pytest.raises(
+        GradleakError, match="286 combinations of labels, more than 256: use labels=derived"
+    ):
         attacked(dataclasses.replace(attack, labels="enumerate"), [observation], prior)
 
 
@@ -120,7 +156,9 @@ def test_more_labels_than_can_be_tried_are_refused(attack: Attack, prior: Pictur
 def test_the_right_picture_scores_best_and_a_worse_one_worse(metric: Metric) -> None:
     values = pixels_of(Shapes(side=32).load(1)[0].picture)  # type: ignore[union-attr]
     noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
-    seen = [Sentence("", "", (), picture_of(values + spread * noise)) for spread in (0.0, 0.05, 0.3)]
+    seen = [
+        Sentence("", "", (), picture_of(values + spread * noise)) for spread in (0.0, 0.05, 0.3)
+    ]
     try:
         right, near, far = metric.values([Pair(seen[0], guess) for guess in seen])
     except GradleakError as error:
@@ -137,7 +175,10 @@ def test_pictures_of_a_batch_are_held_against_the_secrets_they_are_nearest_to(
     secrets = tuple(example.picture for example in private.examples)
     pairs = picture_pairs(private, Reconstruction((), pictures=secrets[::-1]))
     assert all(pair.secret.picture == pair.guess.picture for pair in pairs)
-    assert picture_pairs(private, Reconstruction((), pictures=secrets[:1]))[1].guess.picture != secrets[1]
+    assert (
+        picture_pairs(private, Reconstruction((), pictures=secrets[:1]))[1].guess.picture
+        != secrets[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +186,10 @@ def test_pictures_of_a_batch_are_held_against_the_secrets_they_are_nearest_to(
     [
         (
             {"attacks": ["tag"]},
-            "tiny_image reads images and the attack tag is for texts: use one of blind, gi_gip, ig, lti_p",
+            (
+                "tiny_image reads images and the attack tag is for texts: use one of blind, gi_gip,"
+                " ig, lti_p"
+            ),
         ),
         ({"metrics": ["rouge1"]}, "the metric rouge1 is for texts"),
         ({"data": "canaries"}, "the dataset canaries is for texts"),

@@ -1,4 +1,5 @@
-"""Private by default: who can read what a run leaves, what is printed, and what a purge leaves of it."""
+"""Private by default: who can read what a run leaves, what is printed, and what a purge leaves
+of it."""
 
 import json
 import os
@@ -17,7 +18,10 @@ from gradleak.study.claims import claim
 
 CANARY = "doctor saw my heart at seven"
 AUDIT = ["audit", "--target", "tiny", "--attack", "span", "--limit", "2", "--device", "cpu"]
-STUDY = "target: tiny\nattacks: [['tag:steps=2']]\nlimit: 1\ndata: {data}\ndefenses: [[], ['gaussian_noise:std=0.1']]\n"
+STUDY = (
+    "target: tiny\nattacks: [['tag:steps=2']]\nlimit: 1\ndata: {data}\ndefenses: [[],"
+    " ['gaussian_noise:std=0.1']]\n"
+)
 Captured = pytest.CaptureFixture[str]
 
 
@@ -52,7 +56,9 @@ def run_all(tmp_path: Path, data: Path, out: Path) -> None:
     assert main(["run", str(study), "--out", str(out), "--device", "cpu"]) == 0
     for form in ("html", "markdown", "json"):
         assert main(["report", str(out), "--format", form, "--show-secrets"]) == 0
-    assert main(["report", str(out), "--show-secrets", "--out", str(out / "for-the-board.html")]) == 0
+    assert (
+        main(["report", str(out), "--show-secrets", "--out", str(out / "for-the-board.html")]) == 0
+    )
 
 
 @pytest.mark.usefixtures("open_umask")
@@ -62,12 +68,15 @@ def test_all_that_a_run_leaves_is_its_owners_whatever_the_umask_and_a_purge_leav
     out = tmp_path / "runs"
     run_all(tmp_path, data, out)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(out)} == {0o600}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in [out, *out.rglob("*")] if path.is_dir()} == {0o700}
+    assert {
+        stat.S_IMODE(path.stat().st_mode) for path in [out, *out.rglob("*")] if path.is_dir()
+    } == {0o700}
 
     (out / "parts" / "cut").mkdir(parents=True)
     (out / "parts" / "cut" / "0-0-1.json").write_text(f'["{CANARY}"]')
     (out / f"{'a' * 16}.failed.txt").write_text(f"ValueError: {CANARY}")
-    (out / f"{'b' * 16}.json").write_text(f'{{"schema": "gradleak.record/1", "text": "{CANARY}')  # cut off in the middle
+    # Cut off in the middle
+    (out / f"{'b' * 16}.json").write_text(f'{{"schema": "gradleak.record/1", "text": "{CANARY}')
     (out / "noise" / f".{'c' * 16}.tmp").write_text(CANARY)
     (out / "todo.txt").write_text("ask the board")
     before = {path.name: read_record(path) for path in record_paths(out) if path.stem != "b" * 16}
@@ -78,10 +87,18 @@ def test_all_that_a_run_leaves_is_its_owners_whatever_the_umask_and_a_purge_leav
     assert holding(out, CANARY) == holding(out, "4471") == []
     assert not list(out.rglob("*.key"))
     after = {path.name: read_record(path) for path in record_paths(out)}
-    assert {name: scores(one) for name, one in after.items()} == {name: scores(one) for name, one in before.items()}
+    assert {name: scores(one) for name, one in after.items()} == {
+        name: scores(one) for name, one in before.items()
+    }
     assert not any(text for one in after.values() for text in texts_of(one))
     assert (out / "todo.txt").read_text() == "ask the board"
-    for part in ("guesses and texts in", "for-the-board.html", "records that cannot be read", "Stays:", "not touched: todo.txt"):
+    for part in (
+        "guesses and texts in",
+        "for-the-board.html",
+        "records that cannot be read",
+        "Stays:",
+        "not touched: todo.txt",
+    ):
         assert part in said
     assert main(["purge", str(out), "--yes"]) == 0
     assert f"Nothing private is left in {out}." in " ".join(capsys.readouterr().out.split())
@@ -89,10 +106,14 @@ def test_all_that_a_run_leaves_is_its_owners_whatever_the_umask_and_a_purge_leav
 
 
 def scores(record: Record) -> object:
-    return record.worst_case, {key: [one.values for one in attack.examples] for key, attack in record.attacks.items()}
+    return record.worst_case, {
+        key: [one.values for one in attack.examples] for key, attack in record.attacks.items()
+    }
 
 
-def test_a_purge_of_all_leaves_nothing_of_the_run(tmp_path: Path, data: Path, capsys: Captured) -> None:
+def test_a_purge_of_all_leaves_nothing_of_the_run(
+    tmp_path: Path, data: Path, capsys: Captured
+) -> None:
     out = tmp_path / "runs"
     assert main([*AUDIT, "--data", str(data), "--out", str(out)]) == 0
     assert main(["purge", str(out), "--yes", "--all"]) == 0
@@ -100,7 +121,9 @@ def test_a_purge_of_all_leaves_nothing_of_the_run(tmp_path: Path, data: Path, ca
     assert "Nothing of the run stays." in capsys.readouterr().out
 
 
-def test_a_foreign_file_with_a_private_text_is_named_and_left(tmp_path: Path, data: Path, capsys: Captured) -> None:
+def test_a_foreign_file_with_a_private_text_is_named_and_left(
+    tmp_path: Path, data: Path, capsys: Captured
+) -> None:
     out = tmp_path / "runs"
     assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out)]) == 0
     (out / "mine.txt").write_text(CANARY)
@@ -109,7 +132,9 @@ def test_a_foreign_file_with_a_private_text_is_named_and_left(tmp_path: Path, da
     assert (out / "mine.txt").exists()
 
 
-def test_a_file_with_the_name_of_a_report_is_left_and_a_record_with_another_name_is_not(tmp_path: Path, data: Path) -> None:
+def test_a_file_with_the_name_of_a_report_is_left_and_a_record_with_another_name_is_not(
+    tmp_path: Path, data: Path
+) -> None:
     out = tmp_path / "runs"
     assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out / "one")]) == 0
     (record,) = (out / "one").glob("*.json")
@@ -124,7 +149,9 @@ def test_a_file_with_the_name_of_a_report_is_left_and_a_record_with_another_name
     assert [path.name for path in (out / "one").glob("*.json")] == [renamed.name]
 
 
-def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path, data: Path, capsys: Captured) -> None:
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(
+    tmp_path: Path, data: Path, capsys: Captured
+) -> None:
     home = tmp_path / "home"
     (home / "keys").mkdir(parents=True)
     (home / "report.html").write_text("mine")
@@ -138,7 +165,9 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path, data:
     assert (home / "report.html").read_text() == "mine"
 
 
-def test_a_purge_asks_and_does_nothing_where_nobody_answers(tmp_path: Path, data: Path, capsys: Captured) -> None:
+def test_a_purge_asks_and_does_nothing_where_nobody_answers(
+    tmp_path: Path, data: Path, capsys: Captured
+) -> None:
     out = tmp_path / "runs"
     assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out)]) == 0
     assert main(["purge", str(out)]) == 2
@@ -168,7 +197,9 @@ def test_a_link_is_removed_and_what_it_points_to_stays(tmp_path: Path, data: Pat
     assert not (out / "parts").exists()
 
 
-def test_json_holds_guesses_and_texts_only_on_request(tmp_path: Path, data: Path, capsys: Captured) -> None:
+def test_json_holds_guesses_and_texts_only_on_request(
+    tmp_path: Path, data: Path, capsys: Captured
+) -> None:
     words = [*AUDIT, "--data", str(data), "--out", str(tmp_path / "runs"), "--json"]
     assert main([*words, "--keep-secrets"]) == 0
     hidden = json.loads(capsys.readouterr().out)

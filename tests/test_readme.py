@@ -1,4 +1,5 @@
-"""What the documents show is true: code and tutorials run, commands parse, names and files exist."""
+"""What the documents show is true: code and tutorials run, commands parse, names and files
+exist."""
 
 import os
 import re
@@ -31,7 +32,8 @@ PAGES = [
 WITH_PYTHON = ("README.md", "docs/write_your_own.md", "docs/tutorials/a_study_of_your_own.md")
 WITH_RUNS = [page for page in PAGES if "<!-- run -->" in page.read_text(encoding="utf-8")]
 TABLE_KINDS = {**KINDS, "data sets": "dataset"}
-OPTIONS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}  # flag: field of the audit
+# flag: field of the audit
+OPTIONS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
 
 
 def name_of(page: Path) -> str:
@@ -40,7 +42,11 @@ def name_of(page: Path) -> str:
 
 def blocks(text: str, language: str) -> list[str]:
     """Fenced blocks of a language; "" for those without one."""
-    return [code for found, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if found == language]
+    return [
+        code
+        for found, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        if found == language
+    ]
 
 
 def commands() -> dict[str, list[str]]:
@@ -49,7 +55,11 @@ def commands() -> dict[str, list[str]]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         lines = [line for block in blocks(text, "console") for line in block.splitlines()]
-        shown = [match[1] for line in lines if (match := re.match(r"\$ (?:\w+=\S+ )*gradleak (.+)", line))]
+        shown = [
+            match[1]
+            for line in lines
+            if (match := re.match(r"\$ (?:\w+=\S+ )*gradleak (.+)", line))
+        ]
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         shown += re.findall(r"`gradleak ([^`]+)`", prose)
         if shown:
@@ -76,8 +86,18 @@ def check_command(line: str) -> None:
     """Raises where an option, a component or a study that a command names does not exist."""
     name, given = parse(shlex.split(line.replace("...", ""), comments=True))
     if name == "audit":
-        settings = {OPTIONS.get(flag, flag): value for flag, value in given.items() if value not in (None, [], ())}
-        AuditSpec.from_plain({field: value for field, value in settings.items() if field in AuditSpec.__dataclass_fields__})
+        settings = {
+            OPTIONS.get(flag, flag): value
+            for flag, value in given.items()
+            if value not in (None, [], ())
+        }
+        AuditSpec.from_plain(
+            {
+                field: value
+                for field, value in settings.items()
+                if field in AuditSpec.__dataclass_fields__
+            }
+        )
     elif name == "run":
         named = given["spec"]
         assert isinstance(named, (list, tuple)) and named
@@ -88,29 +108,54 @@ def check_command(line: str) -> None:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Writes the files that a page tells its reader to write: the block after `<!-- file: NAME -->`."""
+    """Writes the files that a page tells its reader to write: the block after `<!-- file: NAME
+    -->`."""
     text = page.read_text(encoding="utf-8")
-    for name, content in re.findall(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for name, content in re.findall(
+        r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    ):
         (folder / name).write_text(content, encoding="utf-8")
 
 
 def runs(page: Path) -> Iterator[tuple[list[str], int]]:
-    """The words of each command under `<!-- run -->`, in order, and the exit code that it is said to have."""
+    """The words of each command under `<!-- run -->`, in order, and the exit code that it is
+    said to have."""
     text = page.read_text(encoding="utf-8")
-    for block in re.findall(r"^<!-- run -->\n```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^<!-- run -->\n```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    ):
         for line in block.splitlines():
             said = re.search(r"# exits with (\d+)$", line)
-            yield shlex.split(line.removeprefix("$ gradleak "), comments=True), int(said[1]) if said else 0
+            yield (
+                shlex.split(line.removeprefix("$ gradleak "), comments=True),
+                int(said[1]) if said else 0,
+            )
 
 
 def test_python_shown_runs(tmp_path: Path) -> None:
-    """All programs in one process, each in a namespace of its own: opening torch is most of the time."""
-    shown = [program for page in WITH_PYTHON for program in blocks((ROOT / page).read_text(encoding="utf-8"), "python")]
+    """All programs in one process, each in a namespace of its own: opening torch is most of the
+    time."""
+    shown = [
+        program
+        for page in WITH_PYTHON
+        for program in blocks((ROOT / page).read_text(encoding="utf-8"), "python")
+    ]
     assert len(shown) >= len(WITH_PYTHON)
-    (tmp_path / "all.py").write_text(f"for program in {shown!r}:\n    exec(program, {{'__name__': 'shown'}})\n", encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(Path(gradleak.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    (tmp_path / "all.py").write_text(
+        f"for program in {shown!r}:\n    exec(program, {{'__name__': 'shown'}})\n", encoding="utf-8"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
     result = subprocess.run(
-        [sys.executable, "all.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "all.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     (first,) = re.findall(r"^rouge1 (\S+)", result.stdout, re.MULTILINE)
@@ -140,7 +185,9 @@ def test_the_readme_has_at_most_900_words() -> None:
 
 
 @pytest.mark.parametrize("page", COMMANDS)
-def test_commands_shown_parse_and_their_components_exist(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_shown_parse_and_their_components_exist(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my-classifier").mkdir()
     monkeypatch.chdir(tmp_path)
     write_files(ROOT / page, tmp_path)
@@ -152,7 +199,9 @@ def test_commands_shown_parse_and_their_components_exist(page: str, tmp_path: Pa
 
 
 def test_what_make_audit_prints_says_how_to_go_on() -> None:
-    printed = re.search(r"^audit:.*?\n\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    printed = re.search(
+        r"^audit:.*?\n\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert printed is not None
     assert "source $(BIN)/activate" in printed[0] and "How to go on" in printed[0]
     shown = re.findall(r"'  gradleak (.+?)'", printed[0])
@@ -184,7 +233,9 @@ def test_components_named_in_the_readme_exist(kind: str) -> None:
 def test_the_page_of_components_names_all_of_them_and_no_others() -> None:
     page = (DOCS / "components.md").read_text(encoding="utf-8")
     named = {
-        name for row in re.findall(r"^\| [^|]+ \| (.+) \|$", page, re.MULTILINE) for name in re.findall(r"`([a-z]\w+)`", row)
+        name
+        for row in re.findall(r"^\| [^|]+ \| (.+) \|$", page, re.MULTILINE)
+        for name in re.findall(r"`([a-z]\w+)`", row)
     }
     ours = {name for shipped in read_index().values() for name in shipped}
     assert not ours - named
@@ -201,7 +252,9 @@ def in_tree(text: str) -> list[Path]:
         first = line.split()[0]
         parent = above[max(level for level in above if level < indent)] if indent else ROOT
         found.append(parent / first)
-        above = {level: path for level, path in above.items() if level < indent} | {indent: parent / first}
+        above = {level: path for level, path in above.items() if level < indent} | {
+            indent: parent / first
+        }
     return found
 
 
@@ -261,11 +314,17 @@ def test_an_entry_of_the_log_is_dated_indexed_and_says_what_was_learnt(page: Pat
 
 
 def test_the_log_is_indexed_newest_first() -> None:
-    dates = re.findall(r"^- (\d{4}-\d\d-\d\d) ·", (DOCS / "log" / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    dates = re.findall(
+        r"^- (\d{4}-\d\d-\d\d) ·",
+        (DOCS / "log" / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     assert dates == sorted(dates, reverse=True)
     assert len(dates) == len(LOG)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_page_names_a_folder_of_one_machine(page: Path) -> None:
-    assert not re.search(r"(?<![\w.~$])/(?:home|work|root|tmp|Users)/", page.read_text(encoding="utf-8"))
+    assert not re.search(
+        r"(?<![\w.~$])/(?:home|work|root|tmp|Users)/", page.read_text(encoding="utf-8")
+    )

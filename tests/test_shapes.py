@@ -6,7 +6,9 @@ import torch
 
 from gradleak.matching.linear_algebra import find_triangle
 
-pytestmark = pytest.mark.skipif(jaxtyping.config.jaxtyping_disable, reason="JAXTYPING_DISABLE is set")
+pytestmark = pytest.mark.skipif(
+    jaxtyping.config.jaxtyping_disable, reason="JAXTYPING_DISABLE is set"
+)
 
 
 @pytest.mark.parametrize("again", range(5))

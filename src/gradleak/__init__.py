@@ -1,4 +1,5 @@
-"""gradleak: how much private training data can be rebuilt from the updates federated-learning clients send."""
+"""gradleak: how much private training data can be rebuilt from the updates federated-learning
+clients send."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,10 +36,11 @@ def measure(
     out: "str | Path | None" = None,
     keep_secrets: bool = False,
 ) -> "Finished":
-    """Audits one setting: `measure("minilm", "canaries", ["tag:steps=500"], limit=2)`. With `out` the record is written there.
+    """Audits one setting: `measure("minilm", "canaries", ["tag:steps=500"], limit=2)`. With `out`
+    the record is written there.
 
-    Texts that are longer than the model reads are cut as its tokenizer does, or refused without `truncate`.
-    `memory` is the most that the process may hold on its device: bytes, or `6GB`.
+    Texts that are longer than the model reads are cut as its tokenizer does, or refused without
+    `truncate`. `memory` is the most that the process may hold on its device: bytes, or `6GB`.
     """
     from pathlib import Path
 
@@ -65,7 +67,13 @@ def measure(
         settings["metrics"] = list(metrics)
     folder = None if out is None else Path(out)
     most = parse_memory(memory) if isinstance(memory, str) else memory
-    return run_audit(AuditSpec.from_plain(settings), device=device, memory=most, out=folder, keep_secrets=keep_secrets)
+    return run_audit(
+        AuditSpec.from_plain(settings),
+        device=device,
+        memory=most,
+        out=folder,
+        keep_secrets=keep_secrets,
+    )
 
 
 def __getattr__(name: str) -> Any:

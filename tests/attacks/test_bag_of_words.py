@@ -26,19 +26,34 @@ QUICK = BagOfWords(steps=12, orders=60, repeats=20)
 TEXTS = ("my phone number is five zero one .", "she never paid the bank again")
 
 
-def attacked(attack: Attack, observations: Sequence[Observation]) -> list[tuple[tuple[int, ...], ...]]:
+def attacked(
+    attack: Attack, observations: Sequence[Observation]
+) -> list[tuple[tuple[int, ...], ...]]:
     bench = Bench(Streams.root("attacker", 3), FrequentWords().open(observations[0].target))
-    return [found.sentences for found in attack.reconstruct([one.limited_to(attack.requires) for one in observations], bench)]
+    return [
+        found.sentences
+        for found in attack.reconstruct(
+            [one.limited_to(attack.requires) for one in observations], bench
+        )
+    ]
 
 
-def right_places(target: Target, texts: Sequence[str], guesses: Sequence[tuple[tuple[int, ...], ...]]) -> int:
+def right_places(
+    target: Target, texts: Sequence[str], guesses: Sequence[tuple[tuple[int, ...], ...]]
+) -> int:
     pairs = zip(target.encode(texts), guesses, strict=True)
-    return sum(one == other for secret, (guess,) in pairs for one, other in zip(secret, guess, strict=True))
+    return sum(
+        one == other for secret, (guess,) in pairs for one, other in zip(secret, guess, strict=True)
+    )
 
 
-def test_it_finds_more_in_a_few_rounds_than_tag_in_many_steps(tiny: Target, observe: Observe) -> None:
+def test_it_finds_more_in_a_few_rounds_than_tag_in_many_steps(
+    tiny: Target, observe: Observe
+) -> None:
     seen = [observe(tiny, [text], [1], index=index) for index, text in enumerate(TEXTS)]
-    ours, theirs = (right_places(tiny, TEXTS, attacked(attack, seen)) for attack in (QUICK, Tag(steps=40)))
+    ours, theirs = (
+        right_places(tiny, TEXTS, attacked(attack, seen)) for attack in (QUICK, Tag(steps=40))
+    )
     assert ours > theirs
     assert ours == sum(map(len, tiny.encode(TEXTS)))  # all of it, in fact
 
@@ -55,21 +70,30 @@ def test_an_unknown_word_is_in_the_bag(tiny: Target, observe: Observe) -> None:
     assert unknown in read_bag(observe(tiny, ["the cat ☂ red ."]))
 
 
-def test_words_that_cannot_be_seen_are_refused_with_the_way_out(tiny: Target, observe: Observe) -> None:
-    with pytest.raises(GradleakError, match="which is not visible: let them train and choose a view that shows them"):
+def test_words_that_cannot_be_seen_are_refused_with_the_way_out(
+    tiny: Target, observe: Observe
+) -> None:
+    with pytest.raises(
+        GradleakError,
+        match="which is not visible: let them train and choose a view that shows them",
+    ):
         attacked(QUICK, [observe(tiny, TEXTS[:1], view=Lamp())])
 
 
 def test_a_language_model_with_tied_words_is_attacked_by_what_stands_out(observe: Observe) -> None:
     target = TinyCausal().open(torch.device("cpu"))
-    (found,) = attacked(BagOfWords(steps=12, orders=60, repeats=60), [observe(target, ["the cat is red ."])])
+    (found,) = attacked(
+        BagOfWords(steps=12, orders=60, repeats=60), [observe(target, ["the cat is red ."])]
+    )
     assert found == (tuple(target.encode(["the cat is red ."])[0]),)
 
 
 class Alphabet(Prior):
     """Finds a text the likelier the fewer of its words stand before one of a smaller number."""
 
-    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+    def nll(
+        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
         return (ids[:, 1:] < ids[:, :-1]).float().sum(1) / lengths
 
     def likely(self, length: int, streams: Streams) -> list[int]:

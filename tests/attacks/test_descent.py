@@ -27,7 +27,11 @@ def test_steps_are_those_of_adamw(weight_decay: float) -> None:
 def test_schedules_fall_as_their_names_say() -> None:
     assert Constant().factor(10_000) == 1
     assert StepDecay(0.5, 50).factor(49) == 1 and StepDecay(0.5, 50).factor(150) == 0.125
-    assert Linear(100).factor(0) == 1 and Linear(100).factor(75) == 0.25 and Linear(100).factor(200) == 0
+    assert (
+        Linear(100).factor(0) == 1
+        and Linear(100).factor(75) == 0.25
+        and Linear(100).factor(200) == 0
+    )
     rising = [WarmUp(100).factor(step) for step in range(101)]
     assert rising[0] == 0.2 and rising[4] == 1 == max(rising) and rising[100] == 0
     assert all(after < before for before, after in itertools.pairwise(rising[5:]))

@@ -1,4 +1,5 @@
-"""The explained-energy search: its objective, what it knows of each layer, and sentences out of single matrices."""
+"""The explained-energy search: its objective, what it knows of each layer, and sentences out of
+single matrices."""
 
 from collections.abc import Callable
 
@@ -30,8 +31,12 @@ Observe = Callable[..., Observation]
 ATTACK = EnergyAttack(restarts=10, proposals=128)
 
 
-def seen_of(target: Target, observe: Observe, view: View, texts: tuple[str, ...] = TEXTS) -> list[Observation]:
-    return [observe(target, [text], [1], index=index, view=view) for index, text in enumerate(texts)]
+def seen_of(
+    target: Target, observe: Observe, view: View, texts: tuple[str, ...] = TEXTS
+) -> list[Observation]:
+    return [
+        observe(target, [text], [1], index=index, view=view) for index, text in enumerate(texts)
+    ]
 
 
 def bench_for(target: Target) -> Bench:
@@ -55,9 +60,13 @@ def truth(search: WordSearch) -> Tensor:
     return ids
 
 
-@pytest.mark.parametrize("module", ["query", "key", "value", "attention_output", "ffn_in", "ffn_out"])
+@pytest.mark.parametrize(
+    "module", ["query", "key", "value", "attention_output", "ffn_in", "ffn_out"]
+)
 @pytest.mark.parametrize("layer", ["1", "2"])
-def test_the_truth_explains_every_matrix_of_every_layer(module: str, layer: str, tiny64: Target, observe: Observe) -> None:
+def test_the_truth_explains_every_matrix_of_every_layer(
+    module: str, layer: str, tiny64: Target, observe: Observe
+) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers=layer, modules=(module,))))
     assert bool((search.score(truth(search)[:, None])[:, 0] < -11).all())
 
@@ -71,7 +80,9 @@ def test_the_share_explained_is_that_of_a_projection(tiny64: Target, observe: Ob
     inputs = next(iter(search.objective.inputs(batch).values()))[0, 0, 0]
     basis = torch.linalg.qr(inputs.T).Q
     expected = 1 - (gradient @ basis).square().sum() / gradient.square().sum()
-    assert torch.allclose(search.objective.measure_unexplained(batch, slice(None))[0, 0, 0], expected, rtol=1e-3)
+    assert torch.allclose(
+        search.objective.measure_unexplained(batch, slice(None))[0, 0, 0], expected, rtol=1e-3
+    )
 
 
 def test_structure_is_read_off_the_architecture(tiny64: Target) -> None:
@@ -81,23 +92,31 @@ def test_structure_is_read_off_the_architecture(tiny64: Target) -> None:
 
     assert structure(1, "query") == structure(1, "value") == structure(1, "ffn_in") == Structure()
     assert structure(1, "key") == structure(2, "key") == Structure(centred=True)
-    assert structure(2, "query") == structure(2, "ffn_out") == Structure(place=0)  # only [CLS] is fed on
+    # Only [CLS] is fed on
+    assert structure(2, "query") == structure(2, "ffn_out") == Structure(place=0)
     assert structure(2, "value") == Structure()
 
 
 @pytest.mark.parametrize("view", [Parts("1", ("query",)), Parts("1", ("ffn_in",)), Parts("1")])
-def test_sentences_come_out_of_one_matrix_and_are_certified(view: View, tiny64: Target, observe: Observe) -> None:
+def test_sentences_come_out_of_one_matrix_and_are_certified(
+    view: View, tiny64: Target, observe: Observe
+) -> None:
     seen = seen_of(tiny64, observe, view)
     guesses = ATTACK.reconstruct(seen, bench_for(tiny64))
-    assert [tiny64.decode(guess.sentences[0]) for guess in guesses] == [tiny64.decode(tiny64.encode([text])[0]) for text in TEXTS]
+    assert [tiny64.decode(guess.sentences[0]) for guess in guesses] == [
+        tiny64.decode(tiny64.encode([text])[0]) for text in TEXTS
+    ]
     assert all(guess.certified for guess in guesses)
 
 
-def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(tiny64: Target, observe: Observe) -> None:
+def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(
+    tiny64: Target, observe: Observe
+) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), TEXTS[:1]))
     right = truth(search)
     wrong = right.clone()
-    wrong[0, 0, 2:6] = torch.cat([right[0, 0, 3:6], right[0, 0, 6:7]])  # a word lost, those after it moved up
+    # A word lost, those after it moved up
+    wrong[0, 0, 2:6] = torch.cat([right[0, 0, 3:6], right[0, 0, 6:7]])
     slips = [search.open_gap(wrong, choice) for choice in range(3)]
     assert all(int((slip == search.filler).sum()) == 1 for slip in slips)
     missing = right.clone()
@@ -105,7 +124,9 @@ def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(tiny64: Target, obse
     assert bool((slips[0] == missing).all())
 
 
-def test_many_words_are_tried_at_weak_places_and_special_ones_stay(tiny64: Target, observe: Observe) -> None:
+def test_many_words_are_tried_at_weak_places_and_special_ones_stay(
+    tiny64: Target, observe: Observe
+) -> None:
     search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), ("red",)))
     search.many = search.rows.words[None]
     found = search.try_many_words(torch.where(search.rows.fixed, search.rows.frame, search.filler))
@@ -121,11 +142,15 @@ def test_near_misses_are_not_certified(tiny64: Target, observe: Observe) -> None
             assert not certify(seen, [wrong]).proven
 
 
-def test_a_batch_of_which_tokens_have_not_mixed_is_certified_only_if_it_is_right(tiny64: Target, observe: Observe) -> None:
+def test_a_batch_of_which_tokens_have_not_mixed_is_certified_only_if_it_is_right(
+    tiny64: Target, observe: Observe
+) -> None:
     unmixed = Parts(layers="1", modules=("query", "key", "value"))
     right = sorted(map(tuple, tiny64.encode(TEXTS[:2])))
     for view, proven in ((unmixed, None), (Parts(layers="1"), True)):
-        found = ATTACK.reconstruct([observe(tiny64, list(TEXTS[:2]), [1, 0], view=view)], bench_for(tiny64))[0]
+        found = ATTACK.reconstruct(
+            [observe(tiny64, list(TEXTS[:2]), [1, 0], view=view)], bench_for(tiny64)
+        )[0]
         assert found.certified is (sorted(found.sentences) == right if proven is None else proven)
 
 
@@ -133,16 +158,29 @@ def test_noise_is_never_certified(tiny64: Target, observe: Observe) -> None:
     seen = seen_of(tiny64, observe, Parts(layers="1"), TEXTS[:1])[0]
     generator = Streams.root("noise", 0).generator()
     noisy = {
-        name: tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        name: (
+            tensor
+            + 0.1
+            * tensor.std()
+            * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        )
         for name, tensor in seen.update.tensors.items()
     }
-    changed = Observation(0, (type(seen.rounds[0])(seen.target, Update(noisy)),), seen.knows, seen.protocol)
-    assert not EnergyAttack(restarts=1, proposals=64).reconstruct([changed], bench_for(tiny64))[0].certified
+    changed = Observation(
+        0, (type(seen.rounds[0])(seen.target, Update(noisy)),), seen.knows, seen.protocol
+    )
+    assert (
+        not EnergyAttack(restarts=1, proposals=64)
+        .reconstruct([changed], bench_for(tiny64))[0]
+        .certified
+    )
 
 
 def test_a_length_that_is_not_known_is_found(tiny64: Target, observe: Observe) -> None:
     seen = seen_of(tiny64, observe, Parts(layers="1"), TEXTS[1:2])
-    guess = EnergyAttack(restarts=2, proposals=64, lengths="enumerate", longest=9).reconstruct(seen, bench_for(tiny64))[0]
+    guess = EnergyAttack(restarts=2, proposals=64, lengths="enumerate", longest=9).reconstruct(
+        seen, bench_for(tiny64)
+    )[0]
     assert tiny64.decode(guess.sentences[0]) == "the cat is red."
 
 
@@ -157,7 +195,9 @@ def test_moves_are_permutations_of_free_places(tiny64: Target, observe: Observe)
 
 def test_an_update_without_matrices_of_layers_is_refused(tiny64: Target, observe: Observe) -> None:
     with pytest.raises(GradleakError, match="none is visible"):
-        ATTACK.reconstruct(seen_of(tiny64, observe, Parts(modules=("layernorm",))), bench_for(tiny64))
+        ATTACK.reconstruct(
+            seen_of(tiny64, observe, Parts(modules=("layernorm",))), bench_for(tiny64)
+        )
 
 
 def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe: Observe) -> None:
@@ -167,7 +207,11 @@ def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe:
     misfits = rank_words(seen, words, pairs, bench_for(tiny64))
     for text, misfit in zip(TEXTS, misfits, strict=True):
         ranks = misfit.argsort().argsort()
-        own = [int(ranks[(words == word).nonzero()[0, 0]]) for word in tiny64.encode([text])[0] if bool((words == word).any())]
+        own = [
+            int(ranks[(words == word).nonzero()[0, 0]])
+            for word in tiny64.encode([text])[0]
+            if bool((words == word).any())
+        ]
         assert sum(own) / len(own) < len(words) / 4  # by chance a half
 
 

@@ -1,4 +1,5 @@
-"""What defenses and rounding leave on entries, told from what is seen; and spans that survive them."""
+"""What defenses and rounding leave on entries, told from what is seen; and spans that survive
+them."""
 
 from collections.abc import Callable
 
@@ -38,30 +39,46 @@ def matrix_name(target: Target) -> str:
     ],
     ids=lambda one: one.name if isinstance(one, Defense) else "",
 )
-def test_the_size_of_errors_is_told_from_what_is_seen(tiny64: Target, observe: Observe, defense: Defense, within: float) -> None:
+def test_the_size_of_errors_is_told_from_what_is_seen(
+    tiny64: Target, observe: Observe, defense: Defense, within: float
+) -> None:
     name = matrix_name(tiny64)
     clear, seen = (observe(tiny64, TEXTS, [1], defenses=how) for how in ((), (defense,)))
     gradient, sent = (one.update.tensors[name].double().flatten() for one in (clear, seen))
     factor = (gradient @ sent) / (gradient @ gradient)
     assert estimate_error_std(clear, name) == 0
-    expected = 0.01 if isinstance(defense, GaussianNoise) else float((sent - factor * gradient).square().mean().sqrt())
+    expected = (
+        0.01
+        if isinstance(defense, GaussianNoise)
+        else float((sent - factor * gradient).square().mean().sqrt())
+    )
     assert estimate_error_std(seen, name) == pytest.approx(expected, rel=within)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_difference_of_weights_is_rounded_to_their_digits(tiny: Target, tiny64: Target, observe: Observe, steps: int) -> None:
+def test_a_difference_of_weights_is_rounded_to_their_digits(
+    tiny: Target, tiny64: Target, observe: Observe, steps: int
+) -> None:
     name, protocol = matrix_name(tiny), FedAvg(steps=steps, learning_rate=1e-5)
     rounded, exact = (observe(target, TEXTS, [1], protocol=protocol) for target in (tiny, tiny64))
-    error = (rounded.update.tensors[name].double() - exact.update.tensors[name]).square().mean().sqrt()
+    error = (
+        (rounded.update.tensors[name].double() - exact.update.tensors[name]).square().mean().sqrt()
+    )
     assert estimate_error_std(rounded, name) == pytest.approx(float(error), rel=0.3)
     assert estimate_error_std(exact, name) == 0
 
 
 @pytest.mark.parametrize(
-    "defense", [Sign(), TopK(fraction_kept=0.2), Quantisation(bits=3), Masking(fraction_zeroed=0.5)], ids=repr
+    "defense",
+    [Sign(), TopK(fraction_kept=0.2), Quantisation(bits=3), Masking(fraction_zeroed=0.5)],
+    ids=repr,
 )
-def test_energy_sees_through_what_is_done_to_entries(tiny64: Target, observe: Observe, defense: Defense) -> None:
+def test_energy_sees_through_what_is_done_to_entries(
+    tiny64: Target, observe: Observe, defense: Defense
+) -> None:
     bench = Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
-    guess = EnergyAttack(restarts=4).reconstruct([observe(tiny64, TEXTS, [1], defenses=(defense,))], bench)[0]
+    guess = EnergyAttack(restarts=4).reconstruct(
+        [observe(tiny64, TEXTS, [1], defenses=(defense,))], bench
+    )[0]
     assert tiny64.decode(guess.sentences[0]) == "the cat is red."
     assert not guess.certified

@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.discrete import MENDED, RELEASED, CandidateScorer, DiscreteRounds, Slips
+from gradleak.attacks.gradient_matching.discrete import (
+    MENDED,
+    RELEASED,
+    CandidateScorer,
+    DiscreteRounds,
+    Slips,
+)
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus
 from gradleak.attacks.search.changes import draw_orders
@@ -47,7 +53,11 @@ def test_faithful_is_every_slip_and_the_answer_of_the_lowest_loss() -> None:
 
 
 def losses_with(slips: Slips, seen: Observation) -> Losses:
-    return replace(ATTACK.loop, slips=slips).reconstruct([seen], bench_for(seen.target))[0].trace.losses
+    return (
+        replace(ATTACK.loop, slips=slips)
+        .reconstruct([seen], bench_for(seen.target))[0]
+        .trace.losses
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,9 @@ def without(seen: Observation) -> Losses:
 
 
 @pytest.mark.parametrize("slip", ["silent_tensors", "moments_stay", "padding_in_penalty"])
-def test_every_slip_changes_the_search_of_a_batch(slip: str, seen: Observation, without: Losses) -> None:
+def test_every_slip_changes_the_search_of_a_batch(
+    slip: str, seen: Observation, without: Losses
+) -> None:
     assert losses_with(Slips(**{slip: True}), seen) != without
 
 
@@ -66,13 +78,21 @@ def test_a_stale_round_leaves_a_sentence_that_does_not_beat_the_one_before(
 ) -> None:
     lowest = iter([0.1, 0.5])  # of the first sentence's candidates, then of the second's
 
-    def scores(scorer: CandidateScorer, embeddings: Tensor, ids: Tensor, orders: Tensor, prior_weight: float) -> Tensor:
+    def scores(
+        scorer: CandidateScorer,
+        embeddings: Tensor,
+        ids: Tensor,
+        orders: Tensor,
+        prior_weight: float,
+    ) -> Tensor:
         made = torch.ones(orders.shape[:2], dtype=torch.float64)
         made[:, 1] = next(lowest)
         return made
 
     monkeypatch.setattr(CandidateScorer, "score_orders", scores)
-    search = Search(replace(ATTACK.loop, slips=Slips(stale_rounds=stale)), rows_of(seen), bench_for(seen.target))
+    search = Search(
+        replace(ATTACK.loop, slips=Slips(stale_rounds=stale)), rows_of(seen), bench_for(seen.target)
+    )
     before = search.embeddings.clone()
     state = search.loop.optimiser.begin(search.embeddings)
     DiscreteRounds().reorder_words(search.scorer, search.embeddings, state, 0, search.loop.slips)
@@ -91,7 +111,9 @@ def test_silent_tensors_count_only_when_asked(seen: Observation) -> None:
 
 def test_specials_are_guessed_inside_only_when_asked(seen: Observation) -> None:
     mask = next(
-        number for number in seen.target.vocabulary.specials if seen.target.decode([number], keep_special=True) == "[MASK]"
+        number
+        for number in seen.target.vocabulary.specials
+        if seen.target.decode([number], keep_special=True) == "[MASK]"
     )
     for inside in (False, True):
         rows = rows_of(seen, inside)
@@ -118,10 +140,14 @@ def test_a_restart_is_spent_only_where_the_first_try_failed(
         tries.append(sorted(problem.observation.index for problem in search.rows.problems))
         run(search)
         if len(tries) == 1:
-            search.judged = torch.tensor([0.0 if problem.observation.index == 0 else 1.0 for problem in search.rows.problems])
+            search.judged = torch.tensor(
+                [0.0 if problem.observation.index == 0 else 1.0 for problem in search.rows.problems]
+            )
 
     monkeypatch.setattr(Search, "run", counted)
     both = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(BATCH)]
-    guesses = LampPlus(steps=3, starts=2, polish_rounds=1, word_sweeps=0, restarts=1).reconstruct(both, bench_for(tiny64))
+    guesses = LampPlus(steps=3, starts=2, polish_rounds=1, word_sweeps=0, restarts=1).reconstruct(
+        both, bench_for(tiny64)
+    )
     assert tries == [[0, 1], [1]]
     assert [guess.cost.steps for guess in guesses] == [3, 6]

@@ -1,4 +1,5 @@
-"""Labels of a language model that move beside the embeddings: what is read off which, and how much more is found."""
+"""Labels of a language model that move beside the embeddings: what is read off which, and how
+much more is found."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,13 @@ from gradleak.attacks.blind import Blind
 from gradleak.attacks.gradient_matching import loop, starts
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.recipes.tag import Tag
-from gradleak.attacks.search.search_rows import Rows, SearchProblem, group_problems, lay_out, nearest_tokens
+from gradleak.attacks.search.search_rows import (
+    Rows,
+    SearchProblem,
+    group_problems,
+    lay_out,
+    nearest_tokens,
+)
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -18,7 +25,11 @@ from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.tiny_causal import TinyCausal
 
-TEXTS = ("my phone number is five five zero one .", "the cat is red .", "she never paid the bank again soon")
+TEXTS = (
+    "my phone number is five five zero one .",
+    "the cat is red .",
+    "she never paid the bank again soon",
+)
 Observe = Callable[..., Observation]
 
 
@@ -40,12 +51,21 @@ def rows_of(target: Target, observe: Observe) -> Rows:
 def tokens_right(attack: Attack, target: Target, observe: Observe) -> float:
     seen = [observe(target, [text], index=index) for index, text in enumerate(TEXTS)]
     guesses = [guess.sentences[0] for guess in attack.reconstruct(seen, bench_for(target))]
-    pairs = [pair for text, guess in zip(target.encode(TEXTS), guesses, strict=True) for pair in zip(text, guess, strict=True)]
+    pairs = [
+        pair
+        for text, guess in zip(target.encode(TEXTS), guesses, strict=True)
+        for pair in zip(text, guess, strict=True)
+    ]
     return sum(word == guessed for word, guessed in pairs) / len(pairs)
 
 
-def test_free_labels_find_far_more_tokens_than_tied_ones_in_as_many_steps(gpt2: Target, observe: Observe) -> None:
-    free, tied = (tokens_right(Tag(steps=150, token_labels=labels), gpt2, observe) for labels in ("free", "tied"))  # type: ignore[arg-type]
+def test_free_labels_find_far_more_tokens_than_tied_ones_in_as_many_steps(
+    gpt2: Target, observe: Observe
+) -> None:
+    free, tied = (
+        tokens_right(Tag(steps=150, token_labels=labels), gpt2, observe)
+        for labels in ("free", "tied")
+    )  # type: ignore[arg-type]
     assert free >= 0.65
     assert free > tied + 0.2
     assert free > tokens_right(Blind(), gpt2, observe) + 0.4
@@ -53,11 +73,16 @@ def test_free_labels_find_far_more_tokens_than_tied_ones_in_as_many_steps(gpt2: 
 
 def test_a_classifier_is_attacked_as_before(tiny: Target, observe: Observe) -> None:
     seen = [observe(tiny, [TEXTS[1]])]
-    free, tied = (Tag(steps=5, token_labels=labels).reconstruct(seen, bench_for(tiny))[0] for labels in ("free", "tied"))  # type: ignore[arg-type]
+    free, tied = (
+        Tag(steps=5, token_labels=labels).reconstruct(seen, bench_for(tiny))[0]
+        for labels in ("free", "tied")
+    )  # type: ignore[arg-type]
     assert free.trace.losses == tied.trace.losses
 
 
-def test_the_first_word_is_read_off_its_embedding_and_the_others_off_their_labels(gpt2: Target, observe: Observe) -> None:
+def test_the_first_word_is_read_off_its_embedding_and_the_others_off_their_labels(
+    gpt2: Target, observe: Observe
+) -> None:
     rows = rows_of(gpt2, observe)
     shown, predicted = int(rows.words[3]), int(rows.words[7])
     numbers = torch.zeros(*rows.mask.shape, rows.width, dtype=gpt2.dtype)
@@ -70,15 +95,20 @@ def test_the_first_word_is_read_off_its_embedding_and_the_others_off_their_label
 
 
 def test_the_labels_of_special_tokens_are_certain(observe: Observe) -> None:
-    llama = TinyCausal(shape="llama").open(torch.device("cpu"), torch.float64)  # a token begins every text
+    # A token begins every text
+    llama = TinyCausal(shape="llama").open(torch.device("cpu"), torch.float64)
     rows = rows_of(llama, observe)
-    numbers = torch.where(rows.fixed[..., None], rows.special_numbers(), torch.zeros((), dtype=llama.dtype))
+    numbers = torch.where(
+        rows.fixed[..., None], rows.special_numbers(), torch.zeros((), dtype=llama.dtype)
+    )
     batch = rows.batch(numbers[:, None])
     first, second = batch.labels[0, 0, 0, :2]
     assert first.argmax() == llama.vocabulary.prefix[0]
     assert float(first.max()) == 1.0 > 2 / llama.classes > float(second.max())
     assert batch.embeddings is not None
-    assert torch.equal(batch.embeddings[0, 0, 0, 0], llama.embed(torch.tensor(llama.vocabulary.prefix))[0])
+    assert torch.equal(
+        batch.embeddings[0, 0, 0, 0], llama.embed(torch.tensor(llama.vocabulary.prefix))[0]
+    )
 
 
 def test_a_text_is_guessed_alike_alone_and_in_company(causal: Target, observe: Observe) -> None:
@@ -87,7 +117,9 @@ def test_a_text_is_guessed_alike_alone_and_in_company(causal: Target, observe: O
     for observation, shared in zip(seen, together, strict=True):
         alone = Tag(steps=6).reconstruct([observation], bench_for(causal))[0]
         assert alone.sentences == shared.sentences
-        assert [loss for _, loss in alone.trace.losses] == pytest.approx([loss for _, loss in shared.trace.losses], rel=1e-6)
+        assert [loss for _, loss in alone.trace.losses] == pytest.approx(
+            [loss for _, loss in shared.trace.losses], rel=1e-6
+        )
 
 
 def test_where_memory_is_short_texts_are_searched_one_after_the_other(

@@ -1,4 +1,5 @@
-"""The search loop: same seed, same result; alone or in company; above blind; labels and lengths known, derived or enumerated."""
+"""The search loop: same seed, same result; alone or in company; above blind; labels and lengths
+known, derived or enumerated."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,11 @@ from gradleak.core.update import Update
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.views import Lamp
 
-TEXTS = ("my phone number is five five zero one .", "the cat is red .", "she never paid the bank again soon")
+TEXTS = (
+    "my phone number is five five zero one .",
+    "the cat is red .",
+    "she never paid the bank again soon",
+)
 Observe = Callable[..., Observation]
 
 
@@ -39,7 +44,9 @@ def first_losses(result: Reconstruction) -> list[float]:
 
 
 @pytest.mark.parametrize("attack", [Tag(steps=20), Dlg(steps=20)])
-def test_same_seed_gives_the_same_result_bit_for_bit(attack: Attack, tiny: Target, observe: Observe) -> None:
+def test_same_seed_gives_the_same_result_bit_for_bit(
+    attack: Attack, tiny: Target, observe: Observe
+) -> None:
     seen = observations_of(tiny, observe)
     once, again = (attack.reconstruct(seen, bench_for(tiny)) for _ in range(2))
     assert [guess.sentences for guess in once] == [guess.sentences for guess in again]
@@ -47,7 +54,9 @@ def test_same_seed_gives_the_same_result_bit_for_bit(attack: Attack, tiny: Targe
 
 
 @pytest.mark.parametrize("attack", [Tag(steps=40), Dlg(steps=40)])
-def test_alone_and_in_company_give_the_same_tokens_in_float64(attack: Attack, tiny64: Target, observe: Observe) -> None:
+def test_alone_and_in_company_give_the_same_tokens_in_float64(
+    attack: Attack, tiny64: Target, observe: Observe
+) -> None:
     seen = observations_of(tiny64, observe)[:2]
     together = attack.reconstruct(seen, bench_for(tiny64))
     alone = [attack.reconstruct([observation], bench_for(tiny64))[0] for observation in seen]
@@ -55,7 +64,9 @@ def test_alone_and_in_company_give_the_same_tokens_in_float64(attack: Attack, ti
 
 
 @pytest.mark.parametrize("attack", [Tag(steps=50), Dlg(steps=50)])
-def test_alone_and_in_company_agree_in_float32_over_the_first_50_steps(attack: Attack, tiny: Target, observe: Observe) -> None:
+def test_alone_and_in_company_agree_in_float32_over_the_first_50_steps(
+    attack: Attack, tiny: Target, observe: Observe
+) -> None:
     seen = observations_of(tiny, observe)[:2]
     together = attack.reconstruct(seen, bench_for(tiny))
     for observation, shared in zip(seen, together, strict=True):
@@ -71,7 +82,9 @@ def test_another_seed_starts_elsewhere(tiny: Target, observe: Observe) -> None:
     )
 
 
-def test_the_search_finds_far_more_words_than_chance_of_a_tiny_model(tiny64: Target, observe: Observe) -> None:
+def test_the_search_finds_far_more_words_than_chance_of_a_tiny_model(
+    tiny64: Target, observe: Observe
+) -> None:
     seen = observations_of(tiny64, observe)
     guesses = Dlg(steps=200, learning_rate=0.05).reconstruct(seen, bench_for(tiny64))
     right = total = 0
@@ -82,14 +95,18 @@ def test_the_search_finds_far_more_words_than_chance_of_a_tiny_model(tiny64: Tar
     assert right / total >= 0.25  # chance: 8 words of 180, 0.04
 
 
-def test_special_tokens_stay_in_place_and_never_appear_inside(tiny: Target, observe: Observe) -> None:
+def test_special_tokens_stay_in_place_and_never_appear_inside(
+    tiny: Target, observe: Observe
+) -> None:
     for guess in Tag(steps=5).reconstruct(observations_of(tiny, observe), bench_for(tiny)):
         ids = guess.sentences[0]
         assert (ids[0], ids[-1]) == (*tiny.vocabulary.prefix, *tiny.vocabulary.suffix)
         assert bool(tiny.vocabulary.allowed[torch.tensor(ids[1:-1])].all())
 
 
-def test_derived_labels_and_lengths_are_exact_for_one_sentence(tiny: Target, observe: Observe) -> None:
+def test_derived_labels_and_lengths_are_exact_for_one_sentence(
+    tiny: Target, observe: Observe
+) -> None:
     for label in (0, 1):
         seen = observe(tiny, [TEXTS[0]], [label])
         known = Tag(steps=2).reconstruct([seen], bench_for(tiny))[0]
@@ -126,8 +143,14 @@ def test_enumerated_lengths_keep_the_best_match(tiny64: Target, observe: Observe
 
 def test_derived_labels_need_the_head_to_be_seen(tiny: Target, observe: Observe) -> None:
     seen = observe(tiny, [TEXTS[0]])
-    hidden = replace(seen, rounds=(replace(seen.rounds[0], update=seen.update.select(list(seen.update.tensors)[:5])),))
-    with pytest.raises(GradleakError, match="bias of the classification head, which is not visible: use labels=enumerate"):
+    hidden = replace(
+        seen,
+        rounds=(replace(seen.rounds[0], update=seen.update.select(list(seen.update.tensors)[:5])),),
+    )
+    with pytest.raises(
+        GradleakError,
+        match="bias of the classification head, which is not visible: use labels=enumerate",
+    ):
         Tag(steps=1, labels="derived").reconstruct([hidden], bench_for(tiny))
 
 
@@ -143,8 +166,12 @@ def test_a_batch_of_two_gives_two_sentences(tiny: Target, observe: Observe) -> N
     assert [len(sentence) for sentence in guess.sentences] == list(seen.knows.lengths or ())
 
 
-def test_a_deadline_stops_the_search_with_the_best_guess_so_far(tiny: Target, observe: Observe) -> None:
-    guess = Tag(steps=500).reconstruct(observations_of(tiny, observe)[:1], bench_for(tiny, deadline=0.0))[0]
+def test_a_deadline_stops_the_search_with_the_best_guess_so_far(
+    tiny: Target, observe: Observe
+) -> None:
+    guess = Tag(steps=500).reconstruct(
+        observations_of(tiny, observe)[:1], bench_for(tiny, deadline=0.0)
+    )[0]
     assert guess.cost.steps == 1
     assert guess.sentences
 
@@ -168,7 +195,9 @@ def test_a_step_that_would_end_after_the_deadline_is_not_begun(
     assert guess.sentences
 
 
-def test_a_model_that_reads_padding_is_attacked_length_by_length(random_target: Callable[..., Target], observe: Observe) -> None:
+def test_a_model_that_reads_padding_is_attacked_length_by_length(
+    random_target: Callable[..., Target], observe: Observe
+) -> None:
     target = random_target("GPT2")
     assert not target.padding_is_free
     seen = [observe(target, [text], index=index) for index, text in enumerate(TEXTS)]
@@ -197,5 +226,7 @@ def test_what_counts_as_rounding_grows_with_what_a_distance_is_made_of(
     squares = sum(float(tensor.square().sum()) for tensor in small.tensors.values())
     absolutes = sum(float(tensor.abs().sum()) for tensor in small.tensors.values())
     assert Dlg().objective_scale(seen).rounding == pytest.approx(1e-5 * squares)
-    assert Tag().objective_scale(seen).rounding == pytest.approx(1e-5 * (squares + Tag().l1_weight * absolutes))
+    assert Tag().objective_scale(seen).rounding == pytest.approx(
+        1e-5 * (squares + Tag().l1_weight * absolutes)
+    )
     assert LampCos().objective_scale(seen).rounding == 1e-5  # of a cosine the size cancels

@@ -1,4 +1,5 @@
-"""Feature hashing: every coordinate in one bin, summed; the same from the same seed; noise in bins as noise before them."""
+"""Feature hashing: every coordinate in one bin, summed; the same from the same seed; noise in
+bins as noise before them."""
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from gradleak.core.streams import Streams
 CPU = torch.device("cpu")
 
 
-def hashing(coordinates: int = 1003, bins: int = 100, seed: int = 0, signed: bool = False) -> Hashing:
+def hashing(
+    coordinates: int = 1003, bins: int = 100, seed: int = 0, signed: bool = False
+) -> Hashing:
     return Hashing(coordinates, bins, Streams.root("hashing", seed), signed, CPU)
 
 
@@ -26,8 +29,15 @@ def test_every_coordinate_falls_into_exactly_one_bin(signed: bool) -> None:
 def test_the_adjoint_is_exact(signed: bool, bins: int) -> None:
     generator = torch.Generator().manual_seed(0)
     made = hashing(bins=bins, signed=signed)
-    update, hashed = (torch.randn(3, size, generator=generator, dtype=torch.float64) for size in (1003, bins))
-    torch.testing.assert_close((made(update) * hashed).sum(1), (update * made.adjoint(hashed)).sum(1), rtol=1e-12, atol=1e-12)
+    update, hashed = (
+        torch.randn(3, size, generator=generator, dtype=torch.float64) for size in (1003, bins)
+    )
+    torch.testing.assert_close(
+        (made(update) * hashed).sum(1),
+        (update * made.adjoint(hashed)).sum(1),
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 def test_a_seed_gives_one_map() -> None:

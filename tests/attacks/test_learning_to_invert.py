@@ -1,4 +1,5 @@
-"""An inverter learns on clients that the attacker plays, and then reads updates it has never seen, through any defense."""
+"""An inverter learns on clients that the attacker plays, and then reads updates it has never
+seen, through any defense."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -51,7 +52,14 @@ from gradleak.targets.tiny import WORDS, Tiny
 from gradleak.targets.tiny_causal import TinyCausal
 from gradleak.views import Everything, Lamp
 
-QUICK = LtiP(steps=60, training_batch=32, learning_rate=4e-3, features="factors", words="known", token_width=64)
+QUICK = LtiP(
+    steps=60,
+    training_batch=32,
+    learning_rate=4e-3,
+    features="factors",
+    words="known",
+    token_width=64,
+)
 
 
 def texts(count: int, words: int, seed: int) -> list[Example]:
@@ -59,10 +67,15 @@ def texts(count: int, words: int, seed: int) -> list[Example]:
     draw = random.Random(seed)
     known = [word for word in WORDS if word.isalpha()]
     chances = [1 / (rank + 3) for rank in range(len(known))]
-    return [Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2)) for _ in range(count)]
+    return [
+        Example(" ".join(draw.choices(known, chances, k=words)), draw.randrange(2))
+        for _ in range(count)
+    ]
 
 
-def setting_of(target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1) -> ClientSetting:
+def setting_of(
+    target: Target, *defenses: Defense, view: View | None = None, batch_size: int = 1
+) -> ClientSetting:
     return ClientSetting(Tiny(), target, FedSGD(), defenses, view or Lamp(), batch_size)
 
 
@@ -72,13 +85,17 @@ def bench_of(target: Target, **more: Any) -> Bench:
 
 def accuracy(found: list[Any], secrets: list[tuple[int, ...]]) -> float:
     pairs = [
-        (true, guessed) for guess, row in zip(found, secrets, strict=True) for true, guessed in zip(row, guess, strict=False)
+        (true, guessed)
+        for guess, row in zip(found, secrets, strict=True)
+        for true, guessed in zip(row, guess, strict=False)
     ]
     return sum(true == guessed for true, guessed in pairs) / sum(map(len, secrets))
 
 
 @pytest.mark.parametrize(
-    "defenses", [(), (Sign(),), (Pruning(0.05),), (GaussianNoise(0.003),)], ids=["none", "sign", "pruning", "noise"]
+    "defenses",
+    [(), (Sign(),), (Pruning(0.05),), (GaussianNoise(0.003),)],
+    ids=["none", "sign", "pruning", "noise"],
 )
 def test_an_inverter_beats_the_blind_guess_by_far_through_each_defense(
     tiny: Target, observe: Callable[..., Observation], defenses: tuple[Defense, ...]
@@ -86,9 +103,15 @@ def test_an_inverter_beats_the_blind_guess_by_far_through_each_defense(
     secrets = [example.text for example in texts(24, 6, seed=2)]
     ids = [tuple(row) for row in tiny.encode(secrets)]
     bench = bench_of(tiny)
-    # Through signs it learns late: a fifth of the words after 60 steps, two fifths after 120, and a last bit moves either by 0.03
-    fitted = replace(QUICK, steps=100).fit(setting_of(tiny, *defenses), texts(200, 6, seed=1), bench)
-    seen = [observe(tiny, (text,), index=place, defenses=defenses, view=Lamp()) for place, text in enumerate(secrets)]
+    # Through signs it learns late: a fifth of the words after 60 steps, two fifths after 120, and a
+    # last bit moves either by 0.03
+    fitted = replace(QUICK, steps=100).fit(
+        setting_of(tiny, *defenses), texts(200, 6, seed=1), bench
+    )
+    seen = [
+        observe(tiny, (text,), index=place, defenses=defenses, view=Lamp())
+        for place, text in enumerate(secrets)
+    ]
     guesses = [found.sentences[0] for found in fitted.reconstruct(seen, bench)]
     blind = [found.sentences[0] for found in Blind().reconstruct(seen, bench)]
     inside = [row[1:-1] for row in ids]
@@ -101,10 +124,14 @@ def test_an_inverter_beats_the_blind_guess_by_far_through_each_defense(
 
 @pytest.fixture(scope="module")
 def learnt(tiny: Target) -> Inverter:
-    return replace(QUICK, steps=2).fit(setting_of(tiny, Sign()), texts(40, 5, seed=1), bench_of(tiny))
+    return replace(QUICK, steps=2).fit(
+        setting_of(tiny, Sign()), texts(40, 5, seed=1), bench_of(tiny)
+    )
 
 
-@pytest.mark.parametrize("attack", [replace(QUICK, steps=2), replace(QUICK, steps=2, features="hashed", words="learned")])
+@pytest.mark.parametrize(
+    "attack", [replace(QUICK, steps=2), replace(QUICK, steps=2, features="hashed", words="learned")]
+)
 def test_a_saved_fit_makes_the_same_guesses(
     tiny: Target, observe: Callable[..., Observation], tmp_path: Path, attack: TextInversion
 ) -> None:
@@ -113,7 +140,9 @@ def test_a_saved_fit_makes_the_same_guesses(
     fitted.save(tmp_path / "fit.safetensors")
     again = attack.load(tmp_path / "fit.safetensors", setting)
     seen = [observe(tiny, (example.text,), view=Lamp()) for example in texts(4, 5, seed=2)]
-    assert [one.sentences for one in again.reconstruct(seen, bench)] == [one.sentences for one in fitted.reconstruct(seen, bench)]
+    assert [one.sentences for one in again.reconstruct(seen, bench)] == [
+        one.sentences for one in fitted.reconstruct(seen, bench)
+    ]
 
 
 def test_a_fit_is_refused_elsewhere_by_what_differs(
@@ -131,10 +160,14 @@ def test_a_fit_is_refused_elsewhere_by_what_differs(
     with pytest.raises(GradleakError, match="fitted through other defenses"):
         learnt.reconstruct([observe(tiny, ("the cat is red .",), view=Lamp())], bench_of(tiny))
     with pytest.raises(GradleakError, match="fitted to another view"):
-        learnt.reconstruct([observe(tiny, ("the cat is red .",), defenses=(Sign(),))], bench_of(tiny))
+        learnt.reconstruct(
+            [observe(tiny, ("the cat is red .",), defenses=(Sign(),))], bench_of(tiny)
+        )
     other = Tiny(seed=1).open(torch.device("cpu"))
     with pytest.raises(GradleakError, match="fitted to another target"):
-        learnt.reconstruct([observe(other, ("the cat is red .",), defenses=(Sign(),), view=Lamp())], bench_of(tiny))
+        learnt.reconstruct(
+            [observe(other, ("the cat is red .",), defenses=(Sign(),), view=Lamp())], bench_of(tiny)
+        )
     with pytest.raises(GradleakError, match="has learnt nothing yet"):
         attack.reconstruct([], bench_of(tiny))
     path.write_bytes(b"no fit")
@@ -142,7 +175,9 @@ def test_a_fit_is_refused_elsewhere_by_what_differs(
         attack.load(path, setting_of(tiny))
 
 
-def test_an_interrupted_fit_goes_on_where_it_was(tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fit_goes_on_where_it_was(
+    tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gradleak.attacks.learning_to_invert import training
 
     monkeypatch.setattr(training, "NEWS", 1)
@@ -182,10 +217,14 @@ def test_words_are_drawn_by_their_frequency_and_frames_stay(tiny: Target) -> Non
     assert set(drawn.ids[:, 0, -1].tolist()) == set(tiny.vocabulary.suffix)
 
 
-def test_several_texts_in_a_batch_are_learnt_each_in_a_slot(tiny: Target, observe: Callable[..., Observation]) -> None:
+def test_several_texts_in_a_batch_are_learnt_each_in_a_slot(
+    tiny: Target, observe: Callable[..., Observation]
+) -> None:
     bench = bench_of(tiny)
     attack = replace(QUICK, steps=10)
-    fitted = attack.fit(setting_of(tiny, view=Everything(), batch_size=2), texts(100, 4, seed=1), bench)
+    fitted = attack.fit(
+        setting_of(tiny, view=Everything(), batch_size=2), texts(100, 4, seed=1), bench
+    )
     (found,) = fitted.reconstruct([observe(tiny, ("the cat is red", "my dog was bad"))], bench)
     assert len(found.sentences) == 2
     assert found.labels is not None and len(found.labels) == 2
@@ -195,7 +234,9 @@ def test_several_texts_in_a_batch_are_learnt_each_in_a_slot(tiny: Target, observ
 
 def test_several_labelled_texts_find_their_slots_in_2_byte_numbers_too() -> None:
     torch.manual_seed(0)
-    network = TextNetwork(6, Perceptron(6, 6, 5, 4), WordTable(4, 9, None), 2, 3, 0, WordBeam(0.0, 1, 1))
+    network = TextNetwork(
+        6, Perceptron(6, 6, 5, 4), WordTable(4, 9, None), 2, 3, 0, WordBeam(0.0, 1, 1)
+    )
     ids, labels = torch.randint(9, (4, 2, 3)), torch.randint(3, (4, 2))
     clients = Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=labels)
     lesson = SeenClients(torch.randn(4, 6), clients)
@@ -206,7 +247,8 @@ def test_several_labelled_texts_find_their_slots_in_2_byte_numbers_too() -> None
 def test_the_learning_rate_is_the_one_that_does_best_on_held_out_texts(tiny: Target) -> None:
     attack = replace(QUICK, steps=1, probe_steps=12, learning_rate=None)
     fitted = attack.fit(setting_of(tiny), texts(60, 5, seed=1), bench_of(tiny))
-    assert fitted.facts["rate"] == pytest.approx(1e-3 * (32 / 64) ** 0.5)  # so few steps get nowhere at the smaller ones
+    # So few steps get nowhere at the smaller ones
+    assert fitted.facts["rate"] == pytest.approx(1e-3 * (32 / 64) ** 0.5)
 
 
 def test_nothing_to_learn_from_is_refused(tiny: Target) -> None:
@@ -244,31 +286,45 @@ def test_a_prior_decides_where_the_inverter_is_in_doubt_and_only_there() -> None
 
 @pytest.mark.parametrize("aligned", [1, 8])
 @pytest.mark.parametrize("known", [True, False])
-def test_the_loss_in_pieces_is_cross_entropy(monkeypatch: pytest.MonkeyPatch, known: bool, aligned: int) -> None:
+def test_the_loss_in_pieces_is_cross_entropy(
+    monkeypatch: pytest.MonkeyPatch, known: bool, aligned: int
+) -> None:
     monkeypatch.setitem(ALIGNED, "cpu", aligned)
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 20)
     generator = torch.Generator().manual_seed(0)
-    states, table, bias = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 4), (9, 4), (9,)))
+    states, table, bias = (
+        torch.randn(shape, generator=generator).requires_grad_() for shape in ((7, 4), (9, 4), (9,))
+    )
     table.requires_grad_(not known)
     truth = torch.randint(9, (7,), generator=generator)
     plain = torch.nn.functional.cross_entropy(states @ table.mT + bias, truth)
     pieces = linear_cross_entropy(states, table, bias, truth)
     torch.testing.assert_close(pieces, plain)
     wanted = [states, bias, *([] if known else [table])]
-    for ours, theirs in zip(torch.autograd.grad(3 * pieces, wanted), torch.autograd.grad(3 * plain, wanted), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(3 * pieces, wanted), torch.autograd.grad(3 * plain, wanted), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("features", ["hashed", "factors"])
-def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target, features: str) -> None:
+def test_noise_added_to_features_is_distributed_as_the_defenses_own(
+    tiny: Target, features: str
+) -> None:
     plain, noisy = setting_of(tiny), setting_of(tiny, GaussianNoise(0.5))
-    fitting = InverterFit(replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny))
+    fitting = InverterFit(
+        replace(QUICK, features=features), noisy, texts(40, 5, seed=1), bench_of(tiny)
+    )
     batch = fitting.lessons.source.draw(1, 1, torch.Generator().manual_seed(0))
     clean = Simulation(plain)(batch, Streams.root("here", 0))
     made = fitting.features
-    by_code = [protect_in_turn(noisy.defenses, clean, [Streams.root("there", draw)]) for draw in range(150)]
+    by_code = [
+        protect_in_turn(noisy.defenses, clean, [Streams.root("there", draw)]) for draw in range(150)
+    ]
     theirs = torch.cat([made(sent) for sent in by_code]) - made(clean)
-    ours = torch.cat([fitting.simulated(batch, Streams.root("here", draw)) for draw in range(150)]) - made(clean)
+    ours = torch.cat(
+        [fitting.simulated(batch, Streams.root("here", draw)) for draw in range(150)]
+    ) - made(clean)
     some = slice(0, 400)
     torch.testing.assert_close(ours.std(0)[some], theirs.std(0)[some], rtol=0.5, atol=0)
     assert float(ours.square().mean()) == pytest.approx(float(theirs.square().mean()), rel=0.02)
@@ -286,7 +342,11 @@ def test_noise_added_to_features_is_distributed_as_the_defenses_own(tiny: Target
     ],
 )
 def test_of_the_largest_entries_their_signs_are_read_and_not_of_those_that_chance_left(
-    tiny: Target, observe: Callable[..., Observation], defenses: tuple[Defense, ...], largest: Any, by_signs: bool
+    tiny: Target,
+    observe: Callable[..., Observation],
+    defenses: tuple[Defense, ...],
+    largest: Any,
+    by_signs: bool,
 ) -> None:
     features = HashedFeatures(setting_of(tiny, *defenses), 0.1, 0, signed=False, largest=largest)
     update = observe(tiny, ("the cat is red .",), defenses=defenses, view=Lamp()).update
@@ -308,7 +368,8 @@ def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> 
     scaling = Scaling(4)
     scaling.measure(rare)
     torch.testing.assert_close(scaling.get_buffer("spread")[:3], torch.ones(3), rtol=0.35, atol=0)
-    assert float(scaling(torch.full((1, 4), 2.0))[0, 3]) == pytest.approx(2, rel=0.35)  # of which nothing was seen: as the others
+    # Of which nothing was seen: as the others
+    assert float(scaling(torch.full((1, 4), 2.0))[0, 3]) == pytest.approx(2, rel=0.35)
     constant = torch.ones(10, 1)
     scaling = Scaling(1)
     scaling.measure(constant)
@@ -317,7 +378,11 @@ def test_features_that_few_clients_have_are_scaled_by_those_that_have_them() -> 
 
 def test_running_text_is_cut_at_any_token_and_only_where_texts_have_no_ends() -> None:
     target = TinyCausal().open(torch.device("cpu"))
-    corpus = read_texts(setting_of(target), [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")], 4)
+    corpus = read_texts(
+        setting_of(target),
+        [Example(f"{one} walks home with a dog", None) for one in ("she", "he", "anna")],
+        4,
+    )
     drawn = RunningText(target, corpus).draw(64, 1, torch.Generator().manual_seed(0))
     stream = corpus.ids.flatten().tolist()
     starts = {tuple(row) for row in drawn.ids[:, 0].tolist()}

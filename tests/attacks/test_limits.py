@@ -1,4 +1,5 @@
-"""Searches end, and fit: no piece is begun after the deadline, work has a bound, and pieces are planned for the memory."""
+"""Searches end, and fit: no piece is begun after the deadline, work has a bound, and pieces are
+planned for the memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,10 @@ from gradleak.matching.matcher import Matcher
 from gradleak.priors.frequent_words import FrequentWords
 
 Observe = Callable[..., Observation]
-TEXTS = (["the cat is red .", "my dog was bad !"], ["she never paid the bank again", "the cat and the dog"])
+TEXTS = (
+    ["the cat is red .", "my dog was bad !"],
+    ["she never paid the bank again", "the cat and the dog"],
+)
 ATTACKS: tuple[Attack, ...] = (
     EnergyAttack(restarts=4, sweeps=2),
     EnergyAttack(restarts=0, lengths="enumerate", longest=6),
@@ -116,7 +120,8 @@ def test_when_time_ends_every_batch_has_a_guess_and_nothing_is_computed_any_more
     assert len(found) == len(seen)
     assert all(guess.sentences and all(guess.sentences) for guess in found)
     assert sum(one is bench for one in computed) <= looks  # one look at least before each
-    assert len(bench.seen) <= looks + 100  # what is left of the search is passed over, not gone through
+    # What is left of the search is passed over, not gone through
+    assert len(bench.seen) <= looks + 100
 
 
 def test_a_guess_found_before_the_end_of_time_is_kept(tiny: Target, observe: Observe) -> None:
@@ -134,7 +139,9 @@ def test_a_guess_found_before_the_end_of_time_is_kept(tiny: Target, observe: Obs
     assert losses[-1] == pytest.approx(best.loss, abs=1e-3)
 
 
-def test_nothing_is_proven_when_time_ended_before_the_proof(tiny64: Target, observe: Observe) -> None:
+def test_nothing_is_proven_when_time_ended_before_the_proof(
+    tiny64: Target, observe: Observe
+) -> None:
     seen = [observe(tiny64, ["the cat is red ."], [1])]
     attack = EnergyAttack(restarts=8)
     whole = made(Clock, tiny64, looks=10**9)
@@ -146,8 +153,8 @@ def test_nothing_is_proven_when_time_ended_before_the_proof(tiny64: Target, obse
         assert guess.sentences == proven.sentences or not guess.certified
 
 
-# How often candidates are scored at most, for batches of so many sentences of so many tokens: bounds that follow from the fields
-# alone, on any machine and whatever the objective does.
+# How often candidates are scored at most, for batches of so many sentences of so many tokens:
+# bounds that follow from the fields alone, on any machine and whatever the objective does.
 
 
 def bound_moves(examples: int, tokens: int) -> int:
@@ -167,13 +174,15 @@ def bound_retries(effort: SearchEffort, examples: int, tokens: int) -> int:
 
 
 def bound_words(effort: SearchEffort, examples: int, tokens: int) -> int:
-    """A search begins, makes its attempts, settles ties, and looks at its guess without each word."""
+    """A search begins, makes its attempts, settles ties, and looks at its guess without each
+    word."""
     attempts = bound_attempt(effort, examples, tokens) + bound_retries(effort, examples, tokens)
     return 1 + attempts + 2 + bound_moves(examples, tokens) + 1
 
 
 def bound_rematch(effort: SearchEffort, examples: int, tokens: int) -> int:
-    """It begins in two ways, goes on from changed guesses, and ends with an attempt by all that is seen."""
+    """It begins in two ways, goes on from changed guesses, and ends with an attempt by all that
+    is seen."""
     bounds = []
     for one in (replace(effort, at_once=False), replace(effort, at_once=True)):
         attempts = 3 * bound_attempt(one, examples, tokens) + bound_retries(one, examples, tokens)
@@ -204,7 +213,9 @@ class Falling(Energy):
 
     def score(self, batch: Batch, rows: slice) -> Tensor:
         Falling.calls += 1
-        falls = -torch.arange(batch.mask[..., 0, 0].numel(), dtype=torch.float64).view(batch.mask.shape[:2])
+        falls = -torch.arange(batch.mask[..., 0, 0].numel(), dtype=torch.float64).view(
+            batch.mask.shape[:2]
+        )
         embeddings = batch.embeddings
         assert embeddings is not None
         return falls - 1000.0 * Falling.calls + 0 * embeddings.square().sum((-1, -2, -3))
@@ -213,12 +224,20 @@ class Falling(Energy):
         return False
 
 
-@pytest.mark.parametrize("effort", [SearchEffort(sweeps=1, restarts=4), SearchEffort(sweeps=1, restarts=0, at_once=True)])
+@pytest.mark.parametrize(
+    "effort", [SearchEffort(sweeps=1, restarts=4), SearchEffort(sweeps=1, restarts=0, at_once=True)]
+)
 @pytest.mark.parametrize("texts", [["my red cat"], ["my dog", "the cat"]])
 def test_a_search_over_words_ends_whatever_its_objective_does(
-    effort: SearchEffort, texts: list[str], tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
+    effort: SearchEffort,
+    texts: list[str],
+    tiny: Target,
+    observe: Observe,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = lay_out(group_problems([observe(tiny, texts, [1] * len(texts))], EnergyAttack().assumptions)[0])
+    rows = lay_out(
+        group_problems([observe(tiny, texts, [1] * len(texts))], EnergyAttack().assumptions)[0]
+    )
     likely = rows.words[None, :8].repeat(1, 1)
     passes = counted(monkeypatch, WordSearch, "_plan_pass")
     energy = Falling([rows.problems[0].observation])
@@ -233,13 +252,19 @@ def test_a_search_over_words_ends_whatever_its_objective_does(
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_energy_ends_within_its_bound(batch: int, tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_ends_within_its_bound(
+    batch: int, tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passes = counted(monkeypatch, WordSearch, "_plan_pass")
     seen = batches_of(tiny, observe)[batch]
     attack = EnergyAttack(restarts=4, sweeps=2)
     attack.reconstruct([seen], made(Bench, tiny))
     assert seen.knows.lengths is not None
-    assert 0 < passes[0] <= bound_words(attack.effort, len(seen.knows.lengths), max(seen.knows.lengths))
+    assert (
+        0
+        < passes[0]
+        <= bound_words(attack.effort, len(seen.knows.lengths), max(seen.knows.lengths))
+    )
 
 
 MATCHING: tuple[MatchingAttack, ...] = (
@@ -255,7 +280,10 @@ MATCHING: tuple[MatchingAttack, ...] = (
 def test_gradient_matching_ends_within_its_bound(
     attack: MatchingAttack, tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = [counted(monkeypatch, WordSearch, "_plan_pass"), counted(monkeypatch, Slopes, "__call__")]
+    counts = [
+        counted(monkeypatch, WordSearch, "_plan_pass"),
+        counted(monkeypatch, Slopes, "__call__"),
+    ]
     counts += [counted(monkeypatch, module, "score_in_passes") for module in (discrete, starts)]
     seen = batches_of(tiny, observe)[0]
     assert seen.knows.lengths is not None
@@ -271,7 +299,9 @@ def test_the_bound_of_a_last_search_holds_many_passes_more_than_its_moves() -> N
     assert bound_rematch(SearchEffort(), 2, 7) > bound_attempt(SearchEffort(), 2, 7)
 
 
-def test_a_climb_ends_within_its_bound(tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_climb_ends_within_its_bound(
+    tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attack = BagOfWords(steps=9, orders=8, repeats=4, labels="known")
     passes = counted(monkeypatch, Climb, "measure_distances")
     attack.reconstruct(limited(attack, batches_of(tiny, observe)[:1]), made(Bench, tiny))
@@ -281,7 +311,11 @@ def test_a_climb_ends_within_its_bound(tiny: Target, observe: Observe, monkeypat
 
 @pytest.mark.parametrize(
     "attack",
-    [EnergyAttack(restarts=0, sweeps=1), LampCos(steps=3, starts=6), BagOfWords(steps=2, orders=8, repeats=8)],
+    [
+        EnergyAttack(restarts=0, sweeps=1),
+        LampCos(steps=3, starts=6),
+        BagOfWords(steps=2, orders=8, repeats=8),
+    ],
     ids=lambda attack: attack.name,
 )
 def test_little_memory_makes_more_pieces_and_the_same_guess(
@@ -290,7 +324,9 @@ def test_little_memory_makes_more_pieces_and_the_same_guess(
     seen, found, pieces = limited(attack, batches_of(tiny64, observe)), [], []
     for left in (1e12, 3e6):
         computed.clear()
-        found.append([guess.sentences for guess in attack.reconstruct(seen, made(Narrow, tiny64, left=left))])
+        found.append(
+            [guess.sentences for guess in attack.reconstruct(seen, made(Narrow, tiny64, left=left))]
+        )
         pieces.append(len(computed))
     assert found[0] == found[1]
     assert pieces[1] > 2 * pieces[0]
@@ -306,12 +342,21 @@ def test_little_memory_makes_more_pieces_and_the_same_guess(
     ],
     ids=lambda part: getattr(part, "name", ""),
 )
-def test_what_does_not_fit_even_once_is_refused_by_name(attack: Attack, name: str, tiny: Target, observe: Observe) -> None:
-    with pytest.raises(GradleakError, match=rf"^{name} needs about .* are left of the memory it may use. Allow more with"):
-        attack.reconstruct(limited(attack, batches_of(tiny, observe)), made(Narrow, tiny, left=10.0))
+def test_what_does_not_fit_even_once_is_refused_by_name(
+    attack: Attack, name: str, tiny: Target, observe: Observe
+) -> None:
+    with pytest.raises(
+        GradleakError,
+        match=rf"^{name} needs about .* are left of the memory it may use. Allow more with",
+    ):
+        attack.reconstruct(
+            limited(attack, batches_of(tiny, observe)), made(Narrow, tiny, left=10.0)
+        )
 
 
-def test_the_portfolio_goes_on_without_a_member_that_has_no_room(tiny: Target, observe: Observe) -> None:
+def test_the_portfolio_goes_on_without_a_member_that_has_no_room(
+    tiny: Target, observe: Observe
+) -> None:
     seen = batches_of(tiny, observe)[:1]
     needed = Energy(seen).bytes(2, 7, slope=True)
     (found,) = Portfolio(restarts=0, steps=0).reconstruct(seen, made(Narrow, tiny, left=needed / 4))
@@ -340,7 +385,8 @@ def test_a_candidate_takes_no_more_than_is_planned_for_it(
     target = random_target(architecture)
     seen = observe(target, texts, [1] * len(texts))
     assert seen.knows.lengths is not None
-    shape, many = (len(texts), max(seen.knows.lengths)), 50  # so many that the model's own tables weigh little
+    # So many that the model's own tables weigh little
+    shape, many = (len(texts), max(seen.knows.lengths)), 50
     batch = target.probe(shape[0], shape[1], torch.Generator().manual_seed(0))
     wide = Batch(
         embeddings=batch.embeddings.expand(1, many, -1, -1, -1).clone().requires_grad_(),  # type: ignore[union-attr]
@@ -349,17 +395,32 @@ def test_a_candidate_takes_no_more_than_is_planned_for_it(
     )
     for matcher in (for_observations([seen], Cosine()), for_observations([seen], L2L1())):
         kept = saved_bytes(lambda matcher=matcher: matcher.distances(wide, slice(0, 1)))
-        assert many * matcher.bytes(*shape, slope=True) / 20 < kept < many * matcher.bytes(*shape, slope=True)
+        assert (
+            many * matcher.bytes(*shape, slope=True) / 20
+            < kept
+            < many * matcher.bytes(*shape, slope=True)
+        )
     energy = Energy([seen])
     kept = saved_bytes(lambda: energy.score(wide, slice(0, 1)))
-    assert many * energy.bytes(*shape, slope=True) / 20 < kept < many * energy.bytes(*shape, slope=True)
+    assert (
+        many * energy.bytes(*shape, slope=True) / 20
+        < kept
+        < many * energy.bytes(*shape, slope=True)
+    )
 
 
-def test_gradients_take_more_than_passes_and_slopes_more_than_scores(tiny: Target, observe: Observe) -> None:
+def test_gradients_take_more_than_passes_and_slopes_more_than_scores(
+    tiny: Target, observe: Observe
+) -> None:
     seen = batches_of(tiny, observe)[:1]
     energy, matcher = Energy(seen), for_observations(seen, Cosine())
     assert isinstance(matcher, Matcher)
-    costs = [energy.bytes(2, 7), energy.bytes(2, 7, slope=True), matcher.bytes(2, 7), matcher.bytes(2, 7, slope=True)]
+    costs = [
+        energy.bytes(2, 7),
+        energy.bytes(2, 7, slope=True),
+        matcher.bytes(2, 7),
+        matcher.bytes(2, 7, slope=True),
+    ]
     assert costs[0] < costs[1] and costs[2] < costs[3] and matcher.bytes(2, 14) > 2 * costs[2]
 
 

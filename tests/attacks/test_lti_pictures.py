@@ -56,14 +56,27 @@ def public(count: int = 60) -> list[Example]:
 
 
 def seen(target: Target, *defenses: str, batch_size: int = 1) -> list[Observation]:
-    spec = AuditSpec.from_plain({**PLAIN, "limit": 3, "batch_size": batch_size, "defenses": list(defenses)})
-    return [observe(spec, target, batch, index) for index, batch in enumerate(private_batches(spec, target))]
+    spec = AuditSpec.from_plain(
+        {**PLAIN, "limit": 3, "batch_size": batch_size, "defenses": list(defenses)}
+    )
+    return [
+        observe(spec, target, batch, index)
+        for index, batch in enumerate(private_batches(spec, target))
+    ]
 
 
 @pytest.mark.parametrize(("defense", "share"), zip(DEFENSES, (0.3, 0.5, 0.7, 0.4), strict=True))
-def test_an_inverter_beats_the_mean_picture_by_far_through_each_defense(defense: str, share: float) -> None:
+def test_an_inverter_beats_the_mean_picture_by_far_through_each_defense(
+    defense: str, share: float
+) -> None:
     attack = "lti_pictures:steps=150,training_batch=64,directions=300,width=128,learning_rate=0.002"
-    plain = {**PLAIN, "limit": 20, "attacks": [attack], "metrics": ["mse"], "defenses": [defense] if defense else []}
+    plain = {
+        **PLAIN,
+        "limit": 20,
+        "attacks": [attack],
+        "metrics": ["mse"],
+        "defenses": [defense] if defense else [],
+    }
     record = run_audit(AuditSpec.from_plain(plain)).record.attacks["lti_pictures"]
     assert record.scores["mse"].mean < share * record.scores["mse"].blind
     assert record.label_accuracy is not None and record.label_accuracy >= 0.9
@@ -75,7 +88,9 @@ def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Ta
     fitted = quick.fit(setting_of(target), public(), bench_of())
     features = 10 * torch.randn(1, 5, fitted.features.size)
     model = fitted.network  # type: ignore[attr-defined]
-    assert bool((model.get_buffer("turn") == 1).all()) and not bool(model.get_buffer("centre").any())
+    assert bool((model.get_buffer("turn") == 1).all()) and not bool(
+        model.get_buffer("centre").any()
+    )
     with torch.no_grad():
         pictures, _ = model(features)
     assert bool(((pictures >= 0) & (pictures <= 1)).all()) and float(pictures.std()) > 0.1
@@ -92,15 +107,22 @@ def test_the_papers_form_reads_the_raw_gradient_and_ends_in_a_sigmoid(target: Ta
 def test_the_papers_rate_drops_to_a_tenth_after_three_quarters() -> None:
     paper = LtiPicturesPaper()
     schedule = TrainingSchedule(200, 1e-4, paper.decay, paper.drops)
-    assert [schedule.rate(step) for step in (0, 149, 150, 199)] == pytest.approx([1e-4, 1e-4, 1e-5, 1e-5])
+    assert [schedule.rate(step) for step in (0, 149, 150, 199)] == pytest.approx(
+        [1e-4, 1e-4, 1e-5, 1e-5]
+    )
 
 
-def test_a_saved_fit_makes_the_same_guesses_and_is_refused_elsewhere(target: Target, tmp_path: Path) -> None:
+def test_a_saved_fit_makes_the_same_guesses_and_is_refused_elsewhere(
+    target: Target, tmp_path: Path
+) -> None:
     path, setting = tmp_path / "fit.safetensors", setting_of(target, Sign())
     fitted = SHORT.fit(setting, public(), bench_of())
     fitted.save(path)
     again, observations = SHORT.load(path, setting), seen(target, "sign")
-    pictures = [[one.pictures for one in attack.reconstruct(observations, bench_of())] for attack in (fitted, again)]
+    pictures = [
+        [one.pictures for one in attack.reconstruct(observations, bench_of())]
+        for attack in (fitted, again)
+    ]
     assert pictures[0] == pictures[1]
     with pytest.raises(GradleakError, match="fitted to another defense: sign, and here it is none"):
         SHORT.load(path, setting_of(target))
@@ -115,7 +137,9 @@ def test_a_saved_fit_makes_the_same_guesses_and_is_refused_elsewhere(target: Tar
         fitted.reconstruct(seen(other, "sign"), bench_of())
 
 
-def test_an_interrupted_fit_goes_on_where_it_was(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_fit_goes_on_where_it_was(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gradleak.attacks.learning_to_invert import training
 
     monkeypatch.setattr(training, "NEWS", 1)
@@ -160,7 +184,9 @@ def test_total_variation_makes_guesses_smoother(target: Target) -> None:
 
 
 def test_hashed_features_learn_too(target: Target) -> None:
-    attack = replace(SHORT, steps=100, training_batch=32, width=64, learning_rate=3e-3, fraction=0.3, signed=True)
+    attack = replace(
+        SHORT, steps=100, training_batch=32, width=64, learning_rate=3e-3, fraction=0.3, signed=True
+    )
     fitted = attack.fit(setting_of(target), public(400), bench_of())
     assert fitted.facts["features"] == round(0.3 * 968)  # type: ignore[attr-defined]
     assert fitted.facts["held_out_error"] < 0.03  # type: ignore[attr-defined]
@@ -175,14 +201,18 @@ def test_inverters_side_by_side_learn_what_each_would_learn_alone(directions: in
     def slopes(kept: slice) -> list[torch.Tensor]:
         torch.manual_seed(0)
         features, pixels, truth = (part[kept] for part in (*drawn, labels))
-        model = PictureNetwork(7, directions, [6, 6], (1, 2, 2), 1, 3, variation_weight=0.1, inverters=len(truth))
+        model = PictureNetwork(
+            7, directions, [6, 6], (1, 2, 2), 1, 3, variation_weight=0.1, inverters=len(truth)
+        )
         model.start_from(torch.full((1, 2, 2), 0.5))
         for inverter, clients in enumerate(features):
             model.measure(clients, [3, 4], inverter=inverter)
         loss = model.sum_errors(model.compare(features, pixels, truth, torch.float32))
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
-    for both, first, second in zip(*(slopes(kept) for kept in (slice(0, 2), slice(0, 1), slice(1, 2))), strict=True):
+    for both, first, second in zip(
+        *(slopes(kept) for kept in (slice(0, 2), slice(0, 1), slice(1, 2))), strict=True
+    ):
         torch.testing.assert_close(both, torch.cat([first, second]))
 
 
@@ -200,7 +230,9 @@ def test_a_picture_counts_in_the_slot_that_is_nearest_to_it() -> None:
 def test_decorrelated_features_are_uncorrelated_with_spreads_evened_out(clients: int) -> None:
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(20, 20, generator=generator)
-    features = 5 + torch.randn(clients, 20, generator=generator) * torch.logspace(0, -2, 20) @ mixing
+    features = (
+        5 + torch.randn(clients, 20, generator=generator) * torch.logspace(0, -2, 20) @ mixing
+    )
     centre, turn = decorrelate(features, [8, 12], 9)
     turned = (features - centre) @ turn
     covariance = turned.mT @ turned / clients
@@ -209,8 +241,11 @@ def test_decorrelated_features_are_uncorrelated_with_spreads_evened_out(clients:
     assert float(variances.mean()) == pytest.approx(1, rel=1e-3)
     plain = (features - centre) * find_scale(features, [8, 12])
     strongest = torch.linalg.eigvalsh(plain.mT @ plain / clients).flip(0)[:9]
-    torch.testing.assert_close(variances / variances[0], (strongest / strongest[0]).sqrt(), rtol=1e-2, atol=1e-3)
-    assert not decorrelate(features[:4], None, 9)[1][:, 4:].any()  # there are no more directions than clients
+    torch.testing.assert_close(
+        variances / variances[0], (strongest / strongest[0]).sqrt(), rtol=1e-2, atol=1e-3
+    )
+    # There are no more directions than clients
+    assert not decorrelate(features[:4], None, 9)[1][:, 4:].any()
 
 
 def test_under_noise_directions_are_those_that_stand_out_of_it() -> None:
@@ -240,7 +275,9 @@ def test_a_feature_that_never_moves_says_nothing() -> None:
         ([replace(one, label=7) for one in public(4)], "labels outside the 4 classes"),
     ],
 )
-def test_nothing_fit_to_learn_from_is_refused(target: Target, given: list[Example], message: str) -> None:
+def test_nothing_fit_to_learn_from_is_refused(
+    target: Target, given: list[Example], message: str
+) -> None:
     with pytest.raises(GradleakError, match=message):
         SHORT.fit(setting_of(target), given, bench_of())
 
@@ -252,7 +289,9 @@ def test_pictures_are_mirrored_and_relabelled_by_the_share_asked_for(target: Tar
     assert drawn.pixels is not None
     same = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0]).flatten(1).all(1)  # type: ignore[index]
     turned = (drawn.pixels[:, 0] == gallery.batch(1).pixels[0, 0].flip(-1)).flatten(1).all(1)  # type: ignore[index]
-    assert bool((same | turned).all()) and float(turned.float().mean()) == pytest.approx(0.5, abs=0.05)
+    assert bool((same | turned).all()) and float(turned.float().mean()) == pytest.approx(
+        0.5, abs=0.05
+    )
     other = (drawn.labels[:, 0] != gallery.labels[0]).float().mean()
     assert float(other) == pytest.approx(0.4 * 3 / 4, abs=0.05)
     plain = ChangedPictures(gallery, 4).draw(5, 1, generator)
@@ -267,9 +306,16 @@ def test_pictures_are_moved_by_a_few_pixels_and_keep_their_edge(target: Target) 
     assert drawn is not None and whole is not None
     padded = F.pad(whole[0], (1, 1, 1, 1), mode="replicate")[0]
     side = whole.shape[-1]
-    moved = torch.stack([padded[:, row : row + side, column : column + side] for row in range(3) for column in range(3)])
+    moved = torch.stack(
+        [
+            padded[:, row : row + side, column : column + side]
+            for row in range(3)
+            for column in range(3)
+        ]
+    )
     alike = (drawn[:, 0, None] == moved).flatten(2).all(2)
-    assert bool(alike.any(1).all()) and bool(alike.any(0).all())  # one of the nine each time, and each of them some time
+    # One of the nine each time, and each of them some time
+    assert bool(alike.any(1).all()) and bool(alike.any(0).all())
 
 
 def test_a_field_out_of_range_is_refused() -> None:

@@ -26,7 +26,10 @@ def test_each_kind_reaches_all_its_orders_and_no_others() -> None:
     assert swaps == {tuple(_swap(start, a, b)) for a in start for b in start if a < b}
     assert tokens == {tuple(_move(start, a, b)) for a in start for b in start if a != b}
     assert blocks == {
-        tuple(_exchange(start, a, b, c)) for a in range(free) for b in range(a + 1, free) for c in range(b + 1, free + 1)
+        tuple(_exchange(start, a, b, c))
+        for a in range(free)
+        for b in range(a + 1, free)
+        for c in range(b + 1, free + 1)
     }
     assert prefixes == {tuple(start[cut:] + start[:cut]) for cut in range(1, free)}
 
@@ -48,7 +51,9 @@ def _exchange(order: list[int], a: int, b: int, c: int) -> list[int]:
 
 def test_exchanges_move_words_between_sentences_only() -> None:
     firsts, free = [1, 11, 21], [4, 6, 1]
-    orders = exchange_runs(torch.arange(30).repeat(200, 1), firsts, free, Streams.root("moves", 0).generator())
+    orders = exchange_runs(
+        torch.arange(30).repeat(200, 1), firsts, free, Streams.root("moves", 0).generator()
+    )
     assert torch.equal(orders[0], torch.arange(30))
     assert torch.equal(orders.sort(dim=1).values, torch.arange(30).expand(200, 30))
     inside = torch.zeros(30, dtype=torch.bool)
@@ -56,7 +61,8 @@ def test_exchanges_move_words_between_sentences_only() -> None:
         inside[first : first + count] = True
     moved = orders != torch.arange(30)
     assert not bool(moved[:, ~inside].any())
-    assert bool((orders // 10 != torch.arange(30) // 10)[moved].all())  # whatever moves, moves to another sentence
+    # Whatever moves, moves to another sentence
+    assert bool((orders // 10 != torch.arange(30) // 10)[moved].all())
     assert bool(moved[1:].any(dim=1).all())
 
 

@@ -31,13 +31,17 @@ def test_it_is_lamps_search_with_lamps_settings() -> None:
     assert PartialGradients(faithful=True, steps=7).loop == LampCos(faithful=True, steps=7).loop
 
 
-def test_one_matrix_of_the_update_tells_more_than_a_blind_guess(tiny: Target, observe: Observe) -> None:
+def test_one_matrix_of_the_update_tells_more_than_a_blind_guess(
+    tiny: Target, observe: Observe
+) -> None:
     seen = observe(tiny, [TEXT], [1], view=Parts("1", ("query",)))
     assert len(seen.update.tensors) == 1
     assert right_words(PartialGradients(steps=250, starts=30), seen) > right_words(Blind(), seen)
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module not in ("word_embedding", "convolution")])
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if module not in ("word_embedding", "convolution")]
+)
 def test_any_module_alone_can_be_matched(module: str, tiny: Target, observe: Observe) -> None:
     seen = observe(tiny, [TEXT], [1], view=Parts("", (module,)))
     assert 0 <= right_words(PartialGradients(steps=2, starts=3), seen) <= 5

@@ -26,7 +26,9 @@ def search(tiny64: Target, observe: Observe) -> Search:
     seen = [observe(tiny64, [text], [1], index=index) for index, text in enumerate(TEXTS)]
     loop = LampPlus(steps=1, starts=2).loop
     return Search(
-        loop, lay_out(group_problems(seen, loop.assumptions)[0]), Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64))
+        loop,
+        lay_out(group_problems(seen, loop.assumptions)[0]),
+        Bench(Streams.root("attacker", 3), FrequentWords().open(tiny64)),
     )
 
 
@@ -51,7 +53,8 @@ def test_a_sentence_one_move_away_is_put_right(search: Search) -> None:
 
 def test_a_single_wrong_word_is_exchanged_if_the_right_one_is_near(search: Search) -> None:
     right = truth(search)
-    search.best = search.rows.target.embed(right)  # the continuous search knows the word; the guess does not
+    # The continuous search knows the word; the guess does not
+    search.best = search.rows.target.embed(right)
     wrong = right.clone()
     wrong[:, 0, 3] = search.rows.target.encode(["asthma"])[0][1]
     polish = Polish(rounds=3, orders=10, substitutions=2000, nearest=1, prior_weight=0.0)
@@ -59,8 +62,14 @@ def test_a_single_wrong_word_is_exchanged_if_the_right_one_is_near(search: Searc
 
 
 def test_polishing_never_makes_a_guess_worse(search: Search) -> None:
-    guess = torch.where(search.rows.fixed, search.rows.frame, torch.full_like(search.rows.frame, 20))
-    assert bool((scores(search, POLISH.improve(search.ending, guess)) <= scores(search, guess) + 1e-12).all())
+    guess = torch.where(
+        search.rows.fixed, search.rows.frame, torch.full_like(search.rows.frame, 20)
+    )
+    assert bool(
+        (
+            scores(search, POLISH.improve(search.ending, guess)) <= scores(search, guess) + 1e-12
+        ).all()
+    )
 
 
 def test_the_truth_is_left_alone(search: Search) -> None:

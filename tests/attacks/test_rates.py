@@ -30,11 +30,18 @@ class Weight(nn.Module):
 
 
 def tried(
-    model: Weight, rates: tuple[float, ...], steps: int, longest: int, checkpoint: Path | None = None, seed: int = 0
+    model: Weight,
+    rates: tuple[float, ...],
+    steps: int,
+    longest: int,
+    checkpoint: Path | None = None,
+    seed: int = 0,
 ) -> float:
     schedules = [TrainingSchedule(steps, rate, 0.0) for rate in rates]
     bench = Bench(Streams.root("attacker", 0), NoWords(), checkpoint=checkpoint)
-    return find_learning_rate(model, model.loss, model.judge, schedules, bench, {"seed": seed}, "it", longest)
+    return find_learning_rate(
+        model, model.loss, model.judge, schedules, bench, {"seed": seed}, "it", longest
+    )
 
 
 def test_a_trial_that_learns_is_made_once_and_leaves_the_model_as_it_was() -> None:
@@ -46,7 +53,8 @@ def test_a_trial_that_learns_is_made_once_and_leaves_the_model_as_it_was() -> No
 def test_trials_that_learn_hardly_anything_are_made_longer() -> None:
     model = Weight()
     assert tried(model, (0.01, 0.001), steps=2, longest=100) == 0.01
-    assert model.steps == 2 * (2 + 4 + 8)  # Adam moves by its rate a step: after 8 of them the square is down by 15 %
+    # Adam moves by its rate a step: after 8 of them the square is down by 15 %
+    assert model.steps == 2 * (2 + 4 + 8)
 
 
 def test_but_no_longer_than_is_allowed() -> None:
@@ -71,7 +79,8 @@ def test_a_fit_that_is_cut_makes_none_of_its_trials_twice(tmp_path: Path) -> Non
     again = Weight()
     assert tried(again, rates, 3, 3, checkpoint) == calm and again.steps == 3
     other = Weight()
-    assert tried(other, rates, 3, 3, checkpoint, seed=1) == calm and other.steps == 9  # trials of another fit are none of its
+    # Trials of another fit are none of its
+    assert tried(other, rates, 3, 3, checkpoint, seed=1) == calm and other.steps == 9
 
 
 def test_rates_that_all_diverge_are_refused() -> None:

@@ -29,9 +29,13 @@ def target() -> Target:
     return TinyImage().open(torch.device("cpu"))
 
 
-def group_of(target: Target, galleries: list[PublicPictures], attack: LtiPictures = ATTACK) -> SideBySide:
+def group_of(
+    target: Target, galleries: list[PublicPictures], attack: LtiPictures = ATTACK
+) -> SideBySide:
     setting = ClientSetting(TinyImage(), target, FedSGD(), (), Everything(), 1)
-    return SideBySide(attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), NoWords()))
+    return SideBySide(
+        attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), NoWords())
+    )
 
 
 def test_more_pictures_help_signs_hurt_and_the_best_state_is_kept(target: Target) -> None:
@@ -47,24 +51,32 @@ def test_more_pictures_help_signs_hurt_and_the_best_state_is_kept(target: Target
     guessed, labels = group.read(secrets, Streams.root("client", 0))
     assert guessed.shape == (4, 60, 3, 8, 8) and labels.shape == (4, 60)
     assert secrets.pixels is not None
-    few, many, few_signs, many_signs = (guessed - secrets.pixels[:, 0]).square().flatten(1).mean(1).tolist()
+    few, many, few_signs, many_signs = (
+        (guessed - secrets.pixels[:, 0]).square().flatten(1).mean(1).tolist()
+    )
     assert many < 0.7 * few and many_signs < few_signs and many < many_signs
     assert float((labels[1] == secrets.labels[:, 0]).float().mean()) > 0.8
 
 
 def test_an_inverter_learns_nothing_from_its_neighbours_pictures(target: Target) -> None:
-    first, second = (read_pictures(target, Shapes("public", 8).load(80)[place : place + 40]) for place in (0, 40))
+    first, second = (
+        read_pictures(target, Shapes("public", 8).load(80)[place : place + 40]) for place in (0, 40)
+    )
     short = replace(ATTACK, steps=4, training_batch=8, width=16, directions=None)
     both, alone = group_of(target, [first, second], short), group_of(target, [first], short)
     both.run()
     alone.run()
-    for (name, ours), theirs in zip(both.network.named_parameters(), alone.network.parameters(), strict=True):
+    for (name, ours), theirs in zip(
+        both.network.named_parameters(), alone.network.parameters(), strict=True
+    ):
         torch.testing.assert_close(ours[[0, 2]], theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_labels_drawn_at_random_are_learnt_by_pictures_of_other_classes(target: Target) -> None:
     others = [one for one in Shapes("public", 8).load(400) if one.label in (2, 3)]
-    secrets = read_pictures(target, [one for one in Shapes("private", 8).load(200) if one.label in (0, 1)][:60]).batch(1)
+    secrets = read_pictures(
+        target, [one for one in Shapes("private", 8).load(200) if one.label in (0, 1)][:60]
+    ).batch(1)
     assert secrets.pixels is not None
     errors = []
     for share in (0.0, 1.0):

@@ -1,4 +1,5 @@
-"""The span attack: exact on undefended gradients of every architecture, and never certain of what is wrong."""
+"""The span attack: exact on undefended gradients of every architecture, and never certain of
+what is wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +32,11 @@ from gradleak.targets.tiny_causal import TinyCausal
 from gradleak.views import Everything, Lamp, Parts
 
 Observe = Callable[..., Observation]
-TEXTS = ("my phone number is five five zero one .", "the cat is red .", "she never paid the bank again soon")
+TEXTS = (
+    "my phone number is five five zero one .",
+    "the cat is red .",
+    "she never paid the bank again soon",
+)
 WIDE = {
     "Bert": {"hidden_size": 96, "num_hidden_layers": 3},
     "Roberta": {"hidden_size": 96, "num_hidden_layers": 3},
@@ -62,7 +67,9 @@ def wide() -> Target:
 def test_one_sentence_comes_back_from_every_architecture(
     random_model: Callable[..., Any], observe: Observe, architecture: str, text: str
 ) -> None:
-    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    target = TextClassifier(
+        architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer()
+    )
     guess = attacked(observe(target, [text], [1]))
     assert set(guess.sentences) == ids_of(target, (text,))
     assert guess.certified
@@ -82,10 +89,25 @@ def test_embeddings_narrower_than_the_model_do_not_stop_it(
 
 
 FULL_SIZE = {
-    "Bert": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "Roberta": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "Bert": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+    "Roberta": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
     "GPT2": {"n_embd": 768, "n_layer": 12, "n_head": 12},
-    "Llama": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048},
+    "Llama": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 2048,
+    },
 }
 
 
@@ -94,15 +116,20 @@ FULL_SIZE = {
 def test_models_of_full_size_give_their_sentence_back_too(
     random_model: Callable[..., Any], observe: Observe, architecture: str
 ) -> None:
-    target = TextClassifier(architecture, random_model(architecture, **FULL_SIZE[architecture]), tiny_tokenizer())
+    target = TextClassifier(
+        architecture, random_model(architecture, **FULL_SIZE[architecture]), tiny_tokenizer()
+    )
     for text in TEXTS:
-        guess = attacked(observe(target, [text], [1]))  # certified too, unless the random head is so sure that rounding is left
+        # Certified too, unless the random head is so sure that rounding is left
+        guess = attacked(observe(target, [text], [1]))
         assert set(guess.sentences) == ids_of(target, (text,))
 
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
 @pytest.mark.parametrize("texts", [TEXTS[:1], TEXTS[1:2], TEXTS])
-def test_texts_of_a_language_model_come_back_with_their_last_word(observe: Observe, shape: str, texts: tuple[str, ...]) -> None:
+def test_texts_of_a_language_model_come_back_with_their_last_word(
+    observe: Observe, shape: str, texts: tuple[str, ...]
+) -> None:
     target = TinyCausal(layers=3, hidden=96, shape=shape).open(torch.device("cpu"))
     guess = attacked(observe(target, texts))
     assert set(guess.sentences) == ids_of(target, texts)
@@ -110,7 +137,9 @@ def test_texts_of_a_language_model_come_back_with_their_last_word(observe: Obser
 
 
 @pytest.mark.parametrize("texts", [TEXTS[:2], TEXTS, (*TEXTS, TEXTS[1], "he sold the red car")])
-def test_a_batch_comes_back_with_its_labels_and_repetitions(wide: Target, observe: Observe, texts: tuple[str, ...]) -> None:
+def test_a_batch_comes_back_with_its_labels_and_repetitions(
+    wide: Target, observe: Observe, texts: tuple[str, ...]
+) -> None:
     guess = attacked(observe(wide, texts, [1] * len(texts)))
     assert sorted(guess.sentences) == sorted(map(tuple, wide.encode(texts)))
     assert guess.certified
@@ -118,13 +147,17 @@ def test_a_batch_comes_back_with_its_labels_and_repetitions(wide: Target, observ
 
 
 @pytest.mark.parametrize("module", ["query", "key", "value"])
-def test_one_matrix_of_the_first_layer_is_enough_for_the_words(wide: Target, observe: Observe, module: str) -> None:
+def test_one_matrix_of_the_first_layer_is_enough_for_the_words(
+    wide: Target, observe: Observe, module: str
+) -> None:
     guess = attacked(observe(wide, TEXTS[:1], [0], view=Parts(layers="1", modules=(module,))))
     if module != "key":  # key sees centred inputs only
         assert set(guess.sentences) == ids_of(wide, TEXTS[:1])
 
 
-def test_a_word_that_has_anothers_embedding_is_not_certified(random_model: Callable[..., Any], observe: Observe) -> None:
+def test_a_word_that_has_anothers_embedding_is_not_certified(
+    random_model: Callable[..., Any], observe: Observe
+) -> None:
     model, tokenizer = random_model("Bert", **WIDE["Bert"]), tiny_tokenizer()
     dog, cat = tokenizer.convert_tokens_to_ids(["dog", "cat"])
     with torch.no_grad():
@@ -133,7 +166,10 @@ def test_a_word_that_has_anothers_embedding_is_not_certified(random_model: Calla
     target = TextClassifier("twins", model, tokenizer)
     assert target.vocabulary.twins.nonzero()[:, 0].tolist() == sorted([dog, cat])
     hidden, seen = (
-        [attacked(observe(target, [text], [1], view=view)) for text in ("he saw the dog", "he saw the car")]
+        [
+            attacked(observe(target, [text], [1], view=view))
+            for text in ("he saw the dog", "he saw the car")
+        ]
         for view in (Lamp(), Everything())
     )
     assert [guess.certified for guess in hidden] == [False, True]
@@ -142,18 +178,25 @@ def test_a_word_that_has_anothers_embedding_is_not_certified(random_model: Calla
 
 
 def test_a_view_without_the_first_layer_is_refused_by_name(wide: Target, observe: Observe) -> None:
-    with pytest.raises(GradleakError, match="span needs the gradient of the first layer's query, key or value.*use energy"):
+    with pytest.raises(
+        GradleakError,
+        match="span needs the gradient of the first layer's query, key or value.*use energy",
+    ):
         attacked(observe(wide, TEXTS[:1], view=Parts(layers="2")))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-2, 1.0])
-def test_noise_gives_a_guess_without_a_certificate(wide: Target, observe: Observe, noise: float) -> None:
+def test_noise_gives_a_guess_without_a_certificate(
+    wide: Target, observe: Observe, noise: float
+) -> None:
     guess = attacked(observe(wide, TEXTS[:2], defenses=(GaussianNoise(noise),)))
     assert guess.sentences
     assert not guess.certified
 
 
-def test_more_tokens_than_the_model_is_wide_give_a_guess_without_a_certificate(observe: Observe) -> None:
+def test_more_tokens_than_the_model_is_wide_give_a_guess_without_a_certificate(
+    observe: Observe,
+) -> None:
     narrow = Tiny(layers=3, hidden=16).open(torch.device("cpu"))
     guess = attacked(observe(narrow, (*TEXTS, "he sold the red car")))
     assert guess.sentences
@@ -163,7 +206,9 @@ def test_more_tokens_than_the_model_is_wide_give_a_guess_without_a_certificate(o
 
 def wrong_guesses(target: Target, text: str) -> dict[str, tuple[int, ...]]:
     (right,) = target.encode([text])
-    other = next(word for word in target.vocabulary.allowed.nonzero()[:, 0].tolist() if word not in right)
+    other = next(
+        word for word in target.vocabulary.allowed.nonzero()[:, 0].tolist() if word not in right
+    )
     swapped = [right[0], right[2], right[1], *right[3:]]
     return {
         "exchanged": (*right[:3], other, *right[4:]),
@@ -175,7 +220,9 @@ def wrong_guesses(target: Target, text: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("kind", ["exchanged", "swapped", "shorter", "longer"])
 @pytest.mark.parametrize("beside", [(), TEXTS[1:2]])
-def test_a_near_miss_is_never_certified(wide: Target, observe: Observe, kind: str, beside: tuple[str, ...]) -> None:
+def test_a_near_miss_is_never_certified(
+    wide: Target, observe: Observe, kind: str, beside: tuple[str, ...]
+) -> None:
     observation = observe(wide, (TEXTS[0], *beside)).limited_to([Fact.BATCH_SIZE])
     right = sorted(ids_of(wide, (TEXTS[0], *beside)), key=len, reverse=True)
     wrong = [wrong_guesses(wide, TEXTS[0])[kind], *right[1:]]
@@ -201,7 +248,10 @@ def test_a_missing_sentence_is_not_certified(wide: Target, observe: Observe) -> 
 
 def test_an_update_that_was_changed_is_not_certified(wide: Target, observe: Observe) -> None:
     observation = observe(wide, TEXTS[:1])
-    changed = {name: tensor * (2.0 if "layer.1" in name else 1.0) for name, tensor in observation.update.tensors.items()}
+    changed = {
+        name: tensor * (2.0 if "layer.1" in name else 1.0)
+        for name, tensor in observation.update.tensors.items()
+    }
     forged = replace(observation, rounds=(Round(wide, Update(changed)),))
     guess = attacked(forged)
     assert set(guess.sentences) == ids_of(wide, TEXTS[:1])  # the span is the same
@@ -226,12 +276,16 @@ def test_minilm_gives_up_a_canary(minilm: Target, observe: Observe) -> None:
 def test_the_first_layer_written_out_reads_like_the_models_own(
     random_model: Callable[..., Any], observe: Observe, architecture: str
 ) -> None:
-    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    target = TextClassifier(
+        architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer()
+    )
     search = search_of(observe(target, TEXTS[:1]).limited_to(()))
     assert write_out_attention(search.checks[0]) is not None  # it compares the two itself
 
 
-def test_a_layer_that_cannot_be_written_out_is_left_alone(random_model: Callable[..., Any], observe: Observe) -> None:
+def test_a_layer_that_cannot_be_written_out_is_left_alone(
+    random_model: Callable[..., Any], observe: Observe
+) -> None:
     target = TextClassifier("GPT2", random_model("GPT2", **WIDE["GPT2"]), tiny_tokenizer())
     search = search_of(observe(target, TEXTS[:1]).limited_to(()))
     assert write_out_attention(search.checks[0]) is None
@@ -251,7 +305,9 @@ def test_blends_slide_into_the_sentences_of_a_batch(wide: Target, observe: Obser
     assert len(secrets & set(found)) >= 2
 
 
-def test_taking_a_sentence_out_leaves_the_gradient_of_the_others(wide: Target, observe: Observe) -> None:
+def test_taking_a_sentence_out_leaves_the_gradient_of_the_others(
+    wide: Target, observe: Observe
+) -> None:
     search = search_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
     other = observe(wide, TEXTS[1:2], [1]).limited_to(())
     assert search.remainder is not None
@@ -286,7 +342,9 @@ def test_swaps_and_moves_of_the_worst_words_are_tried() -> None:
 def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
     random_model: Callable[..., Any], observe: Observe, architecture: str
 ) -> None:
-    target = TextClassifier(architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer())
+    target = TextClassifier(
+        architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer()
+    )
     seen = observe(target, TEXTS[:1])
     inputs = ModuleInputs(target, visible_linear_parts(seen, 1, ATTENTION_INPUTS)[:1])
     words, directions = target.vocabulary.allowed.nonzero()[:20, 0], torch.eye(96)[:, ::12]

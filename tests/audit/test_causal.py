@@ -1,4 +1,5 @@
-"""Audits of causal language models, end to end: they run, and say no more than is so of what the attacker was told."""
+"""Audits of causal language models, end to end: they run, and say no more than is so of what the
+attacker was told."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ def data(tmp_path: Path) -> str:
 
 
 def settings(data: str, **changes: Any) -> AuditSpec:
-    plain = {"target": "tiny_causal", "data": data, "limit": 2, "batch_size": 2, "attacks": ["blind"]}
+    plain = {
+        "target": "tiny_causal",
+        "data": data,
+        "limit": 2,
+        "batch_size": 2,
+        "attacks": ["blind"],
+    }
     return AuditSpec.from_plain(plain | changes)
 
 
@@ -39,7 +46,8 @@ def test_an_audit_runs_and_says_what_the_attacker_was_told(data: str, target: st
         assert attack.knowledge == ("batch_size", "lengths")
         details = [flag.detail for flag in attack.flags if flag.name == "generous_knowledge"]
         assert details == ["The attack was given lengths."]
-        for batch in attack.batches:  # the truth explains the update, and the labels of a guess are the guess
+        # The truth explains the update, and the labels of a guess are the guess
+        for batch in attack.batches:
             assert abs(batch.objective_at_truth) < 1e-3 < batch.objective_at_guess
     for attack in record.attacks.values():
         assert len(attack.examples) == 4
@@ -47,7 +55,9 @@ def test_an_audit_runs_and_says_what_the_attacker_was_told(data: str, target: st
 
 
 def test_few_steps_find_words_of_a_short_text(data: str) -> None:
-    record = run_audit(settings(data, limit=1, batch_size=1, attacks=["lamp_cos:steps=150,starts=20"])).record
+    record = run_audit(
+        settings(data, limit=1, batch_size=1, attacks=["lamp_cos:steps=150,starts=20"])
+    ).record
     score = record.attacks["lamp_cos"].scores["rouge1"]
     assert score.mean >= 0.6 > score.blind
 
@@ -60,7 +70,8 @@ def test_labels_are_neither_granted_nor_asked_for(data: str) -> None:
     observation = observe(everything, target, private_batches(everything, target)[0], 0)
     assert observation.knows.labels is None
     assert observation.knows.facts == {Fact.LENGTHS, Fact.BATCH_SIZE, Fact.DEFENSE}
-    assert everything.id == settings(data, know=["lengths", "batch_size", "defense"]).id  # one setting, however it is written
+    # One setting, however it is written
+    assert everything.id == settings(data, know=["lengths", "batch_size", "defense"]).id
     with pytest.raises(GradleakError, match="tag requires lengths; this audit grants batch_size"):
         settings(data, attacks=["tag"], know=["labels", "batch_size"])
 
@@ -80,7 +91,9 @@ def test_a_guess_is_its_own_labels(causal: Target) -> None:
 @pytest.mark.parametrize("lengths", ["derived", "enumerate"])
 def test_lengths_can_be_found_without_being_told(data: str, lengths: str) -> None:
     attack = f"tag:steps=1,lengths={lengths},longest=8"
-    record = run_audit(settings(data, limit=1, batch_size=1, attacks=[attack], know=["batch_size"])).record
+    record = run_audit(
+        settings(data, limit=1, batch_size=1, attacks=[attack], know=["batch_size"])
+    ).record
     assert record.attacks["tag"].knowledge == ("batch_size",)
     if lengths == "derived":
         assert len(record.attacks["tag"].examples[0].guess_legacy) > 0

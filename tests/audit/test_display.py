@@ -24,7 +24,10 @@ class Watcher:
 
 def test_progress_never_references_the_display() -> None:
     watcher = Watcher()
-    run_audit(AuditSpec.from_plain({"target": "tiny", "attacks": ["tag:steps=2"], "limit": 1}), display=watcher)
+    run_audit(
+        AuditSpec.from_plain({"target": "tiny", "attacks": ["tag:steps=2"], "limit": 1}),
+        display=watcher,
+    )
     (board,) = watcher.boards
     assert type(board) is Progress
     assert set(vars(board)) == {"done", "total", "loss", "guesses", "phases", "tries"}

@@ -52,7 +52,9 @@ def beside(observations: Sequence[Observation], seed: int = 0, attack: Attack = 
 # What a draw is
 
 
-def test_a_draw_depends_on_seed_attack_and_observation_and_not_on_the_update(tiny: Target, observe: Observe) -> None:
+def test_a_draw_depends_on_seed_attack_and_observation_and_not_on_the_update(
+    tiny: Target, observe: Observe
+) -> None:
     seen = [observe(tiny, ("the cat is red .",)), observe(tiny, ("my dog was bad !",))]
     assert not torch.equal(*(next(iter(one.update.tensors.values())) for one in seen))
     first, other = (beside([one]) for one in seen)
@@ -93,7 +95,9 @@ def test_words_are_drawn_by_their_weights_whatever_the_last_bits() -> None:
     assert pick(weights[None], torch.zeros(1)).tolist() == [1]
 
 
-def test_a_generator_draws_other_pictures_a_mean_public_ones_and_grey_is_grey(tmp_path: Path) -> None:
+def test_a_generator_draws_other_pictures_a_mean_public_ones_and_grey_is_grey(
+    tmp_path: Path,
+) -> None:
     target = TinyImage().open(torch.device("cpu"), torch.float32)
     path = tmp_path / "generator.safetensors"
     public = Shapes("public", 8).load(32)
@@ -182,7 +186,10 @@ def test_with_one_attack_nothing_is_added() -> None:
 
 def test_with_two_attacks_the_better_of_two_guesses_stands_beside_the_worst_case() -> None:
     record = audited()
-    alone = {name: audited(attacks=[line]).attacks[name] for name, line in zip(("tag", "dlg"), TWO, strict=True)}
+    alone = {
+        name: audited(attacks=[line]).attacks[name]
+        for name, line in zip(("tag", "dlg"), TWO, strict=True)
+    }
     for name, attack in alone.items():
         assert record.attacks[name].scores == attack.scores
         assert record.attacks[name].examples == attack.examples
@@ -190,7 +197,10 @@ def test_with_two_attacks_the_better_of_two_guesses_stands_beside_the_worst_case
     assert [one.draw_values for one in tag] != [one.draw_values for one in dlg]
     assert all(one.draw_values.keys() == one.blind_values.keys() for one in (*tag, *dlg))
     for metric, score in record.worst_case.items():
-        best = [max(a.blind_values[metric], b.draw_values[metric]) for a, b in zip(tag, dlg, strict=True)]
+        best = [
+            max(a.blind_values[metric], b.draw_values[metric])
+            for a, b in zip(tag, dlg, strict=True)
+        ]
         assert score.blind == pytest.approx(sum(best) / len(best)), metric
         assert score.blind_guesses == 2
         assert score.blind >= record.attacks["tag"].scores[metric].blind
@@ -198,9 +208,14 @@ def test_with_two_attacks_the_better_of_two_guesses_stands_beside_the_worst_case
 
 
 def test_records_of_one_client_that_are_judged_together_count_together(tmp_path: Path) -> None:
-    both = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 6, "attacks": TWO}), out=tmp_path / "both").record
+    both = run_audit(
+        AuditSpec.from_plain({"target": "tiny", "limit": 6, "attacks": TWO}), out=tmp_path / "both"
+    ).record
     for number, line in enumerate(TWO):
-        run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 6, "attacks": [line]}), out=tmp_path / "apart")
+        run_audit(
+            AuditSpec.from_plain({"target": "tiny", "limit": 6, "attacks": [line]}),
+            out=tmp_path / "apart",
+        )
         assert len(record_paths(tmp_path / "apart")) == number + 1
     (setting,) = settings_of(read_summaries(tmp_path / "apart"))
     for metric in setting.metrics():
@@ -219,11 +234,18 @@ def test_scored_anew_the_worst_case_is_held_against_the_same_draws(tmp_path: Pat
     assert main(["score", str(few), "--device", "cpu", *metrics]) == 0
     scored, whole = (read_record(*record_paths(folder)) for folder in (few, more))
     assert scored.worst_case["rouge1"] == whole.worst_case["rouge1"]
-    # A stored guess is cut into tokens again, not always as it was found; what is drawn is as it was.
+    # A stored guess is cut into tokens again, not always as it was found; what is drawn is as it
+    # was.
     one, other = scored.worst_case["bag_f1"], whole.worst_case["bag_f1"]
-    assert (one.blind, one.blind_low, one.blind_high) == (other.blind, other.blind_low, other.blind_high)
+    assert (one.blind, one.blind_low, one.blind_high) == (
+        other.blind,
+        other.blind_low,
+        other.blind_high,
+    )
     assert one.blind_guesses == other.blind_guesses == 2
-    draws = [[one.draw_values for one in record.attacks["dlg"].examples] for record in (scored, whole)]
+    draws = [
+        [one.draw_values for one in record.attacks["dlg"].examples] for record in (scored, whole)
+    ]
     assert draws[0] == draws[1]
 
 

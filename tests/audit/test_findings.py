@@ -12,7 +12,9 @@ Found = dict[str, list[FindingRecord]]
 
 
 def audited(**changes: Any) -> tuple[Record, Found]:
-    spec = AuditSpec.from_plain({"target": "tiny", "limit": 2, "attacks": ["tag:steps=1"]} | changes)
+    spec = AuditSpec.from_plain(
+        {"target": "tiny", "limit": 2, "attacks": ["tag:steps=1"]} | changes
+    )
     record = run_audit(spec).record
     found: Found = {}
     for one in record.findings:
@@ -33,8 +35,12 @@ def test_words_are_counted_and_held_against_the_truth_but_not_kept() -> None:
 
 def test_labels_and_lengths_are_kept_since_they_are_no_words() -> None:
     record, found = audited()
-    assert [one.values for one in found["longest_length"]] == [(secret.tokens,) for secret in record.secrets]
-    assert all(one.recall == one.precision == 1.0 for one in found["labels"] + found["longest_length"])
+    assert [one.values for one in found["longest_length"]] == [
+        (secret.tokens,) for secret in record.secrets
+    ]
+    assert all(
+        one.recall == one.precision == 1.0 for one in found["labels"] + found["longest_length"]
+    )
 
 
 def test_a_view_that_shows_nothing_outright_has_no_findings() -> None:
@@ -53,6 +59,6 @@ def test_an_estimate_is_said_to_be_one_and_scored() -> None:
 @pytest.mark.parametrize("noise", [0.0, 10.0])
 def test_noise_hides_the_words(noise: float) -> None:
     _, found = audited(defenses=[f"gaussian_noise:std={noise}"])
-    (bag, _) = found["bag_of_words"]
+    bag, _ = found["bag_of_words"]
     assert bag.exact is (noise == 0.0)
     assert ((bag.recall or 0.0) == 1.0) is (noise == 0.0)

@@ -20,7 +20,13 @@ ATTACKS = ["tag:steps=3", "lamp_cos:steps=3,starts=2"]
 
 
 def settings(**changes: Any) -> AuditSpec:
-    plain = {"target": "tiny", "attacks": ATTACKS, "limit": 2, "prior": "frequent_words", "dtype": "float64"}
+    plain = {
+        "target": "tiny",
+        "attacks": ATTACKS,
+        "limit": 2,
+        "prior": "frequent_words",
+        "dtype": "float64",
+    }
     return AuditSpec.from_plain(plain | {"metrics": ["rouge1", "exact_match"]} | changes)
 
 
@@ -31,7 +37,10 @@ DIFFERENT = [
     settings(defenses=["gaussian_noise:std=0.01"], draws=2),
     settings(defenses=["gaussian_noise:std=0.1"]),
     settings(defenses=["sign"]),
-    settings(view={"name": "parts", "layers": "2", "modules": ["query"]}, defenses=["pruning:fraction_kept=0.1"]),
+    settings(
+        view={"name": "parts", "layers": "2", "modules": ["query"]},
+        defenses=["pruning:fraction_kept=0.1"],
+    ),
 ]
 
 
@@ -45,7 +54,9 @@ def test_audits_in_one_call_are_the_audits_alone() -> None:
             theirs = alone.attacks[key]
             assert ours.examples == theirs.examples
             for one, other in zip(ours.batches, theirs.batches, strict=True):
-                assert (one.loss, one.objective_at_truth) == pytest.approx((other.loss, other.objective_at_truth))
+                assert (one.loss, one.objective_at_truth) == pytest.approx(
+                    (other.loss, other.objective_at_truth)
+                )
 
 
 def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
@@ -53,12 +64,19 @@ def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
     held = [Member(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
     audits = AuditGroup(held, tiny64, Parts(None, ""), Silent())
     seen = audits._observe(range(audits.stride))
-    assert len({one.index for one in seen}) == len(seen) == sum(len(setting.private) for setting in held)
+    assert (
+        len({one.index for one in seen})
+        == len(seen)
+        == sum(len(setting.private) for setting in held)
+    )
     for one in seen:
         spec, batch = held[one.index // audits.stride].spec, one.index % audits.stride
         alone = observe(spec, tiny64, held[one.index // audits.stride].private[batch], batch)
         assert list(one.update.tensors) == list(alone.update.tensors)
-        assert all(torch.equal(tensor, alone.update.tensors[name]) for name, tensor in one.update.tensors.items())
+        assert all(
+            torch.equal(tensor, alone.update.tensors[name])
+            for name, tensor in one.update.tensors.items()
+        )
 
 
 def test_one_that_cannot_be_attacked_leaves_the_others_alone() -> None:
@@ -71,14 +89,22 @@ def test_one_that_cannot_be_attacked_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"batch_size": 2}, {"know": ["labels", "lengths", "batch_size"]}, {"time_limit": 5.0}]
+    "other",
+    [
+        {"seed": 1},
+        {"batch_size": 2},
+        {"know": ["labels", "lengths", "batch_size"]},
+        {"time_limit": 5.0},
+    ],
 )
 def test_audits_of_different_group_keys_are_refused(other: dict[str, Any]) -> None:
     with pytest.raises(GradleakError, match="cannot run in one call"):
         run_audits([settings(), settings(**other)])
 
 
-def test_a_call_that_was_cut_goes_on_from_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_cut_goes_on_from_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     specs = [replace(spec, attacks=DIFFERENT[0].attacks) for spec in DIFFERENT[:3]]
     undisturbed = run_audits(specs)
     lamp = type(specs[0].attacks[1])
@@ -87,7 +113,8 @@ def test_a_call_that_was_cut_goes_on_from_its_parts(tmp_path: Path, monkeypatch:
         with pytest.raises(KeyboardInterrupt):
             run_audits(specs, out=tmp_path)
     assert has_parts(tmp_path, specs) and not has_parts(tmp_path, specs[:2])
-    monkeypatch.setattr(type(specs[0].attacks[0]), "reconstruct", _interrupted)  # finished: must not run again
+    # finished: must not run again
+    monkeypatch.setattr(type(specs[0].attacks[0]), "reconstruct", _interrupted)
     for whole, resumed in zip(undisturbed, run_audits(specs, out=tmp_path), strict=True):
         assert isinstance(whole, Finished) and isinstance(resumed, Finished)
         assert {key: one.examples for key, one in whole.record.attacks.items()} == {
@@ -100,7 +127,9 @@ def _interrupted(*given: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", 1)  # a group for each batch
     undisturbed = run_audits([settings()])[0]
     with monkeypatch.context() as cut:
@@ -129,4 +158,6 @@ def test_groups_make_no_difference_to_what_is_recorded(monkeypatch: pytest.Monke
         for key, ours in one.record.attacks.items():
             theirs = other.record.attacks[key].batches
             found = [(batch.batch, batch.objective_at_truth) for batch in ours.batches]
-            assert found == [(batch.batch, pytest.approx(batch.objective_at_truth, abs=1e-9)) for batch in theirs]
+            assert found == [
+                (batch.batch, pytest.approx(batch.objective_at_truth, abs=1e-9)) for batch in theirs
+            ]

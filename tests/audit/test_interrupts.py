@@ -1,4 +1,5 @@
-"""An audit that is interrupted at any moment loses one call at most, and ends with the record of an undisturbed one."""
+"""An audit that is interrupted at any moment loses one call at most, and ends with the record of
+an undisturbed one."""
 
 import random
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ BATCHES = 8
 
 
 class Counter:
-    """Members that count their calls instead of taking long: which member has which observations, and when to interrupt."""
+    """Members that count their calls instead of taking long: which member has which
+    observations, and when to interrupt."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[tuple[str, tuple[int, ...]]] = []
@@ -34,7 +36,9 @@ class Counter:
             monkeypatch.setattr(member, "reconstruct", self._stand_in(member))
 
     def _stand_in(self, member: type[Attack]) -> Any:
-        def reconstruct(attack: Attack, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+        def reconstruct(
+            attack: Attack, observations: Sequence[Observation], bench: Bench
+        ) -> list[Reconstruction]:
             self.begun.append((attack.name, tuple(one.index for one in observations)))
             if self.stop_at == len(self.begun):
                 raise KeyboardInterrupt
@@ -42,11 +46,17 @@ class Counter:
 
         return reconstruct
 
-    def _guess(self, member: type[Attack], observation: Observation, bench: Bench) -> Reconstruction:
-        """Words at random, by the observation's own stream; every third is certified, so that members get different ones."""
+    def _guess(
+        self, member: type[Attack], observation: Observation, bench: Bench
+    ) -> Reconstruction:
+        """Words at random, by the observation's own stream; every third is certified, so that
+        members get different ones."""
         generator = bench.streams_of(observation).child(member.__name__, 0).generator()
         lengths = observation.knows.lengths or (4,)
-        words = tuple(tuple(torch.randint(5, 100, (length,), generator=generator).tolist()) for length in lengths)
+        words = tuple(
+            tuple(torch.randint(5, 100, (length,), generator=generator).tolist())
+            for length in lengths
+        )
         certified = observation.index % 3 == MEMBERS.index(member)  # type: ignore[arg-type]
         return Reconstruction(words, certified, cost=Cost(1.0, 1))
 
@@ -64,34 +74,44 @@ def settings(**changes: Any) -> AuditSpec:
 
 def without_time(record: Record) -> Any:
     plain = record.to_json()
-    for name in ("created", "machine", "data", "secrets"):  # hashes are keyed, and each folder has a key of its own
+    # Hashes are keyed, and each folder has a key of its own
+    for name in ("created", "machine", "data", "secrets"):
         del plain[name]
     return _without_cost(plain)
 
 
 def _without_cost(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_cost(item) for key, item in value.items() if key not in ("cost", "seconds")}
+        return {
+            key: _without_cost(item)
+            for key, item in value.items()
+            if key not in ("cost", "seconds")
+        }
     return [_without_cost(item) for item in value] if isinstance(value, list) else value
 
 
-def assert_interrupts_cost_a_call_each(spec: AuditSpec, interrupts: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_interrupts_cost_a_call_each(
+    spec: AuditSpec, interrupts: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gradleak.audit.group.batches_in_a_call", lambda *_: 2)
     counter = Counter(monkeypatch)
     calm = run_audit(spec, out=folder / "calm").record
     wanted = list(counter.begun)
-    assert len(wanted) == len(set(wanted)) > spec.limit  # members on pairs of batches, where any of a pair is left to them
+    # Members on pairs of batches, where any of a pair is left to them
+    assert len(wanted) == len(set(wanted)) > spec.limit
     counter.begun.clear()
     draw = random.Random(0)
     for number in range(interrupts):
-        finished = number % 3 == 0 and draw.randint(0, 1)  # calls that it gets through before the one in which it is cut
+        # Calls that it gets through before the one in which it is cut
+        finished = number % 3 == 0 and draw.randint(0, 1)
         counter.stop_at = len(counter.begun) + 1 + finished
         with pytest.raises(KeyboardInterrupt):
             run_audit(spec, out=folder / "cut")
     counter.stop_at = None
     found = run_audit(spec, out=folder / "cut").record
     assert set(counter.begun) == set(wanted)
-    assert len(counter.begun) == len(wanted) + interrupts  # each interrupt cost the call in which it fell, and no other
+    # Each interrupt cost the call in which it fell, and no other
+    assert len(counter.begun) == len(wanted) + interrupts
     assert without_time(found) == without_time(calm)
     assert not has_parts(folder / "cut", [spec])
 
@@ -103,11 +123,15 @@ def test_interrupts_repeat_a_call_each_and_leave_the_record_of_an_undisturbed_ru
 
 
 @pytest.mark.long
-def test_twenty_interrupts_of_eight_batches_do_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twenty_interrupts_of_eight_batches_do_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_interrupts_cost_a_call_each(settings(), 20, tmp_path, monkeypatch)
 
 
-def test_a_portfolio_that_is_cut_is_kept_as_each_member_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portfolio_that_is_cut_is_kept_as_each_member_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counter = Counter(monkeypatch)
     for stop, ran in ((1, ["span"]), (3, ["span", "energy"]), (4, ["energy"])):
         counter.begun.clear()
@@ -140,10 +164,16 @@ def test_a_call_is_foretold_a_minute_whatever_the_machine(tiny: Target) -> None:
     assert batches_in_a_call(few, tiny, private) // batches_in_a_call(many, tiny, private) == 10
     assert batches_in_a_call(LampPlus(steps=10**9), tiny, private) == 1  # never less than a batch
     (portfolio,) = settings().attacks
-    assert batches_in_a_call(portfolio, tiny, private) == batches_in_a_call(many, tiny, private) > BATCHES
+    assert (
+        batches_in_a_call(portfolio, tiny, private)
+        == batches_in_a_call(many, tiny, private)
+        > BATCHES
+    )
 
 
-def test_a_time_limit_is_for_a_whole_group_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_is_for_a_whole_group_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gradleak.audit.group.batches_in_a_call", lambda *_: 1)
     counter = Counter(monkeypatch)
     run_audit(settings(time_limit=600.0, limit=3), out=tmp_path)

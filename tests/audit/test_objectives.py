@@ -11,7 +11,9 @@ ROWS = ((2, 5, 3), (2, 6, 7, 3), (2, 8, 3))
 
 
 def secret(mask: torch.Tensor) -> PrivateBatch:
-    return PrivateBatch(Batch(ids=IDS, mask=mask, labels=torch.tensor([0, 1, 0])), (Example(""),) * 3, (3, 4, 3))
+    return PrivateBatch(
+        Batch(ids=IDS, mask=mask, labels=torch.tensor([0, 1, 0])), (Example(""),) * 3, (3, 4, 3)
+    )
 
 
 def test_right_sentences_stand_where_the_secret_has_them_and_others_fill_the_rest() -> None:
@@ -21,13 +23,17 @@ def test_right_sentences_stand_where_the_secret_has_them_and_others_fill_the_res
 
 
 def test_padding_that_a_model_attends_to_is_no_part_of_a_sentence() -> None:
-    assert sentences_of(secret(IDS > 0)) == sentences_of(secret(torch.ones_like(IDS).bool())) == ROWS
+    assert (
+        sentences_of(secret(IDS > 0)) == sentences_of(secret(torch.ones_like(IDS).bool())) == ROWS
+    )
 
 
 def test_a_guess_is_right_in_any_order_but_only_with_every_sentence_and_its_label() -> None:
     truth = secret(IDS > 0)
     assert is_right(Reconstruction(ROWS), truth) and is_right(Reconstruction(ROWS[::-1]), truth)
     assert is_right(Reconstruction(ROWS[::-1], labels=(0, 1, 0)), truth)
-    assert not is_right(Reconstruction(ROWS, labels=(1, 0, 0)), truth) and not is_right(Reconstruction(ROWS[:2]), truth)
+    assert not is_right(Reconstruction(ROWS, labels=(1, 0, 0)), truth) and not is_right(
+        Reconstruction(ROWS[:2]), truth
+    )
     assert not is_right(Reconstruction((*ROWS[:2], (2, 9, 3))), truth)
     assert not is_right(Reconstruction((*ROWS[:2], ROWS[0])), truth)

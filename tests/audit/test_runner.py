@@ -1,4 +1,5 @@
-"""One audit: the record says what happened and nothing private, twice the same, and survives an interruption."""
+"""One audit: the record says what happened and nothing private, twice the same, and survives an
+interruption."""
 
 import json
 from collections.abc import Sequence
@@ -19,11 +20,14 @@ from gradleak.records.store import read_record
 
 
 def settings(**changes: Any) -> AuditSpec:
-    return AuditSpec.from_plain({"target": "tiny", "limit": 2, "attacks": ["tag:steps=5", "dlg:steps=5"]} | changes)
+    return AuditSpec.from_plain(
+        {"target": "tiny", "limit": 2, "attacks": ["tag:steps=5", "dlg:steps=5"]} | changes
+    )
 
 
 def comparable(record: Record) -> dict[str, Any]:
-    """A record without what may differ between two runs: times, costs and the random key's hashes."""
+    """A record without what may differ between two runs: times, costs and the random key's
+    hashes."""
     plain = json.loads(json.dumps(record.to_json()))
     for key in ("created", "data", "secrets"):
         del plain[key]
@@ -38,7 +42,9 @@ def test_the_same_spec_gives_the_same_record_but_for_cost() -> None:
     assert comparable(run_audit(settings()).record) == comparable(run_audit(settings()).record)
 
 
-def test_the_record_on_disk_is_the_record_returned_and_holds_no_private_text(tmp_path: Path) -> None:
+def test_the_record_on_disk_is_the_record_returned_and_holds_no_private_text(
+    tmp_path: Path,
+) -> None:
     done = run_audit(settings(), out=tmp_path)
     assert done.path is not None
     assert read_record(done.path) == done.record
@@ -56,15 +62,20 @@ def test_private_text_is_kept_only_on_request(tmp_path: Path) -> None:
     ]
 
 
-def test_how_much_memory_it_may_use_changes_nothing_in_the_record_and_what_it_used_is_there() -> None:
+def test_how_much_memory_it_may_use_changes_nothing_in_the_record_and_what_it_used_is_there() -> (
+    None
+):
     free, narrow = run_audit(settings()).record, run_audit(settings(), memory=10**11).record
     assert comparable(free) == comparable(narrow)
     for attack in free.attacks.values():
-        assert attack.cost.peak_memory_bytes is None or attack.cost.peak_memory_bytes > 10**7  # python alone takes more
+        # Python alone takes more
+        assert attack.cost.peak_memory_bytes is None or attack.cost.peak_memory_bytes > 10**7
 
 
 def test_an_attack_that_has_no_room_is_refused_with_what_it_needs() -> None:
-    with pytest.raises(GradleakError, match="Gradient matching needs about .* MB for one step on this batch"):
+    with pytest.raises(
+        GradleakError, match="Gradient matching needs about .* MB for one step on this batch"
+    ):
         run_audit(settings(), memory=1000)
 
 
@@ -82,12 +93,17 @@ def test_every_score_has_its_interval_and_blind_beside_it() -> None:
 
 def test_the_worst_case_is_the_best_attack_example_by_example() -> None:
     record = run_audit(settings(limit=4)).record
-    columns = [[example.values["bag_f1"] for example in attack.examples] for attack in record.attacks.values()]
+    columns = [
+        [example.values["bag_f1"] for example in attack.examples]
+        for attack in record.attacks.values()
+    ]
     expected = sum(max(row) for row in zip(*columns, strict=True)) / 4
     assert record.worst_case["bag_f1"].mean == pytest.approx(expected)
 
 
-def test_an_interrupted_audit_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_audit_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gradleak.attacks.recipes.dlg import Dlg
     from gradleak.attacks.recipes.tag import Tag
 
@@ -117,22 +133,35 @@ class Oracle(Attack):
     answers: tuple[tuple[int, ...], ...] = ()
     at_guess: float | None = None
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        return [Reconstruction(sentences=(self.answers[observation.index],)) for observation in observations]
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        return [
+            Reconstruction(sentences=(self.answers[observation.index],))
+            for observation in observations
+        ]
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Any]) -> torch.Tensor | None:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Any]
+    ) -> torch.Tensor | None:
         if self.at_guess is None:
             return None
-        right = [tuple(batch.ids[0].tolist()) == self.answers[o.index] for o, batch in zip(observations, batches, strict=True)]
+        right = [
+            tuple(batch.ids[0].tolist()) == self.answers[o.index]
+            for o, batch in zip(observations, batches, strict=True)
+        ]
         return torch.tensor([self.at_guess if is_guess else 1.0 for is_guess in right])
 
 
 def oracle(tiny: Target, answers: int, at_guess: float | None = None) -> tuple[Record, list[str]]:
-    """An audit of 4 secrets of which the oracle answers the first `answers` right, and the flags it raised."""
+    """An audit of 4 secrets of which the oracle answers the first `answers` right, and the flags
+    it raised."""
     spec = settings(limit=4)
     rows = tiny.encode([example.text for example in spec.data.load(4)])
     wrong = tuple(tiny.encode(["zero"])[0])
-    told = Oracle(tuple(tuple(row) if place < answers else wrong for place, row in enumerate(rows)), at_guess)
+    told = Oracle(
+        tuple(tuple(row) if place < answers else wrong for place, row in enumerate(rows)), at_guess
+    )
     record = run_audit(replace(spec, attacks=(told,))).record
     return record, [flag.name for flag in record.attacks["oracle"].flags]
 
@@ -158,14 +187,18 @@ def test_an_attack_that_knows_nothing_is_near_chance(tiny: Target) -> None:
     assert "near_chance" in flags
 
 
-def test_a_search_that_ends_above_the_truth_is_flagged_and_one_that_ends_there_is_not(tiny: Target) -> None:
+def test_a_search_that_ends_above_the_truth_is_flagged_and_one_that_ends_there_is_not(
+    tiny: Target,
+) -> None:
     assert "search_failed" in oracle(tiny, answers=0, at_guess=2.0)[1]
     assert "search_failed" not in oracle(tiny, answers=4, at_guess=1.0)[1]
     assert "no_objective" not in oracle(tiny, answers=4, at_guess=1.0)[1]
 
 
 def test_generous_knowledge_is_flagged_and_derived_knowledge_is_not() -> None:
-    record = run_audit(settings(attacks=["tag:steps=2", "dlg:steps=2,labels=derived,lengths=derived"])).record
+    record = run_audit(
+        settings(attacks=["tag:steps=2", "dlg:steps=2,labels=derived,lengths=derived"])
+    ).record
     names = {key: {flag.name for flag in attack.flags} for key, attack in record.attacks.items()}
     assert "generous_knowledge" in names["tag"]
     assert "generous_knowledge" not in names["dlg"]
@@ -174,7 +207,9 @@ def test_generous_knowledge_is_flagged_and_derived_knowledge_is_not() -> None:
 def test_blind_knows_no_more_than_the_attack_beside_it() -> None:
     record = run_audit(settings(attacks=["dlg:steps=2", "dlg:steps=2,lengths=derived"])).record
     known, derived = record.attacks.values()
-    assert [example.blind_values for example in known.examples] != [example.blind_values for example in derived.examples]
+    assert [example.blind_values for example in known.examples] != [
+        example.blind_values for example in derived.examples
+    ]
 
 
 def test_a_dead_gradient_is_flagged_and_a_live_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +220,17 @@ def test_a_dead_gradient_is_flagged_and_a_live_one_is_not(monkeypatch: pytest.Mo
     assert "dead_gradient" in {flag.name for flag in run_audit(settings()).record.flags}
 
 
-def test_a_gradient_that_is_not_finite_is_refused_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_is_not_finite_is_refused_by_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from gradleak.targets.text_classifier import TextClassifier
 
     plain = TextClassifier.losses
     monkeypatch.setattr(TextClassifier, "losses", lambda *given: plain(*given) * float("nan"))
-    with pytest.raises(GradleakError, match=r"update of batch 0 is not finite in .*: the model or the protocol diverged"):
+    with pytest.raises(
+        GradleakError,
+        match=r"update of batch 0 is not finite in .*: the model or the protocol diverged",
+    ):
         run_audit(settings())
 
 
@@ -200,22 +240,27 @@ def test_an_update_of_zeros_is_refused_by_batch_and_tensor(monkeypatch: pytest.M
     plain = TextClassifier.losses
     monkeypatch.setattr(TextClassifier, "losses", lambda *given: plain(*given) * 0)
     with pytest.raises(
-        GradleakError, match=r"The update of batch 0 is zero in all that is seen \(classifier\.weight, classifier"
+        GradleakError,
+        match=r"The update of batch 0 is zero in all that is seen \(classifier\.weight, classifier",
     ):
         run_audit(settings(view="parts:modules=[head]"))
 
 
 @pytest.mark.parametrize(
-    ("view", "parameters"), [("parts:layers=2,modules=[query,key]", 2 * 32 * 32), ("parts:modules=[head]", 2 * 32 + 2)]
+    ("view", "parameters"),
+    [("parts:layers=2,modules=[query,key]", 2 * 32 * 32), ("parts:modules=[head]", 2 * 32 + 2)],
 )
-def test_the_record_counts_the_parameters_of_the_parts_that_are_seen(view: str, parameters: int) -> None:
+def test_the_record_counts_the_parameters_of_the_parts_that_are_seen(
+    view: str, parameters: int
+) -> None:
     record = run_audit(settings(view=view, attacks=["tag:steps=2"])).record
     assert record.target.visible_parameters == parameters < record.target.parameters
 
 
 def test_noise_lowers_what_is_found(tiny: Target) -> None:
     quiet, loud = (
-        run_audit(settings(limit=4, attacks=["dlg:steps=100"], defenses=d)).record for d in ([], ["gaussian_noise:std=10"])
+        run_audit(settings(limit=4, attacks=["dlg:steps=100"], defenses=d)).record
+        for d in ([], ["gaussian_noise:std=10"])
     )
     assert quiet.worst_case["bag_f1"].mean > loud.worst_case["bag_f1"].mean
 
@@ -223,7 +268,10 @@ def test_noise_lowers_what_is_found(tiny: Target) -> None:
 def test_leaving_knowledge_out_is_refused_by_name_with_the_way_out() -> None:
     with pytest.raises(
         GradleakError,
-        match=r"tag requires labels; this audit grants batch_size, lengths\. Add --know labels, or use tag:labels=enumerate",
+        match=(
+            r"tag requires labels; this audit grants batch_size, lengths\. Add --know labels, or"
+            r" use tag:labels=enumerate"
+        ),
     ):
         settings(know=["lengths", "batch_size"], attacks=["tag"])
 

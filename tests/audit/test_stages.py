@@ -22,7 +22,9 @@ from gradleak.report.terminal.record_screen import print_record
 
 
 def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks(tmp_path: Path) -> None:
-    (tmp_path / "short.csv").write_text("text,label\nthe cat is red .,1\nshe never paid the bank,0\n")
+    (tmp_path / "short.csv").write_text(
+        "text,label\nthe cat is red .,1\nshe never paid the bank,0\n"
+    )
     plain = {
         "target": "tiny",
         "data": str(tmp_path / "short.csv"),
@@ -39,7 +41,9 @@ def test_a_portfolio_keeps_the_score_and_cost_of_each_of_its_attacks(tmp_path: P
 
 
 def test_an_attack_that_is_only_itself_has_no_stages() -> None:
-    record = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["tag:steps=1"]})).record
+    record = run_audit(
+        AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["tag:steps=1"]})
+    ).record
     assert record.attacks["tag"].stages == ()
 
 
@@ -47,30 +51,52 @@ def refuse(attack: Span, observations: list[Observation], bench: Bench) -> list[
     raise GradleakError("This one refuses.")
 
 
-def fail(attack: EnergyAttack, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
+def fail(
+    attack: EnergyAttack, observations: list[Observation], bench: Bench
+) -> list[Reconstruction]:
     if any(one.index == 1 for one in observations):
         raise MemoryError("no room")
     return [Reconstruction(((2, 3),)) for _ in observations]
 
 
 def guess(attack: LampPlus, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
-    return [Reconstruction(tuple((2,) * length for length in one.knows.lengths)) for one in observations]
+    return [
+        Reconstruction(tuple((2,) * length for length in one.knows.lengths)) for one in observations
+    ]
 
 
-def test_what_became_of_every_member_is_recorded_flagged_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_became_of_every_member_is_recorded_flagged_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Span, "reconstruct", refuse)
     monkeypatch.setattr(EnergyAttack, "reconstruct", fail)
     monkeypatch.setattr(LampPlus, "reconstruct", guess)
     plain = {"target": "tiny", "limit": 2, "attacks": ["portfolio"], "prior": "frequent_words"}
     record = run_audit(AuditSpec.from_plain(plain), out=tmp_path).record
     (attack,) = record.attacks.values()
-    assert [(stage.attack, stage.batches) for stage in attack.stages] == [("span", ()), ("energy", (0,)), ("lamp_plus", (0, 1))]
-    fates = [[(one.fate, one.batches, one.reason) for one in stage.fates] for stage in attack.stages]
-    assert fates == [[("refused", (0, 1), "This one refuses.")], [("failed", (1,), "MemoryError: no room")], []]
+    assert [(stage.attack, stage.batches) for stage in attack.stages] == [
+        ("span", ()),
+        ("energy", (0,)),
+        ("lamp_plus", (0, 1)),
+    ]
+    fates = [
+        [(one.fate, one.batches, one.reason) for one in stage.fates] for stage in attack.stages
+    ]
+    assert fates == [
+        [("refused", (0, 1), "This one refuses.")],
+        [("failed", (1,), "MemoryError: no room")],
+        [],
+    ]
     details = {flag.name: flag.detail for flag in attack.flags}
-    assert details["member_failed"] == "span refused: This one refuses. energy failed: MemoryError: no room."
+    assert (
+        details["member_failed"]
+        == "span refused: This one refuses. energy failed: MemoryError: no room."
+    )
     assert "member_out_of_time" not in details
-    assert Record.from_json(json.loads(json.dumps(record.to_json()))).attacks["portfolio"].stages == attack.stages
+    assert (
+        Record.from_json(json.loads(json.dumps(record.to_json()))).attacks["portfolio"].stages
+        == attack.stages
+    )
     console = Console(record=True, width=200, file=io.StringIO())
     print_record(console, record, {})
     said = console.export_text()
@@ -80,7 +106,11 @@ def test_what_became_of_every_member_is_recorded_flagged_and_shown(tmp_path: Pat
 
 
 def test_a_stage_of_an_older_record_has_no_fates(tmp_path: Path) -> None:
-    record = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["portfolio:steps=0,restarts=0"]})).record
+    record = run_audit(
+        AuditSpec.from_plain(
+            {"target": "tiny", "limit": 1, "attacks": ["portfolio:steps=0,restarts=0"]}
+        )
+    ).record
     plain = record.to_json()
     for stage in plain["attacks"]["portfolio"]["stages"]:
         del stage["fates"]
@@ -88,7 +118,9 @@ def test_a_stage_of_an_older_record_has_no_fates(tmp_path: Path) -> None:
         del batch["objective_unit"], batch["objective_rounding"]
     read = Record.from_json(plain).attacks["portfolio"]
     assert all(stage.fates == () for stage in read.stages)
-    assert all(batch.objective_unit == "" and batch.objective_rounding is None for batch in read.batches)
+    assert all(
+        batch.objective_unit == "" and batch.objective_rounding is None for batch in read.batches
+    )
 
 
 def test_a_part_keeps_what_became_of_members_and_an_older_one_is_read(tmp_path: Path) -> None:
@@ -109,16 +141,24 @@ def test_a_part_keeps_what_became_of_members_and_an_older_one_is_read(tmp_path: 
     path.write_text(json.dumps([plain]))
     (read,) = parts.load("part") or []
     assert read.objective_at_truth is None  # computed anew
-    assert read.reconstruction.stages == tuple(replace(stage, fate="ran", reason="") for stage in stages)
+    assert read.reconstruction.stages == tuple(
+        replace(stage, fate="ran", reason="") for stage in stages
+    )
 
 
-def test_under_noise_a_wrong_word_of_energys_is_a_failed_search_by_so_many_nats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_noise_a_wrong_word_of_energys_is_a_failed_search_by_so_many_nats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = {"target": "tiny", "limit": 1, "attacks": ["energy"], "prior": "frequent_words"}
-    spec = AuditSpec.from_plain(plain | {"defenses": ["gaussian_noise:std=0.01"], "dtype": "float64"})
+    spec = AuditSpec.from_plain(
+        plain | {"defenses": ["gaussian_noise:std=0.01"], "dtype": "float64"}
+    )
     (example,) = spec.data.load(1)
     words: list[tuple[int, ...]] = []
 
-    def wrong(attack: EnergyAttack, observations: list[Observation], bench: Bench) -> list[Reconstruction]:
+    def wrong(
+        attack: EnergyAttack, observations: list[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         target = observations[0].target
         right = target.encode([example.text])[0]
         words.append((*right[:2], target.encode(["bank"])[0][1], *right[3:]))
@@ -132,7 +172,11 @@ def test_under_noise_a_wrong_word_of_energys_is_a_failed_search_by_so_many_nats(
     worse = batch.objective_at_guess - batch.objective_at_truth
     assert worse > 10
     details = {flag.name: flag.detail for flag in attack.flags}
-    assert details["search_failed"] == f"The guess is worse than the truth in 1 of 1 batches, by {worse:.3g} nats at the median."
+    assert (
+        details["search_failed"]
+        == f"The guess is worse than the truth in 1 of 1 batches, by {worse:.3g} nats at the"
+        " median."
+    )
     assert "other_answer_fits" not in details
 
 
@@ -146,12 +190,20 @@ def test_guesses_rest_on_what_the_attack_was_told_that_proved_them() -> None:
     (attack,) = spec.attacks
     assert not facts_behind(spec, attack, [proven_by("span")] * 2) & {Fact.LABELS, Fact.LENGTHS}
     assert Fact.LENGTHS in facts_behind(spec, attack, [proven_by("span"), proven_by("energy")])
-    assert facts_behind(spec, attack, [proven_by("span"), proven_by("span", certified=False)]) == spec.told(attack)
+    assert facts_behind(
+        spec, attack, [proven_by("span"), proven_by("span", certified=False)]
+    ) == spec.told(attack)
     assert facts_behind(spec, attack, [proven_by("lamp_plus")]) >= {Fact.LABELS, Fact.LENGTHS}
 
 
-def test_what_is_proven_needs_no_objective_and_is_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_proven_needs_no_objective_and_is_no_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     proven = [replace(Reconstruction(((2, 3),)), certified=True)]
-    monkeypatch.setattr(Span, "reconstruct", lambda attack, observations, bench: proven * len(observations))
-    record = run_audit(AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["span"]})).record
+    monkeypatch.setattr(
+        Span, "reconstruct", lambda attack, observations, bench: proven * len(observations)
+    )
+    record = run_audit(
+        AuditSpec.from_plain({"target": "tiny", "limit": 1, "attacks": ["span"]})
+    ).record
     assert [flag.name for flag in record.attacks["span"].flags] == ["few_examples"]

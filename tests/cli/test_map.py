@@ -8,7 +8,19 @@ import pytest
 from gradleak.cli import main
 
 Captured = pytest.CaptureFixture[str]
-QUICK = ["map", "--target", "tiny", "--data", "canaries", "--attack", "tag:steps=2", "--limit", "2", "--device", "cpu"]
+QUICK = [
+    "map",
+    "--target",
+    "tiny",
+    "--data",
+    "canaries",
+    "--attack",
+    "tag:steps=2",
+    "--limit",
+    "2",
+    "--device",
+    "cpu",
+]
 
 
 def test_the_map_is_shown_and_kept_and_its_records_can_be_read_back(
@@ -33,7 +45,8 @@ def test_the_map_is_shown_and_kept_and_its_records_can_be_read_back(
     assert "\x1b" not in out
     assert (tmp_path / "map.json").is_file()
     ElementTree.parse(tmp_path / "heat_map.svg")
-    monkeypatch.setenv("COLUMNS", "300")  # the list of records has a column for everything that differs
+    # The list of records has a column for everything that differs
+    monkeypatch.setenv("COLUMNS", "300")
     assert main(["show", str(tmp_path)]) == 0
     assert "tiny" in capsys.readouterr().out
 
@@ -49,7 +62,11 @@ def test_the_map_is_shown_and_kept_and_its_records_can_be_read_back(
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(
-    words: list[str], sentence: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*QUICK, *words]) == 2

@@ -9,7 +9,9 @@ from gradleak.cli import main
 from gradleak.records.summary import record_paths
 from gradleak.study.cells import read_study
 
-WORDS = "audit --target tiny --attack tag:steps=3 --attack dlg:steps=3 --limit 2 --device cpu".split()
+WORDS = (
+    "audit --target tiny --attack tag:steps=3 --attack dlg:steps=3 --limit 2 --device cpu".split()
+)
 SECRET = "the doctor saw my heart"
 
 
@@ -20,7 +22,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = folder / "notes.csv"
     data.write_text(f"text,label\n{SECRET},1\nmy code is 4471,0\n")
     assert main([*WORDS, "--data", str(data), "--out", str(folder / "run")]) == 0
-    blind = ["audit", "--target", "tiny", "--attack", "blind", "--limit", "2", "--device", "cpu", "--data", str(data)]
+    blind = [
+        "audit",
+        "--target",
+        "tiny",
+        "--attack",
+        "blind",
+        "--limit",
+        "2",
+        "--device",
+        "cpu",
+        "--data",
+        str(data),
+    ]
     assert main([*blind, "--out", str(folder / "run")]) == 0
     return folder / "run"
 
@@ -42,7 +56,9 @@ def test_secrets_are_read_again_from_the_data_and_shown_on_request_only(run: Pat
 def test_what_it_says_to_run_again_are_the_very_audits(run: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.yaml"
     again.write_text(str(plain(run)["reproduce"]))
-    assert {cell.spec.id for cell in read_study(again).cells} == {path.stem for path in record_paths(run)}
+    assert {cell.spec.id for cell in read_study(again).cells} == {
+        path.stem for path in record_paths(run)
+    }
 
 
 def test_without_the_key_no_text_can_be_checked_and_none_is_shown(run: Path) -> None:
@@ -54,7 +70,9 @@ def test_without_the_key_no_text_can_be_checked_and_none_is_shown(run: Path) -> 
         aside.rename(key)
 
 
-def test_bad_input_is_a_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_a_sentence(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(run), "--format", "docx"]) == 2
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert main(["report", str(tmp_path)]) == 2

@@ -1,4 +1,5 @@
-"""Metrics added to stored guesses are those an audit would have found, and nothing is attacked again."""
+"""Metrics added to stored guesses are those an audit would have found, and nothing is attacked
+again."""
 
 from pathlib import Path
 
@@ -14,7 +15,9 @@ AUDIT = "audit --target tiny --attack tag:steps=3 --limit 2 --batch-size 2 --dev
 Captured = pytest.CaptureFixture[str]
 
 
-def test_added_metrics_equal_those_of_a_whole_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_added_metrics_equal_those_of_a_whole_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     few, all_of_them = tmp_path / "few", tmp_path / "all"
     assert main([*AUDIT, "--metric", "rouge1", "--out", str(few)]) == 0
     wanted = ["--metric", "rouge1", "--metric", "secret_recall", "--metric", "rouge2_legacy"]
@@ -33,14 +36,28 @@ def test_added_metrics_equal_those_of_a_whole_audit(tmp_path: Path, monkeypatch:
     assert scored.id == before.id
     assert scored.worst_case == whole.worst_case
     assert scored.attacks["tag"].scores == whole.attacks["tag"].scores
-    values = [[example.values for example in one.attacks["tag"].examples] for one in (scored, whole)]
+    values = [
+        [example.values for example in one.attacks["tag"].examples] for one in (scored, whole)
+    ]
     assert values[0] == values[1]
 
 
 def test_data_that_has_changed_is_refused(tmp_path: Path, capsys: Captured) -> None:
     data = tmp_path / "notes.csv"
     data.write_text("text,label\nmy heart is weak,1\n")
-    words = ["audit", "--target", "tiny", "--attack", "blind", "--limit", "1", "--data", str(data), "--device", "cpu"]
+    words = [
+        "audit",
+        "--target",
+        "tiny",
+        "--attack",
+        "blind",
+        "--limit",
+        "1",
+        "--data",
+        str(data),
+        "--device",
+        "cpu",
+    ]
     assert main([*words, "--metric", "rouge1", "--out", str(tmp_path / "run")]) == 0
     data.write_text("text,label\nmy heart is strong,1\n")
     assert main(["score", str(tmp_path / "run"), "--metric", "rouge2"]) == 2
@@ -50,7 +67,10 @@ def test_data_that_has_changed_is_refused(tmp_path: Path, capsys: Captured) -> N
 
 def test_guessed_pictures_are_scored_as_an_audit_would(tmp_path: Path) -> None:
     few, both = tmp_path / "few", tmp_path / "both"
-    words = "audit --target tiny_image --data shapes:side=8 --attack ig:steps=3 --limit 2 --batch-size 2 --device cpu".split()
+    words = (
+        "audit --target tiny_image --data shapes:side=8 --attack ig:steps=3 --limit 2 --batch-size"
+        " 2 --device cpu".split()
+    )
     assert main([*words, "--metric", "mse", "--out", str(few)]) == 0
     assert main([*words, "--metric", "mse", "--metric", "psnr", "--out", str(both)]) == 0
     assert main(["score", str(few), "--device", "cpu", "--metric", "psnr"]) == 0
@@ -62,7 +82,10 @@ def test_guessed_pictures_are_scored_as_an_audit_would(tmp_path: Path) -> None:
 def test_pictures_are_scored_without_the_generator_and_the_blind_guess_is_left_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    words = "audit --target tiny_image --data shapes:side=8 --attack ig:steps=3 --limit 2 --device cpu --metric mse".split()
+    words = (
+        "audit --target tiny_image --data shapes:side=8 --attack ig:steps=3 --limit 2 --device cpu"
+        " --metric mse".split()
+    )
     assert main([*words, "--out", str(tmp_path)]) == 0
 
     def gone(*_: object) -> None:
@@ -71,9 +94,12 @@ def test_pictures_are_scored_without_the_generator_and_the_blind_guess_is_left_o
     monkeypatch.setattr("gradleak.audit.rescore.open_priors", gone)
     assert main(["score", str(tmp_path), "--device", "cpu", "--metric", "psnr"]) == 0
     said = capsys.readouterr().out
-    assert "blind -" in said and "The blind guess is not scored anew. There is no generator." in said
+    assert (
+        "blind -" in said and "The blind guess is not scored anew. There is no generator." in said
+    )
     score = read_record(record_paths(tmp_path)[0]).attacks["ig"].scores["psnr"]
     assert score.mean is not None and score.blind is None
     before = read_record(record_paths(tmp_path)[0])
     assert main(["score", str(tmp_path), "--device", "cpu", "--metric", "mse"]) == 0
-    assert read_record(record_paths(tmp_path)[0]) == before  # what is stored of the blind guess stays
+    # What is stored of the blind guess stays
+    assert read_record(record_paths(tmp_path)[0]) == before

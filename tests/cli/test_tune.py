@@ -10,10 +10,25 @@ from gradleak.core.registry import find
 from gradleak.core.specs import from_string
 
 Captured = pytest.CaptureFixture[str]
-QUICK = ["--target", "tiny", "--combinations", "3", "--coarse", "1", "--best", "1", "--fine", "2", "--device", "cpu"]
+QUICK = [
+    "--target",
+    "tiny",
+    "--combinations",
+    "3",
+    "--coarse",
+    "1",
+    "--best",
+    "1",
+    "--fine",
+    "2",
+    "--device",
+    "cpu",
+]
 
 
-def test_the_ranking_is_shown_and_kept_and_the_winner_can_be_pasted(tmp_path: Path, capsys: Captured) -> None:
+def test_the_ranking_is_shown_and_kept_and_the_winner_can_be_pasted(
+    tmp_path: Path, capsys: Captured
+) -> None:
     words = [
         "tune",
         "tag",
@@ -30,11 +45,20 @@ def test_the_ranking_is_shown_and_kept_and_the_winner_can_be_pasted(tmp_path: Pa
     assert main(words) == 0
     out, err = capsys.readouterr()
     flat = " ".join(out.split())
-    for part in ("learning_", "weight", "defaults", "gain", "The first 3 examples of canaries", "must not be reported on"):
+    for part in (
+        "learning_",
+        "weight",
+        "defaults",
+        "gain",
+        "The first 3 examples of canaries",
+        "must not be reported on",
+    ):
         assert part in flat
     assert "Coarse stage: 3 combinations on 1 sentences" in err
     kept = json.loads((tmp_path / "tuning.json").read_text())
-    (line,) = [line.removeprefix("Winner: ") for line in out.splitlines() if line.startswith("Winner: ")]
+    (line,) = [
+        line.removeprefix("Winner: ") for line in out.splitlines() if line.startswith("Winner: ")
+    ]
     assert kept["winner"] == line
     assert kept["verdict"] in flat
     winner = from_string("attack", line)
@@ -46,18 +70,31 @@ def test_the_ranking_is_shown_and_kept_and_the_winner_can_be_pasted(tmp_path: Pa
     [
         (["tagg", "--data", "canaries"], "Unknown attack 'tagg' (did you mean 'tag'?)"),
         (["tag", "--data", "cola:selection=lamp_test"], "holds test sentences"),
-        (["tag", "--data", "canaries", "--set", "stps=3"], "has no field 'stps' (did you mean 'steps'?)"),
+        (
+            ["tag", "--data", "canaries", "--set", "stps=3"],
+            "has no field 'stps' (did you mean 'steps'?)",
+        ),
         (["tag:steps=3", "--data", "canaries", "--set", "steps=3"], "'steps' is given twice"),
         (["tag", "--data", "canaries", "--range", "decai=0.1:1"], "has no field 'decai'"),
-        (["tag", "--data", "canaries", "--range", "learning_rate"], "Cannot read --range 'learning_rate'"),
+        (
+            ["tag", "--data", "canaries", "--range", "learning_rate"],
+            "Cannot read --range 'learning_rate'",
+        ),
         (["blind", "--data", "canaries"], "nothing to tune in blind"),
-        (["tag", "--data", "canaries", "--metric", "rouge3"], "Unknown metric 'rouge3' (did you mean 'rouge"),
+        (
+            ["tag", "--data", "canaries", "--metric", "rouge3"],
+            "Unknown metric 'rouge3' (did you mean 'rouge",
+        ),
         (["tag", "--data", "canaries", "--fine", "1"], "See gradleak tune --help."),
         (["tag"], "Missing option '--data'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(
-    words: list[str], sentence: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["tune", *words, "--target", "tiny", "--device", "cpu"]) == 2

@@ -20,7 +20,14 @@ def test_a_batch_holds_exactly_one_of_ids_and_embeddings() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ids": IDS[:1]}, {"ids": IDS[..., :2]}, {"ids": IDS.float()}, {"labels": LABELS[:, :2]}, {"mask": MASK.long()}]
+    "wrong",
+    [
+        {"ids": IDS[:1]},
+        {"ids": IDS[..., :2]},
+        {"ids": IDS.float()},
+        {"labels": LABELS[:, :2]},
+        {"mask": MASK.long()},
+    ],
 )
 def test_shapes_are_checked_in_tests(wrong: dict[str, torch.Tensor]) -> None:
     with pytest.raises(TypeError, match="Type-check error"):
@@ -38,7 +45,9 @@ def test_an_index_cuts_the_first_axis_of_everything() -> None:
 
 
 def test_mapping_an_update_never_shows_two_clients_at_once() -> None:
-    update = Update({"matrix": torch.arange(24.0).view(3, 2, 4), "bias": torch.arange(3.0)[:, None]})
+    update = Update(
+        {"matrix": torch.arange(24.0).view(3, 2, 4), "bias": torch.arange(3.0)[:, None]}
+    )
     seen: list[torch.Size] = []
 
     def double(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,13 +62,18 @@ def test_mapping_an_update_never_shows_two_clients_at_once() -> None:
         return tensor / tensor.norm() if tensor.norm() > 1 else tensor
 
     alone = torch.stack([clipped(row) for row in update.tensors["matrix"]])
-    assert torch.equal(update.map(clipped).tensors["matrix"], alone)  # looks at values: one after the other
+    # Looks at values: one after the other
+    assert torch.equal(update.map(clipped).tensors["matrix"], alone)
     assert update.clients == doubled.clients == 3
-    assert all(torch.equal(doubled.tensors[name], 2 * tensor) for name, tensor in update.tensors.items())
+    assert all(
+        torch.equal(doubled.tensors[name], 2 * tensor) for name, tensor in update.tensors.items()
+    )
 
 
 def test_a_detached_clone_shares_neither_storage_nor_history() -> None:
-    update = Update({"a": torch.ones(1, 4, requires_grad=True) * 2, "b": torch.ones(2, 4)[:1]}, per_example=True)
+    update = Update(
+        {"a": torch.ones(1, 4, requires_grad=True) * 2, "b": torch.ones(2, 4)[:1]}, per_example=True
+    )
     clone = update.detached_clone()
     for name, tensor in update.tensors.items():
         copy = clone.tensors[name]
@@ -67,7 +81,8 @@ def test_a_detached_clone_shares_neither_storage_nor_history() -> None:
         assert copy.grad_fn is None
         assert not copy.requires_grad
         assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
-        assert copy.untyped_storage().nbytes() == copy.numel() * copy.element_size()  # nor does it carry other clients along
+        # Nor does it carry other clients along
+        assert copy.untyped_storage().nbytes() == copy.numel() * copy.element_size()
     assert clone.per_example
 
 

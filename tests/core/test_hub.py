@@ -1,4 +1,5 @@
-"""Models of the hub where there is no network: refused at once, or taken from the cache, without the library's retries."""
+"""Models of the hub where there is no network: refused at once, or taken from the cache, without
+the library's retries."""
 
 import os
 import socket
@@ -28,7 +29,10 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_hub_id_that_cannot_be_had_is_refused_with_the_ways_out(no_network: Path) -> None:
-    with pytest.raises(GradleakError, match=r"org/model is no folder here, .* cannot be reached\. Check the spelling"):
+    with pytest.raises(
+        GradleakError,
+        match=r"org/model is no folder here, .* cannot be reached\. Check the spelling",
+    ):
         hub.find_model("org/model")
 
 
@@ -40,18 +44,23 @@ def test_a_model_in_the_cache_is_used_without_network(no_network: Path) -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"  # so that the library does not try again
 
 
-def test_one_who_is_offline_by_choice_is_told_so(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_who_is_offline_by_choice_is_told_so(
+    no_network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:10")
     with pytest.raises(GradleakError, match="HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"):
         hub.find_model("org/model")
 
 
-def test_a_server_that_answers_is_reached_also_through_a_proxy(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_answers_is_reached_also_through_a_proxy(
+    no_network: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert hub.is_reachable(address)
-        for number, proxy in enumerate((address, address.removeprefix("http://"))):  # with and without a scheme
+        # With and without a scheme
+        for number, proxy in enumerate((address, address.removeprefix("http://"))):
             monkeypatch.setenv("http_proxy", proxy)
             assert hub.is_reachable(f"http://hub{number}.invalid")
         monkeypatch.setenv("no_proxy", "elsewhere.invalid")
@@ -74,7 +83,10 @@ def test_a_path_beside_folders_that_are_there_is_not_taken_for_a_hub_id(
 
 
 def test_the_command_line_says_so_before_it_loads_torch(no_network: Path) -> None:
-    program = "import sys\nsys.modules['torch'] = None\nfrom gradleak.cli import main\nsys.exit(main(sys.argv[1:]))"
+    program = (
+        "import sys\nsys.modules['torch'] = None\nfrom gradleak.cli import"
+        " main\nsys.exit(main(sys.argv[1:]))"
+    )
     settings = {**os.environ, "PYTHONPATH": str(Path(gradleak.__file__).parents[1])}
     result = subprocess.run(
         [sys.executable, "-c", program, "audit", "--target", "org/model"],

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.memory import free_memory, in_words, limit_by_default, measured_peak, memory_left, parse_memory, used_memory
+from gradleak.core.memory import (
+    free_memory,
+    in_words,
+    limit_by_default,
+    measured_peak,
+    memory_left,
+    parse_memory,
+    used_memory,
+)
 
 CPU = torch.device("cpu")
 BLOCK = 200_000_000
@@ -12,7 +20,14 @@ BLOCK = 200_000_000
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("6GB", 6 * 10**9), ("512MB", 512 * 10**6), ("1.5GiB", 3 * 2**29), ("800 mb", 8 * 10**8), ("2g", 2 * 10**9), ("4096", 4096)],
+    [
+        ("6GB", 6 * 10**9),
+        ("512MB", 512 * 10**6),
+        ("1.5GiB", 3 * 2**29),
+        ("800 mb", 8 * 10**8),
+        ("2g", 2 * 10**9),
+        ("4096", 4096),
+    ],
 )
 def test_amounts_are_read_as_people_write_them(text: str, amount: int) -> None:
     assert parse_memory(text) == amount

@@ -43,27 +43,43 @@ def test_a_frozen_tensor_is_refused_by_name(seen: Update) -> None:
 
 def test_another_shape_is_refused_with_both_shapes(tiny: Target, seen: Update) -> None:
     with pytest.raises(
-        GradleakError, match=rf"The update has {QUERY} of shape \[8, 32\], which is \[32, 32\] in this model: it was made with"
+        GradleakError,
+        match=(
+            rf"The update has {QUERY} of shape \[8, 32\], which is \[32, 32\] in this model: it was"
+            r" made with"
+        ),
     ):
         check_update(tiny, changed(seen, QUERY, torch.ones(1, 8, 32)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_tensor_that_is_not_finite_is_refused_by_name(tiny: Target, seen: Update, value: float) -> None:
+def test_a_tensor_that_is_not_finite_is_refused_by_name(
+    tiny: Target, seen: Update, value: float
+) -> None:
     with pytest.raises(
-        GradleakError, match=f"The update of batch 3 is not finite in {QUERY}: the model or the protocol diverged"
+        GradleakError,
+        match=f"The update of batch 3 is not finite in {QUERY}: the model or the protocol diverged",
     ):
-        check_update(tiny, changed(seen, QUERY, torch.full((1, 32, 32), value)), "The update of batch 3")
+        check_update(
+            tiny, changed(seen, QUERY, torch.full((1, 32, 32), value)), "The update of batch 3"
+        )
 
 
-def test_an_update_of_zeros_is_refused_and_one_tensor_of_zeros_is_not(tiny: Target, seen: Update) -> None:
+def test_an_update_of_zeros_is_refused_and_one_tensor_of_zeros_is_not(
+    tiny: Target, seen: Update
+) -> None:
     check_update(tiny, changed(seen, QUERY, torch.zeros(1, 32, 32)))
-    with pytest.raises(GradleakError, match=rf"The update is zero in all that is seen \({QUERY}\): nothing can be rebuilt"):
+    with pytest.raises(
+        GradleakError,
+        match=rf"The update is zero in all that is seen \({QUERY}\): nothing can be rebuilt",
+    ):
         check_update(tiny, Update({QUERY: torch.zeros(1, 32, 32)}))
 
 
 def test_what_a_client_would_have_sent_is_cut_as_what_was_seen(
-    random_target: Callable[..., Target], observe: Callable[..., Observation], make_private: Callable[..., object]
+    random_target: Callable[..., Target],
+    observe: Callable[..., Observation],
+    make_private: Callable[..., object],
 ) -> None:
     target = random_target("GPT2", torch.float64)
     texts = ("the cat is red .",)

@@ -10,7 +10,11 @@ from gradleak.core.update import Update
 PARTS = (
     Part("words", "words", "word_embedding", (9, 4)),
     Part("norm", "norm", "layernorm", (4,)),
-    *(Part(f"{n}.{module}", f"{n}.{module}", module, (4, 4), n) for n in (1, 2, 3) for module in ("query", "layernorm")),
+    *(
+        Part(f"{n}.{module}", f"{n}.{module}", module, (4, 4), n)
+        for n in (1, 2, 3)
+        for module in ("query", "layernorm")
+    ),
     Part("head", "head", "head", (2, 4)),
 )
 
@@ -25,7 +29,9 @@ def test_the_shares_of_an_axis_hold_each_entry_once(axis: int, blocks: int) -> N
     whole = torch.arange(5 * 24 * 24).view(5, 24, 24)
     shares = [Cut(axis, place, blocks=blocks).of(whole) for place in range(3)]
     assert all(share.shape == ((5, 24, 8) if axis == -1 else (5, 8, 24)) for share in shares)
-    assert torch.equal(torch.cat([share.flatten() for share in shares]).sort().values, whole.flatten())
+    assert torch.equal(
+        torch.cat([share.flatten() for share in shares]).sort().values, whole.flatten()
+    )
 
 
 def test_in_one_block_shares_are_thirds_and_in_many_they_take_turns() -> None:
@@ -72,7 +78,9 @@ def test_a_fused_parameter_has_a_name_of_its_own_beside_its_slices() -> None:
         ("1", ("word_embedding",), ["words"]),
     ],
 )
-def test_layers_and_modules_choose_together(layers: str, modules: tuple[str, ...], expected: list[str]) -> None:
+def test_layers_and_modules_choose_together(
+    layers: str, modules: tuple[str, ...], expected: list[str]
+) -> None:
     assert chosen(layers, *modules) == expected
 
 
@@ -83,17 +91,24 @@ def test_layers_are_written_as_numbers_and_ranges() -> None:
 
 @pytest.mark.parametrize("layers", ["0", "3-1", "x", "1,", "-2", "1-", "1.5", "first", "0-3", ""])
 def test_other_ways_to_write_layers_are_refused(layers: str) -> None:
-    with pytest.raises(GradleakError, match="Layers are written as all, 5, 3-6 or 1,4-6, counted from 1, not"):
+    with pytest.raises(
+        GradleakError, match="Layers are written as all, 5, 3-6 or 1,4-6, counted from 1, not"
+    ):
         read_layers(layers)
 
 
 def test_a_layer_beyond_the_model_is_refused_with_the_number_there_is() -> None:
-    with pytest.raises(GradleakError, match=r"There is no layer 9: this model has 3 layers, counted from 1\."):
+    with pytest.raises(
+        GradleakError, match=r"There is no layer 9: this model has 3 layers, counted from 1\."
+    ):
         chosen("2-9")
     with pytest.raises(GradleakError, match="no layers that can be told apart"):
         select_parts(PARTS[:1], "1")
 
 
 def test_an_unknown_module_is_refused_with_the_nearest() -> None:
-    with pytest.raises(GradleakError, match=r"Unknown module 'querry' \(did you mean 'query'\?\)\. Modules: query, key, value, "):
+    with pytest.raises(
+        GradleakError,
+        match=r"Unknown module 'querry' \(did you mean 'query'\?\)\. Modules: query, key, value, ",
+    ):
         check_modules(["query", "querry"])

@@ -29,8 +29,14 @@ def numeric_fields() -> list[tuple[str, str, str, type]]:
     for kind in KINDS:
         for name, cls in registered(kind).items():
             hints = typing.get_type_hints(cls)
-            numbers = {field.name: number_of(hints[field.name]) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-            found += [(kind, name, field, number) for field, number in numbers.items() if number is not None]
+            numbers = {
+                field.name: number_of(hints[field.name]) for field in dataclasses.fields(cls)
+            }  # type: ignore[arg-type]
+            found += [
+                (kind, name, field, number)
+                for field, number in numbers.items()
+                if number is not None
+            ]
     return found
 
 
@@ -38,13 +44,22 @@ EVERY = numeric_fields()
 
 
 def described(kind: str, name: str, field: str, value: float) -> dict[str, Any]:
-    required = [one.name for one in dataclasses.fields(find(kind, name)) if one.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    required = [
+        one.name
+        for one in dataclasses.fields(find(kind, name))
+        if one.default is dataclasses.MISSING
+    ]  # type: ignore[arg-type]
     return {"name": name, **dict.fromkeys(required, "somewhere"), field: value}
 
 
 def test_there_are_fields_to_look_at() -> None:
     assert len(EVERY) > 100
-    assert ("attack", "tag", "steps", int) in EVERY and ("attack", "lti", "learning_rate", float) in EVERY
+    assert ("attack", "tag", "steps", int) in EVERY and (
+        "attack",
+        "lti",
+        "learning_rate",
+        float,
+    ) in EVERY
 
 
 @pytest.mark.parametrize(("kind", "name", "field", "number"), EVERY, ids=lambda word: str(word))
@@ -78,9 +93,13 @@ def test_a_component_made_in_python_is_refused_when_it_is_written() -> None:
 
 def test_a_field_says_its_own_range() -> None:
     assert 0.5 in Range(0, 1) and 1.5 not in Range(0, 1) and math.nan not in Range(-math.inf)
-    assert math.inf in Range(infinite=True) and math.inf not in Range() and -math.inf not in Range(infinite=True)
-    assert [str(one) for one in (Range(), Range(1), Range(above=True), Range(0, 1), Range(0, 1, above=True))] == [
-        "0 or more", "1 or more", "above 0", "from 0 to 1", "above 0 and at most 1"
-    ]  # fmt: skip
+    assert (
+        math.inf in Range(infinite=True)
+        and math.inf not in Range()
+        and -math.inf not in Range(infinite=True)
+    )
+    ranges = (Range(), Range(1), Range(above=True), Range(0, 1), Range(0, 1, above=True))
+    words = ["0 or more", "1 or more", "above 0", "from 0 to 1", "above 0 and at most 1"]
+    assert [str(one) for one in ranges] == words
     assert _coerce("own:shift", -3, AnyNumber) == -3.0
     assert _coerce("own:rate", None, Rate | None) is None

@@ -43,14 +43,19 @@ def test_a_name_taken_and_an_unknown_kind_are_refused() -> None:
 
     with pytest.raises(TypeError, match="attack 'tag' is registered twice"):
         register("attack", "tag")(Other)
-    with pytest.raises(TypeError, match="unknown kind of component 'atack'; kinds are target, dataset"):
+    with pytest.raises(
+        TypeError, match="unknown kind of component 'atack'; kinds are target, dataset"
+    ):
         register("atack", "other")(Other)
 
 
 def test_names_are_found_and_listed_in_order() -> None:
     for kind in KINDS:
         assert list(registered(kind)) == sorted(registered(kind))
-        assert all(find(kind, name) is cls and (cls.kind, cls.name) == (kind, name) for name, cls in registered(kind).items())
+        assert all(
+            find(kind, name) is cls and (cls.kind, cls.name) == (kind, name)
+            for name, cls in registered(kind).items()
+        )
 
 
 def test_a_list_of_components_is_a_copy() -> None:
@@ -60,6 +65,10 @@ def test_a_list_of_components_is_a_copy() -> None:
 
 def test_a_near_miss_is_answered_with_a_suggestion() -> None:
     with pytest.raises(
-        GradleakError, match=r"Unknown target 'minlm' \(did you mean 'minilm'\?\)\. Available: .*huggingface, .*minilm, .*tiny"
+        GradleakError,
+        match=(
+            r"Unknown target 'minlm' \(did you mean 'minilm'\?\)\. Available: .*huggingface,"
+            r" .*minilm, .*tiny"
+        ),
     ):
         find("target", "minlm")

@@ -18,11 +18,56 @@ from gradleak.core.specs import from_dict, from_string, resolve, to_dict, to_str
 
 EVERY = [(kind, name) for kind in KINDS for name in registered(kind)]
 NASTY = [
-    "a,b", "a:b", "a=b", "a b", " a", "a ", "it's", 'say "hi", twice', "back\\slash", '\\",', "[a", "{a: b}", "a]", "# no",
-    "a #b", "null", "~", "true", "no", "12", "1.5", "1e-3", "0x_", "2024-01-01", "2024-13-45", "1:30", "-", "---", "=", "&a",
-    "*a", "!a", "%a", "@a", "`a", "", "\n", "a\nb", "\t", "\x00", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "naïve Ω 🙂",
-    "\U000e0001", "C:\\x\\y.csv", "~/notes.csv",
-]  # fmt: skip
+    "a,b",
+    "a:b",
+    "a=b",
+    "a b",
+    " a",
+    "a ",
+    "it's",
+    'say "hi", twice',
+    "back\\slash",
+    '\\",',
+    "[a",
+    "{a: b}",
+    "a]",
+    "# no",
+    "a #b",
+    "null",
+    "~",
+    "true",
+    "no",
+    "12",
+    "1.5",
+    "1e-3",
+    "0x_",
+    "2024-01-01",
+    "2024-13-45",
+    "1:30",
+    "-",
+    "---",
+    "=",
+    "&a",
+    "*a",
+    "!a",
+    "%a",
+    "@a",
+    "`a",
+    "",
+    "\n",
+    "a\nb",
+    "\t",
+    "\x00",
+    "\x7f",
+    "\x85",
+    "\xa0",
+    "\u2028",
+    "\ufeff",
+    "naïve Ω 🙂",
+    "\U000e0001",
+    "C:\\x\\y.csv",
+    "~/notes.csv",
+]
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -38,16 +83,22 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         bool: st.booleans(),
         int: st.integers(1, 10**6),
         float: st.floats(0, 1e9) | st.sampled_from([1e-3, 1e-05, 1e300, 0.1]),
-        str: st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(NASTY),
+        str: (
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(NASTY)
+        ),
         type(None): st.none(),
     }
     return plain[hint]
 
 
 def made(cls: type[Component], data: st.DataObject) -> Component | None:
-    """The component with a drawn value in every field, or none where it refuses them or they are out of range."""
+    """The component with a drawn value in every field, or none where it refuses them or they are
+    out of range."""
     hints = typing.get_type_hints(cls)
-    values = {field.name: data.draw(values_of(hints[field.name]), field.name) for field in dataclasses.fields(cls)}
+    values = {
+        field.name: data.draw(values_of(hints[field.name]), field.name)
+        for field in dataclasses.fields(cls)
+    }
     try:
         component = cls(**values)
         to_dict(component)
@@ -59,7 +110,9 @@ def made(cls: type[Component], data: st.DataObject) -> Component | None:
 @pytest.mark.parametrize(("kind", "name"), EVERY, ids=lambda word: word)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_every_component_survives_the_dict_and_the_line(kind: str, name: str, data: st.DataObject) -> None:
+def test_every_component_survives_the_dict_and_the_line(
+    kind: str, name: str, data: st.DataObject
+) -> None:
     component = made(find(kind, name), data)
     if component is not None:
         assert from_dict(kind, json.loads(json.dumps(to_dict(component)))) == component
@@ -69,31 +122,59 @@ def test_every_component_survives_the_dict_and_the_line(kind: str, name: str, da
 @pytest.mark.parametrize(("kind", "name"), EVERY, ids=lambda word: word)
 def test_every_component_survives_at_its_defaults(kind: str, name: str) -> None:
     cls = find(kind, name)
-    required = {field.name: "somewhere" for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
+    required = {
+        field.name: "somewhere"
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING
+    }
     component = cls(**required)
-    assert resolve(kind, to_dict(component)) == resolve(kind, to_string(component)) == resolve(kind, component) == component
+    assert (
+        resolve(kind, to_dict(component))
+        == resolve(kind, to_string(component))
+        == resolve(kind, component)
+        == component
+    )
     assert to_string(component) == (name + ":path=somewhere" if required else name)
 
 
 @pytest.mark.parametrize("text", NASTY, ids=ascii)
 def test_any_text_survives_alone_and_among_others(text: str) -> None:
     for line in (
-        to_string(from_dict("dataset", {"name": "file", "path": text, "label": None, "text": text})),
-        to_string(from_dict("target", {"name": "huggingface", "path": "x", "frozen": [text, "b", text], "head_seed": 3})),
+        to_string(
+            from_dict("dataset", {"name": "file", "path": text, "label": None, "text": text})
+        ),
+        to_string(
+            from_dict(
+                "target",
+                {"name": "huggingface", "path": "x", "frozen": [text, "b", text], "head_seed": 3},
+            )
+        ),
     ):
         kind = "dataset" if line.startswith("file") else "target"
         assert to_string(from_string(kind, line)) == line
-        assert text in (to_dict(from_string(kind, line)).get("text"), *to_dict(from_string(kind, line)).get("frozen", []))
+        assert text in (
+            to_dict(from_string(kind, line)).get("text"),
+            *to_dict(from_string(kind, line)).get("frozen", []),
+        )
 
 
 def test_lines_read_as_people_write_them() -> None:
-    assert to_dict(from_string("attack", " tag : steps = 500 , learning_rate = 1e-3 "))["learning_rate"] == 0.001
+    assert (
+        to_dict(from_string("attack", " tag : steps = 500 , learning_rate = 1e-3 "))[
+            "learning_rate"
+        ]
+        == 0.001
+    )
     assert to_dict(from_string("dataset", "file:path=/a b/c d.csv,label=null")) == {
-        **to_dict(from_string("dataset", "file:path=x")), "path": "/a b/c d.csv", "label": None
-    }  # fmt: skip
+        **to_dict(from_string("dataset", "file:path=x")),
+        "path": "/a b/c d.csv",
+        "label": None,
+    }
     assert to_dict(from_string("dataset", "file:path='a, b',text=don't"))["text"] == "don't"
     assert to_dict(from_string("target", "tiny:frozen=head"))["frozen"] == ["head"]
-    assert to_dict(from_string("target", "tiny:frozen=[head, word_embedding],seed=2"))["frozen"] == ["head", "word_embedding"]
+    assert to_dict(from_string("target", "tiny:frozen=[head, word_embedding],seed=2"))[
+        "frozen"
+    ] == ["head", "word_embedding"]
     assert to_dict(from_string("dataset", "file:path=7,text=4"))["path"] == "7"
 
 
@@ -112,11 +193,27 @@ def test_fields_at_their_defaults_are_left_out_of_the_line() -> None:
 @pytest.mark.parametrize(
     ("kind", "described", "message"),
     [
-        ("attack", "tga", r"Unknown attack 'tga' \(did you mean 'tag'\?\)\. Available: .*dlg, .*tag"),
+        (
+            "attack",
+            "tga",
+            r"Unknown attack 'tga' \(did you mean 'tag'\?\)\. Available: .*dlg, .*tag",
+        ),
         ("attack", "qqqqqq", r"Unknown attack 'qqqqqq'\. Available: "),
-        ("attack", "tag:step=3", r"attack 'tag' has no field 'step' \(did you mean 'steps'\?\)\. Fields: steps, "),
-        ("protocol", "fedsgd:rounds=3", r"protocol 'fedsgd' has no field 'rounds'\. Fields: dropout\."),
-        ("view", "everything:layers=3", r"view 'everything' has no field 'layers'\. Fields: none\."),
+        (
+            "attack",
+            "tag:step=3",
+            r"attack 'tag' has no field 'step' \(did you mean 'steps'\?\)\. Fields: steps, ",
+        ),
+        (
+            "protocol",
+            "fedsgd:rounds=3",
+            r"protocol 'fedsgd' has no field 'rounds'\. Fields: dropout\.",
+        ),
+        (
+            "view",
+            "everything:layers=3",
+            r"view 'everything' has no field 'layers'\. Fields: none\.",
+        ),
         ("attack", "tag:steps=many", "tag:steps must be a whole number, not 'many'"),
         ("attack", "tag:steps=1.5", "tag:steps must be a whole number, not 1.5"),
         ("attack", "tag:steps=true", "tag:steps must be a whole number, not True"),
@@ -125,18 +222,31 @@ def test_fields_at_their_defaults_are_left_out_of_the_line() -> None:
         ("attack", "tag:learning_rate=[1]", r"tag:learning_rate must be a number, not \[1\]"),
         ("target", "tiny:attend_padding=1", "tiny:attend_padding must be true or false, not 1"),
         ("target", "huggingface:path=[a]", r"huggingface:path must be text, not \['a'\]"),
-        ("target", "minilm:weights=quarter", r"minilm:weights must be one of full\|half, not 'quarter'"),
+        (
+            "target",
+            "minilm:weights=quarter",
+            r"minilm:weights must be one of full\|half, not 'quarter'",
+        ),
         ("target", "huggingface", "target 'huggingface' needs path: write huggingface:path="),
         ("attack", "tag:steps", "Cannot read 'steps' in 'tag:steps': write tag:field=value"),
-        ("attack", "tag:steps=1,steps=2", "'steps' is given twice in 'tag:steps=1,steps=2': keep one"),
+        (
+            "attack",
+            "tag:steps=1,steps=2",
+            "'steps' is given twice in 'tag:steps=1,steps=2': keep one",
+        ),
         ("attack", "tag:name=dlg", "'name' is given twice"),
         ("attack", "tag:steps={", "Cannot read the value of 'steps' in 'tag:steps={'"),
         ("attack", "tag:steps=2024-13-45", "Cannot read the value of 'steps'"),
         ("attack", {"steps": 3}, "Every attack needs a name: .* has none"),
-        ("attack", 3, "Every attack is written as a name, a line such as name:field=value, or a mapping, not 3"),
+        (
+            "attack",
+            3,
+            "Every attack is written as a name, a line such as name:field=value, or a mapping, "
+            "not 3",
+        ),
         ("defense", "gaussian_noise:std=-1", "gaussian_noise:std must be 0 or more, not -1.0"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_refused_by_name(kind: str, described: Any, message: str) -> None:
     with pytest.raises(GradleakError, match=message):
         resolve(kind, described)

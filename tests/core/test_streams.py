@@ -1,4 +1,5 @@
-"""Laws of random streams: the same path, the same numbers; and no way from one stream to another."""
+"""Laws of random streams: the same path, the same numbers; and no way from one stream to
+another."""
 
 import gc
 
@@ -33,7 +34,9 @@ def test_other_owners_seeds_and_names_give_unrelated_numbers() -> None:
         Streams.root("client", 0).child("batch").child(1),
         Streams.root("attacker", 0).child("batch", 0),
     ]
-    related = torch.corrcoef(torch.stack([numbers(stream) for stream in streams])) - torch.eye(len(streams))
+    related = torch.corrcoef(torch.stack([numbers(stream) for stream in streams])) - torch.eye(
+        len(streams)
+    )
     assert float(related.abs().max()) < 0.1  # 4.5 standard deviations of 2000 independent draws
 
 
@@ -41,7 +44,9 @@ def test_other_owners_seeds_and_names_give_unrelated_numbers() -> None:
 @example(["a/str:b"], ["a", "b"])
 @example(["a/"], ["a", ""])
 @example(["1"], [1])
-def test_two_paths_meet_only_where_they_are_the_same(one: list[str | int], other: list[str | int]) -> None:
+def test_two_paths_meet_only_where_they_are_the_same(
+    one: list[str | int], other: list[str | int]
+) -> None:
     root = Streams.root("client", 0)
     same = [(type(part), part) for part in one] == [(type(part), part) for part in other]
     assert (root.child(*one) == root.child(*other)) == same
@@ -60,11 +65,17 @@ def test_a_child_holds_its_own_key_and_nothing_of_its_parent_or_siblings() -> No
     assert isinstance(child.key, bytes)
     assert len({root.key, parent.key, child.key, sibling.key}) == 4
     reachable = [thing for thing in gc.get_referents(child) if not isinstance(thing, type)]
-    held = [part for thing in reachable for part in (thing.values() if isinstance(thing, dict) else [thing])]
+    held = [
+        part
+        for thing in reachable
+        for part in (thing.values() if isinstance(thing, dict) else [thing])
+    ]
     assert all(part is child.key for part in held)
     assert "987654321" not in repr(child)
     assert child.key.hex() not in repr(child)
-    drawn = {bytes(stream.generator().get_state().tolist()) for stream in (root, parent, child, sibling)}
+    drawn = {
+        bytes(stream.generator().get_state().tolist()) for stream in (root, parent, child, sibling)
+    }
     assert len(drawn) == 4
     assert child.generator().initial_seed() == 0  # tells nothing
 
@@ -82,14 +93,19 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
 
 
 def test_more_than_32_bits_of_a_key_matter() -> None:
-    """torch ignores the high half of a seed; a stream found by trying four thousand million seeds would be no secret."""
+    """torch ignores the high half of a seed; a stream found by trying four thousand million
+    seeds would be no secret."""
     keys = [bytes(32), bytes(31) + b"\x01", b"\x01" + bytes(31), bytes(8) + b"\x01" + bytes(23)]
     draws = [torch.randn(4, generator=Streams(key).generator()) for key in keys]
-    assert all(not torch.equal(one, other) for place, one in enumerate(draws) for other in draws[:place])
+    assert all(
+        not torch.equal(one, other) for place, one in enumerate(draws) for other in draws[:place]
+    )
 
 
 def test_a_filled_generator_draws_standard_normal_numbers() -> None:
-    drawn = torch.randn(100_000, generator=Streams.root("client", 0).generator(), dtype=torch.float64)
+    drawn = torch.randn(
+        100_000, generator=Streams.root("client", 0).generator(), dtype=torch.float64
+    )
     assert abs(float(drawn.mean())) < 0.02
     assert abs(float(drawn.std()) - 1) < 0.01
     assert abs(float((drawn[1:] * drawn[:-1]).mean())) < 0.02

@@ -13,7 +13,9 @@ def test_there_are_enough_and_at_least_half_carry_a_secret() -> None:
 
 
 def test_secrets_only_keeps_the_order_and_drops_the_rest() -> None:
-    assert Canaries(secrets_only=True).load() == [example for example in Canaries().load() if example.secrets]
+    assert Canaries(secrets_only=True).load() == [
+        example for example in Canaries().load() if example.secrets
+    ]
 
 
 def test_every_sentence_is_plain_unique_and_of_3_to_30_words() -> None:
@@ -26,18 +28,28 @@ def test_every_sentence_is_plain_unique_and_of_3_to_30_words() -> None:
 def test_marked_spans_are_whole_words_of_the_text() -> None:
     for example in Canaries().load():
         for start, end in example.secrets:
-            secret, around = example.text[start:end], example.text[start - 1 : start] + example.text[end : end + 1]
-            assert secret == secret.strip() and not any(letter.isalnum() for letter in around), example.text
+            secret, around = (
+                example.text[start:end],
+                example.text[start - 1 : start] + example.text[end : end + 1],
+            )
+            assert secret == secret.strip() and not any(letter.isalnum() for letter in around), (
+                example.text
+            )
 
 
 def test_labels_are_balanced_among_all_and_among_those_with_secrets() -> None:
     for secrets_only in (False, True):
         labels = [example.label for example in Canaries(secrets_only).load()]
-        assert set(labels) == {0, 1} and 0.4 <= sum(label == 1 for label in labels) / len(labels) <= 0.6
+        assert (
+            set(labels) == {0, 1}
+            and 0.4 <= sum(label == 1 for label in labels) / len(labels) <= 0.6
+        )
 
 
 def test_the_first_eight_are_short_and_carry_secrets() -> None:
-    assert all(5 <= len(example.text.split()) <= 9 and example.secrets for example in Canaries().load(8))
+    assert all(
+        5 <= len(example.text.split()) <= 9 and example.secrets for example in Canaries().load(8)
+    )
 
 
 def test_phone_numbers_and_mail_addresses_belong_to_nobody() -> None:
@@ -52,7 +64,10 @@ def test_canaries_may_be_shown() -> None:
 
 
 def test_asking_for_too_many_says_how_many_there_are() -> None:
-    with pytest.raises(GradleakError, match=rf"9999 examples were asked of canaries, which has {len(Canaries().load())}"):
+    with pytest.raises(
+        GradleakError,
+        match=rf"9999 examples were asked of canaries, which has {len(Canaries().load())}",
+    ):
         Canaries().load(9999)
     with pytest.raises(GradleakError, match="at least 1"):
         Canaries().load(0)

@@ -37,7 +37,9 @@ def test_formats_agree_packed_or_not(tmp_path: Path, extension: str, content: st
 def test_parquet_agrees_with_the_text_formats(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"text": [example.text for example in TWO], "label": [example.label for example in TWO]})
+    table = pyarrow.table(
+        {"text": [example.text for example in TWO], "label": [example.label for example in TWO]}
+    )
     parquet.write_table(table, tmp_path / "a.parquet")
     assert File(str(tmp_path / "a.parquet")).load() == TWO
 
@@ -55,7 +57,9 @@ def test_headerless_columns_are_numbered_from_one(tmp_path: Path) -> None:
 
 
 def test_without_a_label_column_labels_are_unknown(tmp_path: Path) -> None:
-    assert File(written(tmp_path, "a.csv", CSV), label=None).load(1) == [Example('a "quoted" word', None)]
+    assert File(written(tmp_path, "a.csv", CSV), label=None).load(1) == [
+        Example('a "quoted" word', None)
+    ]
 
 
 def test_the_format_can_be_said_where_the_extension_does_not(tmp_path: Path) -> None:
@@ -70,24 +74,51 @@ def test_marked_secrets_of_jsonl_are_kept(tmp_path: Path) -> None:
     assert File(path).load() == [Example("code 4471", 0, ((5, 9),))]
 
 
-@pytest.mark.parametrize("secrets", ["[[5, 10]]", "[[-1, 3]]", "[[3, 3]]", "[5, 9]", '"4471"', "[[true, 3]]", "[[0, 1, 2]]"])
+@pytest.mark.parametrize(
+    "secrets",
+    ["[[5, 10]]", "[[-1, 3]]", "[[3, 3]]", "[5, 9]", '"4471"', "[[true, 3]]", "[[0, 1, 2]]"],
+)
 def test_secrets_outside_the_text_are_refused(tmp_path: Path, secrets: str) -> None:
-    path = written(tmp_path, "a.jsonl", f'{{"text": "code 4471", "label": 0, "secrets": {secrets}}}')
-    with pytest.raises(GradleakError, match=r"line 1: secrets must be a list of \[start, end\] .* <= 9"):
+    path = written(
+        tmp_path, "a.jsonl", f'{{"text": "code 4471", "label": 0, "secrets": {secrets}}}'
+    )
+    with pytest.raises(
+        GradleakError, match=r"line 1: secrets must be a list of \[start, end\] .* <= 9"
+    ):
         File(path).load()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "lable\ttext\n1\tb\n", "line 2: no column 'label' .did you mean 'lable'.*Columns: lable, text.*label=null"),
-        ("a.jsonl", '{"txt": "b", "label": 1}', "line 1: no column 'text' .did you mean 'txt'.*Columns: txt, label"),
+        (
+            "a.tsv",
+            "lable\ttext\n1\tb\n",
+            "line 2: no column 'label' .did you mean 'lable'.*Columns: lable, text.*label=null",
+        ),
+        (
+            "a.jsonl",
+            '{"txt": "b", "label": 1}',
+            "line 1: no column 'text' .did you mean 'txt'.*Columns: txt, label",
+        ),
         ("a.tsv", "text\tlabel\nb\t1\n \t0\n", "line 3: the text is empty"),
         ("a.txt", "one\n\nthree\n", "line 2: the text is empty"),
         ("a.csv", "text,label\nb,1\n\nc,0\n", "line 3: the line is empty"),
-        ("a.csv", "text,label\nb,1\nc, \n", "a.csv: 1 of 2 rows cannot be used.\n  line 3: the label is empty"),
-        ("a.jsonl", '{"text": "b", "label": 0.5}', "line 1: the label must be a whole number or a name, not 0.5"),
-        ("a.jsonl", '{"text": "b", "label": true}', "line 1: the label must be a whole number or a name, not bool"),
+        (
+            "a.csv",
+            "text,label\nb,1\nc, \n",
+            "a.csv: 1 of 2 rows cannot be used.\n  line 3: the label is empty",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "b", "label": 0.5}',
+            "line 1: the label must be a whole number or a name, not 0.5",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "b", "label": true}',
+            "line 1: the label must be a whole number or a name, not bool",
+        ),
         ("a.jsonl", '{"text": 7, "label": 1}', "line 1: the text must be a string, not int"),
         ("a.jsonl", '{"text": "b", "label": 1}\n{', "line 2: not JSON"),
         ("a.jsonl", "[1]", "line 1: not a JSON object"),
@@ -96,12 +127,18 @@ def test_secrets_outside_the_text_are_refused(tmp_path: Path, secrets: str) -> N
         ("a.tsv", "", "is empty: it holds no examples"),
         ("a.csv", "text,label\n", "is empty: it holds no examples"),
         ("a.txt", "\n\n", "is empty: it holds no examples"),
-        ("a.txt", b"fine\ncaf\xe9 \x81\n", "line 2: the text is not utf-8 or cp1252; say what it is, such as --data "),
+        (
+            "a.txt",
+            b"fine\ncaf\xe9 \x81\n",
+            "line 2: the text is not utf-8 or cp1252; say what it is, such as --data ",
+        ),
         ("a.tsv.gz", b"not gzip", "Cannot read .*a.tsv.gz"),
         ("a.parquet", b"not parquet", "Cannot read .*a.parquet as parquet|pip install"),
     ],
 )
-def test_bad_content_is_refused_by_its_line(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+def test_bad_content_is_refused_by_its_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
     with pytest.raises(GradleakError, match=message):
         File(written(tmp_path, name, content)).load()
 
@@ -123,13 +160,17 @@ def test_all_bad_rows_are_refused_at_once_by_their_lines(tmp_path: Path) -> None
 
 
 def test_bad_rows_are_left_out_where_that_is_asked_for_and_said(tmp_path: Path) -> None:
-    data = File(written(tmp_path, "a.jsonl", f'{{"text": " ", "label": 1}}\n\n{JSONL}\n{{"label": 0}}\n'), skip_bad=True)
+    data = File(
+        written(tmp_path, "a.jsonl", f'{{"text": " ", "label": 1}}\n\n{JSONL}\n{{"label": 0}}\n'),
+        skip_bad=True,
+    )
     assert data.load() == TWO
     assert [example.row for example in data.load()] == [2, 3]  # numbered as in the file
     (said,) = data.remarks()
-    assert said == (
-        "3 of 5 rows cannot be used and were left out: line 1: the text is empty; line 2: the line is empty; "
-        "line 5: no column 'text'."
+    assert (
+        said
+        == "3 of 5 rows cannot be used and were left out: line 1: the text is empty; line 2: the"
+        " line is empty; line 5: no column 'text'."
     )
     assert File(data.path).without_bad_rows() == data
     with pytest.raises(GradleakError, match="no row can be used. line 2: the text is empty"):
@@ -138,12 +179,20 @@ def test_bad_rows_are_left_out_where_that_is_asked_for_and_said(tmp_path: Path) 
         Canaries().without_bad_rows()
 
 
-@pytest.mark.parametrize(("delimiter", "letter"), [("comma", ","), ("semicolon", ";"), ("tab", "\t"), ("bar", "|")])
+@pytest.mark.parametrize(
+    ("delimiter", "letter"), [("comma", ","), ("semicolon", ";"), ("tab", "\t"), ("bar", "|")]
+)
 def test_what_cuts_a_csv_is_found_or_given(tmp_path: Path, delimiter: Any, letter: str) -> None:
-    content = "\n".join([f"text{letter}label", f'"one; two | three"{letter}1', f'"four\tfive, six"{letter}0'])
+    content = "\n".join(
+        [f"text{letter}label", f'"one; two | three"{letter}1', f'"four\tfive, six"{letter}0']
+    )
     found = File(written(tmp_path, "a.csv", content))
     given = File(found.path, delimiter=delimiter)
-    assert found.load() == given.load() == [Example("one; two | three", 1), Example("four\tfive, six", 0)]
+    assert (
+        found.load()
+        == given.load()
+        == [Example("one; two | three", 1), Example("four\tfive, six", 0)]
+    )
     assert [delimiter in said for said in found.remarks()] == [True] * (letter != ",")
     assert given.remarks() == ()
 
@@ -155,11 +204,17 @@ def test_a_document_may_be_longer_than_the_csv_librarys_limit(tmp_path: Path) ->
 
 def test_without_a_header_the_rows_tell_what_cuts_them(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", "first; of all,1\nsecond,0\nthird; and; last,1\n")
-    assert [example.label for example in File(path, text="1", label="2", header=False).load()] == [1, 0, 1]
+    assert [example.label for example in File(path, text="1", label="2", header=False).load()] == [
+        1,
+        0,
+        1,
+    ]
 
 
 def test_a_delimiter_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GradleakError, match=r"delimiter=semicolon is for csv, and .*a.jsonl is jsonl"):
+    with pytest.raises(
+        GradleakError, match=r"delimiter=semicolon is for csv, and .*a.jsonl is jsonl"
+    ):
         File(written(tmp_path, "a.jsonl", JSONL), delimiter="semicolon").load()
 
 
@@ -179,7 +234,9 @@ def test_the_way_out_of_an_unknown_encoding_works_as_printed(tmp_path: Path) -> 
     assert resolve_dataset(data).load() == [Example("café \x81", 1)]
     with pytest.raises(GradleakError, match="line 2: the text is not utf-8;"):
         File(path, encoding="utf-8").load()
-    with pytest.raises(GradleakError, match="There is no encoding 'latin-eins': write for example encoding=latin-1"):
+    with pytest.raises(
+        GradleakError, match="There is no encoding 'latin-eins': write for example encoding=latin-1"
+    ):
         File(path, encoding="latin-eins").load()
 
 
@@ -189,21 +246,29 @@ def test_labels_are_numbers_names_or_those_of_a_list(tmp_path: Path) -> None:
     named = written(tmp_path, "b.csv", "text,label\na,good\nb,bad\nc,Bad\n")
     with pytest.raises(GradleakError, match=r"line 4: the label is none of labels=\[bad,good\]"):
         File(named, labels=("bad", "good")).load()
-    assert [example.label for example in File(named, labels=("bad", "good"), skip_bad=True).load()] == [1, 0]
+    assert [
+        example.label for example in File(named, labels=("bad", "good"), skip_bad=True).load()
+    ] == [1, 0]
     with pytest.raises(GradleakError, match="line 4: the label is none of"):
-        File(named, labels=("bad", "good", "None")).load()  # a name, not what is said of a label that is no number
+        # A name, not what is said of a label that is no number
+        File(named, labels=("bad", "good", "None")).load()
 
 
 def test_examples_know_their_line(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", CSV)
-    assert [example.where for example in File(path).load()] == [f"{path}, line 2", f"{path}, line 3"]
+    assert [example.where for example in File(path).load()] == [
+        f"{path}, line 2",
+        f"{path}, line 3",
+    ]
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GradleakError, match="There is no file .*gone.tsv; check the path"):
         File(str(tmp_path / "gone.tsv")).load()
     written(tmp_path, "notes.csv", CSV)
-    with pytest.raises(GradleakError, match="There is no file .*notse.csv; did you mean .*/notes.csv"):
+    with pytest.raises(
+        GradleakError, match="There is no file .*notse.csv; did you mean .*/notes.csv"
+    ):
         File(str(tmp_path / "notse.csv")).load()
     with pytest.raises(GradleakError, match="is a folder"):
         File(str(tmp_path)).load()
@@ -214,7 +279,9 @@ def test_asking_for_more_than_the_file_has_says_how_many_there_are(tmp_path: Pat
         File(written(tmp_path, "a.tsv", TSV)).load(3)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(GradleakError, match=r"pip install gradleak\[parquet\]"):

@@ -45,7 +45,9 @@ def test_telemetry_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1" and constants.HF_HUB_DISABLE_TELEMETRY
 
 
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(GradleakError, match=r"pip install gradleak\[hub\]"):
         Hub("glue", "cola").load()
@@ -54,15 +56,22 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
 def test_an_unknown_column_names_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     with pytest.raises(
-        GradleakError, match="hub dataset glue/cola, train split, row 1: no column 'text'.*Columns: sentence, label"
+        GradleakError,
+        match=(
+            "hub dataset glue/cola, train split, row 1: no column 'text'.*Columns: sentence, label"
+        ),
     ):
         Hub("glue", "cola").load()
 
 
-def test_what_the_library_cannot_load_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_library_cannot_load_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def load_dataset(path: str, name: str | None, split: str) -> None:
         raise ConnectionError("offline")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(GradleakError, match="Cannot load hub dataset nowhere, train split: offline. Check the id"):
+    with pytest.raises(
+        GradleakError, match="Cannot load hub dataset nowhere, train split: offline. Check the id"
+    ):
         Hub("nowhere").load()

@@ -15,7 +15,8 @@ def indices(selection: str, count: int | None) -> list[int]:
 
 
 def test_the_order_is_that_of_numpys_legacy_generator_seeded_with_101() -> None:
-    assert shuffled_indices(np.random.RandomState(101), 8551)[0] == 2310  # CoLA has 8551; LAMP's code asserts this number
+    # CoLA has 8551; LAMP's code asserts this number
+    assert shuffled_indices(np.random.RandomState(101), 8551)[0] == 2310
 
 
 def test_all_keeps_the_order() -> None:
@@ -23,7 +24,11 @@ def test_all_keeps_the_order() -> None:
 
 
 def test_a_smaller_test_set_is_the_beginning_of_a_larger_one() -> None:
-    assert indices("lamp_test", 10) == indices("lamp_test", 100)[:10] == shuffled_indices(np.random.RandomState(101), 1500)[:10]
+    assert (
+        indices("lamp_test", 10)
+        == indices("lamp_test", 100)[:10]
+        == shuffled_indices(np.random.RandomState(101), 1500)[:10]
+    )
 
 
 def test_test_and_tuning_sets_share_nothing_and_together_are_everything() -> None:
@@ -32,7 +37,10 @@ def test_test_and_tuning_sets_share_nothing_and_together_are_everything() -> Non
 
 
 def test_the_tuning_set_has_one_example_of_each_length_class() -> None:
-    left_over = sorted(shuffled_indices(np.random.RandomState(101), 1500)[1000:], key=lambda index: len(EXAMPLES[index].text))
+    left_over = sorted(
+        shuffled_indices(np.random.RandomState(101), 1500)[1000:],
+        key=lambda index: len(EXAMPLES[index].text),
+    )
     chunk_of = {index: place // 50 for place, index in enumerate(left_over)}
     assert sorted(chunk_of[index] for index in indices("lamp_tune", 10)) == list(range(10))
 

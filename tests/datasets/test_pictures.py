@@ -41,7 +41,10 @@ def test_every_layout_gives_the_same_pictures(layout: object, tmp_path: Path) ->
     layout(tmp_path)  # type: ignore[operator]
     found = Cifar10(folder=str(tmp_path), seed=None).load(7)
     assert [example.label for example in found] == LABELS[:7].tolist()
-    assert all(example.picture.pixels == pixels.tobytes() for example, pixels in zip(found, PIXELS, strict=False))
+    assert all(
+        example.picture.pixels == pixels.tobytes()
+        for example, pixels in zip(found, PIXELS, strict=False)
+    )
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -56,14 +59,20 @@ def test_selections_draw_what_they_say(tmp_path: Path) -> None:
     assert {example.label for example in Cifar10(classes=(2, 5), **at).load()} == {2, 5}
     mixed = Cifar10(first_half_share=0.25, size=12, **at).load()
     assert sum(example.label < 5 for example in mixed) == 3 and len(mixed) == 12
-    assert Cifar10(seed=1, **at).load(5) == Cifar10(seed=1, **at).load(9)[:5] != Cifar10(seed=2, **at).load(5)
+    assert (
+        Cifar10(seed=1, **at).load(5)
+        == Cifar10(seed=1, **at).load(9)[:5]
+        != Cifar10(seed=2, **at).load(5)
+    )
     with pytest.raises(GradleakError, match="asks for 30 pictures of one half"):
         Cifar10(first_half_share=1, size=30, **at).load()
     with pytest.raises(GradleakError, match="first_half_share needs size"):
         resolve_dataset("cifar10:first_half_share=0.5")
 
 
-def test_where_there_is_no_cifar_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_cifar_the_fix_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("GRADLEAK_DATA", raising=False)
     with pytest.raises(GradleakError, match="set GRADLEAK_DATA"):
         Cifar10().load(1)
@@ -74,9 +83,14 @@ def test_where_there_is_no_cifar_the_fix_is_said(tmp_path: Path, monkeypatch: py
 def test_folders_are_classes(tmp_path: Path) -> None:
     for place, name in enumerate(("cat", "dog")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "a.png").write_bytes(png.write(png.Pixels((32, 32, 3), PIXELS[place].tobytes())))
+        (tmp_path / name / "a.png").write_bytes(
+            png.write(png.Pixels((32, 32, 3), PIXELS[place].tobytes()))
+        )
     found = PictureFiles(str(tmp_path)).load()
-    assert [(example.label, example.picture.pixels) for example in found] == [(0, PIXELS[0].tobytes()), (1, PIXELS[1].tobytes())]
+    assert [(example.label, example.picture.pixels) for example in found] == [
+        (0, PIXELS[0].tobytes()),
+        (1, PIXELS[1].tobytes()),
+    ]
     (tmp_path / "dog" / "b.png").write_bytes(png.write(png.Pixels((8, 8, 3), bytes(192))))
     with pytest.raises(GradleakError, match=r"b\.png has another shape"):
         PictureFiles(str(tmp_path)).load()

@@ -34,10 +34,14 @@ def test_an_existing_file_needs_no_known_extension(tmp_path: Path) -> None:
     path.write_text("one\n")
     assert resolve_dataset(str(path)) == File(str(path))
     (tmp_path / "notes").write_text("one\n")
-    assert resolve_dataset(f"{tmp_path / 'notes'}:format=text") == File(str(tmp_path / "notes"), format="text")
+    assert resolve_dataset(f"{tmp_path / 'notes'}:format=text") == File(
+        str(tmp_path / "notes"), format="text"
+    )
 
 
-def test_a_registered_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_name_wins_over_a_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("cola").write_text("")
     assert resolve_dataset("cola") == Cola()
@@ -46,7 +50,10 @@ def test_a_registered_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("described", "message"),
     [
-        ("canarys", "Unknown dataset 'canarys' .did you mean 'canaries'.*Available: canaries, .*cola"),
+        (
+            "canarys",
+            "Unknown dataset 'canarys' .did you mean 'canaries'.*Available: canaries, .*cola",
+        ),
         ("notes.csv:txt=note", "has no field 'txt' .did you mean 'text'"),
         ("cola:split=test", "must be one of train|dev"),
         ("", "Unknown dataset ''"),
@@ -58,11 +65,21 @@ def test_unknown_names_and_fields_are_refused(described: str, message: str) -> N
 
 
 def test_every_dataset_of_the_package_is_registered() -> None:
-    assert {"canaries", "cola", "file", "hub", "rotten_tomatoes", "sst2"} <= set(registered("dataset"))
+    assert {"canaries", "cola", "file", "hub", "rotten_tomatoes", "sst2"} <= set(
+        registered("dataset")
+    )
 
 
 @pytest.mark.parametrize(
-    "dataset", [Canaries(True), Cola(), File("a b.csv", "1", None, "csv", False, "lamp_tune"), Hub("glue", "sst2")]
+    "dataset",
+    [
+        Canaries(True),
+        Cola(),
+        File("a b.csv", "1", None, "csv", False, "lamp_tune"),
+        Hub("glue", "sst2"),
+    ],
 )
-def test_a_dataset_survives_being_written_on_one_line(dataset: Canaries | Cola | File | Hub) -> None:
+def test_a_dataset_survives_being_written_on_one_line(
+    dataset: Canaries | Cola | File | Hub,
+) -> None:
     assert from_string("dataset", to_string(dataset)) == dataset

@@ -43,7 +43,9 @@ def drawn(scale: float = 1.0, clients: int = 2) -> Update:
 
 
 def sent(defense: Defense, update: Update) -> Update:
-    return defense.protect(update, [Streams.root("client", 0).child(client) for client in range(update.clients)])
+    return defense.protect(
+        update, [Streams.root("client", 0).child(client) for client in range(update.clients)]
+    )
 
 
 def kept(update: Update) -> dict[str, float]:
@@ -53,11 +55,16 @@ def kept(update: Update) -> dict[str, float]:
 @pytest.mark.parametrize("defense", NO_STRENGTH, ids=repr)
 def test_no_strength_is_the_identity_and_a_clear_channel(defense: Defense) -> None:
     update = drawn()
-    assert all(torch.equal(tensor, update.tensors[name]) for name, tensor in sent(defense, update).tensors.items())
+    assert all(
+        torch.equal(tensor, update.tensors[name])
+        for name, tensor in sent(defense, update).tensors.items()
+    )
     assert defense.channel().clear and not defense.channel().randomised
 
 
-@pytest.mark.parametrize("defense", [Pruning(0.1), Pruning(0.1, "update"), TopK(0.1), Masking(0.9)], ids=repr)
+@pytest.mark.parametrize(
+    "defense", [Pruning(0.1), Pruning(0.1, "update"), TopK(0.1), Masking(0.9)], ids=repr
+)
 def test_what_survives_is_unchanged_and_the_rest_is_zero(defense: Defense) -> None:
     update = drawn()
     for name, tensor in sent(defense, update).tensors.items():
@@ -100,7 +107,10 @@ def test_masking_zeroes_the_share_it_says_wherever_the_large_entries_are() -> No
 
 def test_sign_sends_signs() -> None:
     update = drawn()
-    assert all(torch.equal(tensor, update.tensors[name].sign()) for name, tensor in sent(Sign(), update).tensors.items())
+    assert all(
+        torch.equal(tensor, update.tensors[name].sign())
+        for name, tensor in sent(Sign(), update).tensors.items()
+    )
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -123,10 +133,15 @@ def test_buckets_have_scales_of_their_own() -> None:
 
 def test_clipping_bounds_the_norm_of_all_tensors_together_and_keeps_the_direction() -> None:
     update = Update(
-        {name: tensor * torch.tensor([1.0, 1e-6]).view(2, *[1] * (tensor.ndim - 1)) for name, tensor in drawn().tensors.items()}
+        {
+            name: tensor * torch.tensor([1.0, 1e-6]).view(2, *[1] * (tensor.ndim - 1))
+            for name, tensor in drawn().tensors.items()
+        }
     )
     small = sent(Clipping(2.0), update)
-    torch.testing.assert_close(small.whole_norms(), torch.stack([torch.tensor(2.0), update.whole_norms()[1]]))
+    torch.testing.assert_close(
+        small.whole_norms(), torch.stack([torch.tensor(2.0), update.whole_norms()[1]])
+    )
     factor = small.tensors["a"][0] / update.tensors["a"][0]
     torch.testing.assert_close(factor, factor.mean().expand_as(factor))
     assert small.tensors["b"][1].equal(update.tensors["b"][1])
@@ -135,8 +150,15 @@ def test_clipping_bounds_the_norm_of_all_tensors_together_and_keeps_the_directio
 def test_client_dp_is_clipping_and_noise_of_so_many_clips() -> None:
     update = drawn()
     by_hand = protect_in_turn((Clipping(0.5),), update, [Streams.root("any", 0)] * 2)
-    noise = {name: tensor - by_hand.tensors[name] for name, tensor in sent(ClientDp(0.5, 3.0), update).tensors.items()}
-    assert float(noise["a"].std()) == pytest.approx(1.5, rel=0.05) == pytest.approx(float(noise["b"].std()), rel=0.1)
+    noise = {
+        name: tensor - by_hand.tensors[name]
+        for name, tensor in sent(ClientDp(0.5, 3.0), update).tensors.items()
+    }
+    assert (
+        float(noise["a"].std())
+        == pytest.approx(1.5, rel=0.05)
+        == pytest.approx(float(noise["b"].std()), rel=0.1)
+    )
     assert ClientDp(0.5, 3.0).channel() == Channel(noise_std=1.5, clip=0.5, randomised=True)
 
 
@@ -170,7 +192,10 @@ def test_a_chain_is_applied_in_the_order_written() -> None:
 
 
 def test_dp_sgd_after_another_defense_is_refused_by_name() -> None:
-    with pytest.raises(GradleakError, match="dp_sgd needs the gradient of each example and must be the first defense"):
+    with pytest.raises(
+        GradleakError,
+        match="dp_sgd needs the gradient of each example and must be the first defense",
+    ):
         AuditSpec.from_plain({"target": "tiny", "defenses": ["clipping", "dp_sgd"]})
 
 
@@ -197,7 +222,9 @@ def test_senseless_strengths_are_refused_by_name(line: str, message: str) -> Non
 
 
 @pytest.mark.parametrize("line", ["pruning", "masking", "sign", "quantisation"])
-def test_nothing_read_off_a_thinned_update_is_called_certain(tiny: object, observe: Callable[..., object], line: str) -> None:
+def test_nothing_read_off_a_thinned_update_is_called_certain(
+    tiny: object, observe: Callable[..., object], line: str
+) -> None:
     from gradleak.attacks.evidence import findings
     from gradleak.core.observation import Observation
     from gradleak.core.specs import from_string

@@ -1,4 +1,5 @@
-"""Updates in half precision: what is lost is what the channel says, and the exact attack looks past it."""
+"""Updates in half precision: what is lost is what the channel says, and the exact attack looks
+past it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +23,20 @@ from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.tiny import Tiny
 
 CPU = torch.device("cpu")
-TEXTS = ("my phone number is five five zero one .", "the cat is red .", "she never paid the bank again soon")
+TEXTS = (
+    "my phone number is five five zero one .",
+    "the cat is red .",
+    "she never paid the bank again soon",
+)
 BOTH = pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 
 
 def rounded(values: torch.Tensor, dtype: Any) -> torch.Tensor:
-    return Rounding(dtype).protect(Update({"a": values[None]}), [Streams.root("client", 0)]).tensors["a"][0]
+    return (
+        Rounding(dtype)
+        .protect(Update({"a": values[None]}), [Streams.root("client", 0)])
+        .tensors["a"][0]
+    )
 
 
 @BOTH
@@ -36,7 +45,11 @@ def test_rounding_twice_is_rounding_once_and_stays_within_half_a_step(dtype: str
     sent, channel = rounded(values, dtype), Rounding(dtype).channel()  # type: ignore[arg-type]
     assert sent.dtype == torch.float32 and not torch.equal(sent, values)
     assert torch.equal(rounded(sent, dtype), sent)
-    assert bool(((sent - values).abs() <= channel.rounding / 2 * values.abs() + channel.smallest_step / 2).all())
+    assert bool(
+        (
+            (sent - values).abs() <= channel.rounding / 2 * values.abs() + channel.smallest_step / 2
+        ).all()
+    )
 
 
 @BOTH
@@ -57,7 +70,9 @@ def test_a_chain_adds_its_noises_and_keeps_its_coarsest_rounding() -> None:
 
 @BOTH
 @pytest.mark.parametrize("text", TEXTS)
-def test_span_knows_the_rank_and_proves_the_sentence(dtype: Any, text: str, observe: Callable[..., Observation]) -> None:
+def test_span_knows_the_rank_and_proves_the_sentence(
+    dtype: Any, text: str, observe: Callable[..., Observation]
+) -> None:
     target = Tiny(layers=3, hidden=96).open(CPU)
     seen = observe(target, (text,), defenses=(Rounding(dtype),))
     parts = visible_linear_parts(seen, 1, ATTENTION_INPUTS)
@@ -74,16 +89,27 @@ def test_span_proves_nothing_that_is_wrong(
     texts: tuple[str, ...], hidden: int, known: bool, observe: Callable[..., Observation]
 ) -> None:
     target = Tiny(hidden=hidden).open(CPU)
-    seen = observe(target, texts, defenses=(Rounding(),)).limited_to({Fact.DEFENSE} if known else set())
+    seen = observe(target, texts, defenses=(Rounding(),)).limited_to(
+        {Fact.DEFENSE} if known else set()
+    )
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(target))
     (guess,) = Span(steps=40).reconstruct([seen], bench)
-    assert not guess.certified or set(guess.sentences) == {tuple(ids) for ids in target.encode(texts)}
+    assert not guess.certified or set(guess.sentences) == {
+        tuple(ids) for ids in target.encode(texts)
+    }
 
 
-def test_minilm_gives_up_canaries_in_bf16(minilm: Target, observe: Callable[..., Observation]) -> None:
+def test_minilm_gives_up_canaries_in_bf16(
+    minilm: Target, observe: Callable[..., Observation]
+) -> None:
     secrets = ("My PIN is 4471, please keep it.", "Call me at 555-0142 after seven.")
-    seen = [observe(minilm, (text,), index=place, defenses=(Rounding(),)) for place, text in enumerate(secrets)]
+    seen = [
+        observe(minilm, (text,), index=place, defenses=(Rounding(),))
+        for place, text in enumerate(secrets)
+    ]
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(minilm))
-    found = Span().reconstruct([one.limited_to({Fact.DEFENSE, Fact.BATCH_SIZE}) for one in seen], bench)
+    found = Span().reconstruct(
+        [one.limited_to({Fact.DEFENSE, Fact.BATCH_SIZE}) for one in seen], bench
+    )
     assert [guess.sentences for guess in found] == [(tuple(ids),) for ids in minilm.encode(secrets)]
     assert all(guess.certified for guess in found)

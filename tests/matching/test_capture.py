@@ -21,7 +21,12 @@ def hooks(module: nn.Module) -> list[object]:
     return [
         hook
         for part in module.modules()
-        for table in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        for table in (
+            part._forward_hooks,
+            part._forward_pre_hooks,
+            part._backward_hooks,
+            part._backward_pre_hooks,
+        )
         for hook in table.values()
     ]
 
@@ -32,7 +37,9 @@ def target(request: pytest.FixtureRequest, random_target: Callable[..., Target])
 
 
 @pytest.fixture
-def batch(target: Target, make_private: Callable[..., Any], add_axes: Callable[[Batch, int], Batch]) -> Batch:
+def batch(
+    target: Target, make_private: Callable[..., Any], add_axes: Callable[[Batch, int], Batch]
+) -> Batch:
     private = add_axes(make_private(target).batch, 2)
     return replace(private, ids=None, embeddings=target.embed(private.ids).requires_grad_())
 
@@ -41,7 +48,9 @@ def batch(target: Target, make_private: Callable[..., Any], add_axes: Callable[[
 def test_a_pass_leaves_no_hook_no_grad_and_the_same_parameters(
     target: Target, batch: Batch, observe: Callable[..., Observation], plain: bool
 ) -> None:
-    before = {name: (parameter, parameter.clone()) for name, parameter in target.module.named_parameters()}
+    before = {
+        name: (parameter, parameter.clone()) for name, parameter in target.module.named_parameters()
+    }
     for_observations([observe(target)], Cosine(), plain=plain).distances(batch).sum().backward()
     assert not hooks(target.module)
     after = dict(target.module.named_parameters())
@@ -53,7 +62,9 @@ def test_a_pass_leaves_no_hook_no_grad_and_the_same_parameters(
         assert not parameter.requires_grad
 
 
-def test_a_pass_that_fails_leaves_no_hook_either(target: Target, batch: Batch, observe: Callable[..., Observation]) -> None:
+def test_a_pass_that_fails_leaves_no_hook_either(
+    target: Target, batch: Batch, observe: Callable[..., Observation]
+) -> None:
     matcher = for_observations([observe(target)], Cosine())
     seen_inside: list[int] = []
 
@@ -80,5 +91,7 @@ def test_batch_norm_is_refused_in_training_mode_only(
     observation = observe(target)
     for_observations([observation], Cosine())
     model.bert.pooler.activation.train()
-    with pytest.raises(GradleakError, match=r"bert\.pooler\.activation is a BatchNorm in training mode.*call eval"):
+    with pytest.raises(
+        GradleakError, match=r"bert\.pooler\.activation is a BatchNorm in training mode.*call eval"
+    ):
         for_observations([observation], Cosine())

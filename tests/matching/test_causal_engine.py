@@ -1,4 +1,5 @@
-"""The engine on causal language models: loss at every token, labels that may depend on the embeddings, RMSNorm."""
+"""The engine on causal language models: loss at every token, labels that may depend on the
+embeddings, RMSNorm."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,16 +23,22 @@ from gradleak.targets.tiny_causal import TinyCausal
 from gradleak.views import Parts
 
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
-UNEQUAL = [("the cat is red .", "my phone number is five five zero one ."), ("we owes the bank .", "she left")]
+UNEQUAL = [
+    ("the cat is red .", "my phone number is five five zero one ."),
+    ("we owes the bank .", "she left"),
+]
 Observe = Callable[..., Observation]
 
 
 def candidates(observations: Sequence[Observation], count: int = 2) -> tuple[Tensor, Tensor]:
-    """Noise around ordinary words at the observations' own lengths: embeddings and mask, [observations, candidates, …]."""
+    """Noise around ordinary words at the observations' own lengths: embeddings and mask,
+    [observations, candidates, …]."""
     target = observations[0].target
     masks = [target.attention_mask(observation.knows.lengths) for observation in observations]
     width = max(mask.shape[1] for mask in masks)
-    mask = torch.stack([torch.nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in masks])[:, None]
+    mask = torch.stack(
+        [torch.nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in masks]
+    )[:, None]
     mask = mask.expand(-1, count, -1, -1)
     generator = Streams.root("candidates", 0).generator()
     ids = torch.randint(5, 90, mask.shape, generator=generator)
@@ -40,7 +47,8 @@ def candidates(observations: Sequence[Observation], count: int = 2) -> tuple[Ten
 
 
 def assert_agree(observations: Sequence[Observation], distance: Distance, labelled: str) -> None:
-    """Fast form and reference give one distance and one slope, the slope through the labels included.
+    """Fast form and reference give one distance and one slope, the slope through the labels
+    included.
 
     Labels are hard, tied to the embeddings, or free: logits that have a slope of their own.
     """
@@ -52,7 +60,11 @@ def assert_agree(observations: Sequence[Observation], distance: Distance, labell
     found = []
     for plain in (False, True):
         embeddings, logits = made.detach().clone().requires_grad_(), drawn.clone().requires_grad_()
-        labels = {"hard": hard, "tied": soften_tokens(target, embeddings), "free": logits.softmax(-1)}[labelled]
+        labels = {
+            "hard": hard,
+            "tied": soften_tokens(target, embeddings),
+            "free": logits.softmax(-1),
+        }[labelled]
         batch = Batch(embeddings=embeddings, mask=mask, labels=labels)
         distances = for_observations(observations, distance, plain=plain).distances(batch)
         moved = [embeddings, logits] if labelled == "free" else [embeddings]
@@ -60,28 +72,40 @@ def assert_agree(observations: Sequence[Observation], distance: Distance, labell
     (fast, fast_slopes), (slow, slow_slopes) = found
     torch.testing.assert_close(fast, slow, rtol=1e-9, atol=0)
     for fast_slope, slow_slope in zip(fast_slopes, slow_slopes, strict=True):
-        missed = (fast_slope - slow_slope).flatten(2).norm(dim=2) / slow_slope.flatten(2).norm(dim=2)
+        missed = (fast_slope - slow_slope).flatten(2).norm(dim=2) / slow_slope.flatten(2).norm(
+            dim=2
+        )
         assert float(missed.max()) < 1e-9
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
 @pytest.mark.parametrize("labelled", ["hard", "tied", "free"])
-def test_the_engine_agrees_with_autograd(causal: Target, observe: Observe, distance: Distance, labelled: str) -> None:
+def test_the_engine_agrees_with_autograd(
+    causal: Target, observe: Observe, distance: Distance, labelled: str
+) -> None:
     observations = [observe(causal, pair, index=place) for place, pair in enumerate(UNEQUAL)]
     assert_agree(observations, distance, labelled)
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
 @pytest.mark.parametrize("modules", [("layernorm",), ("query",), ("head",)], ids=str)
-def test_it_agrees_on_parts(causal: Target, observe: Observe, modules: tuple[str, ...], distance: Distance) -> None:
+def test_it_agrees_on_parts(
+    causal: Target, observe: Observe, modules: tuple[str, ...], distance: Distance
+) -> None:
     if modules == ("head",) and causal.words_are_outputs:
         pytest.skip("its output layer is its word embeddings")
     view = Parts("", modules)
-    assert_agree([observe(causal, pair, index=place, view=view) for place, pair in enumerate(UNEQUAL)], distance, "tied")
+    assert_agree(
+        [observe(causal, pair, index=place, view=view) for place, pair in enumerate(UNEQUAL)],
+        distance,
+        "tied",
+    )
 
 
 @pytest.mark.parametrize("distance", DISTANCES, ids=repr)
-def test_tied_words_are_left_out_and_the_rest_has_a_closed_form(causal: Target, observe: Observe, distance: Distance) -> None:
+def test_tied_words_are_left_out_and_the_rest_has_a_closed_form(
+    causal: Target, observe: Observe, distance: Distance
+) -> None:
     matcher = for_observations([observe(causal)], distance)
     assert isinstance(matcher, FactoredMatcher)
     assert matcher._sums.plan.by_autograd == ()
@@ -102,7 +126,9 @@ def test_tokens_are_their_own_labels_and_the_truth_is_at_distance_zero(
     by_embeddings = replace(truth, ids=None, embeddings=causal.embed(truth.ids))
     elsewhere = replace(truth, ids=truth.ids.roll(1, dims=-1))
     assert float(matcher.distances(truth)) < 1e-6 * float(matcher.distances(elsewhere))
-    torch.testing.assert_close(matcher.distances(by_embeddings), matcher.distances(truth), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        matcher.distances(by_embeddings), matcher.distances(truth), rtol=1e-6, atol=1e-12
+    )
 
 
 # RMSNorm
@@ -116,18 +142,28 @@ class GemmaRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+        return (
+            inputs * torch.rsqrt(inputs.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+        )
 
 
 class HalfRMSNorm(GemmaRMSNorm):
     """What its name promises and its numbers do not keep."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * torch.rsqrt(inputs[..., :4].square().mean(-1, keepdim=True) + 1e-6) * self.weight
+        return (
+            inputs
+            * torch.rsqrt(inputs[..., :4].square().mean(-1, keepdim=True) + 1e-6)
+            * self.weight
+        )
 
 
 def test_an_rms_norm_is_known_by_its_numbers() -> None:
-    assert [kind_of(module) for module in (nn.RMSNorm(8), GemmaRMSNorm(), HalfRMSNorm())] == [Kind.RMS_NORM, None, None]
+    assert [kind_of(module) for module in (nn.RMSNorm(8), GemmaRMSNorm(), HalfRMSNorm())] == [
+        Kind.RMS_NORM,
+        None,
+        None,
+    ]
     assert kind_of(nn.RMSNorm(8, elementwise_affine=False)) is None
     with_a_hole = nn.RMSNorm(8)
     with torch.no_grad():

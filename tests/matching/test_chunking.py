@@ -28,7 +28,10 @@ class Memory:
         return torch.arange(rows.start, rows.stop) ** 2
 
 
-OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+]
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 100])
@@ -56,7 +59,9 @@ def test_one_row_that_does_not_fit_is_an_error() -> None:
         Chunks(2).run(Memory(0, OUT_OF_MEMORY[0]), 2)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), ValueError("nonsense")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes do not match"), ValueError("nonsense")], ids=repr
+)
 def test_other_errors_pass_through_at_once(error: Exception) -> None:
     memory = Memory(0, error)
     with pytest.raises(type(error), match=str(error)):
@@ -81,7 +86,9 @@ def products(done: list[tuple[slice, slice]]) -> Callable[[slice, slice], torch.
 
     def function(rows: slice, some: slice) -> torch.Tensor:
         done.append((rows, some))
-        return torch.arange(rows.start, rows.stop)[:, None] * 100.0 + torch.arange(some.start, some.stop)
+        return torch.arange(rows.start, rows.stop)[:, None] * 100.0 + torch.arange(
+            some.start, some.stop
+        )
 
     return function
 
@@ -96,13 +103,17 @@ def test_rows_and_candidates_are_all_computed_once_whatever_the_size(size: int) 
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 3])
-def test_after_the_deadline_nothing_is_begun_and_the_rest_is_filled(pieces: int, tiny: Target) -> None:
+def test_after_the_deadline_nothing_is_begun_and_the_rest_is_filled(
+    pieces: int, tiny: Target
+) -> None:
     done: list[tuple[slice, slice]] = []
     bench = Hurried(Streams.root("pieces", 0), FrequentWords().open(tiny), pieces=done, most=pieces)
     found = Chunks(5, bench).run_pairs(products(done), 3, 7, torch.tensor(torch.inf))
     assert found.shape == (3, 7)
     assert len(done) == pieces
-    assert int(found.isfinite().sum()) == sum((rows.stop - rows.start) * (some.stop - some.start) for rows, some in done)
+    assert int(found.isfinite().sum()) == sum(
+        (rows.stop - rows.start) * (some.stop - some.start) for rows, some in done
+    )
 
 
 def test_vectors_are_filled_with_vectors(tiny: Target) -> None:

@@ -23,13 +23,20 @@ DEFENSES = {"sign": Sign(), "pruning": Pruning()}
 
 
 def every_kind(norm: nn.Module) -> Target:
-    """One of each module that image networks are made of, with odd strides, padding and dilation."""
+    """One of each module that image networks are made of, with odd strides, padding and
+    dilation."""
     torch.manual_seed(0)
     module = nn.Sequential(
-        nn.Conv2d(3, 4, 3, stride=2, padding=(1, 2)), norm, nn.ReLU(), nn.Conv2d(4, 4, 2, dilation=2, bias=False), nn.Sigmoid()
+        nn.Conv2d(3, 4, 3, stride=2, padding=(1, 2)),
+        norm,
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 2, dilation=2, bias=False),
+        nn.Sigmoid(),
     )
     width = module.eval()(torch.zeros(1, *SHAPE)).numel()
-    return ImageClassifier("odd", nn.Sequential(module, nn.Flatten(), nn.Linear(width, 4)).double().eval(), SHAPE, 4)
+    return ImageClassifier(
+        "odd", nn.Sequential(module, nn.Flatten(), nn.Linear(width, 4)).double().eval(), SHAPE, 4
+    )
 
 
 def fixed_norm() -> nn.Module:
@@ -45,25 +52,36 @@ TARGETS = {
 }
 
 
-def observed(target: Target, pixels: torch.Tensor, labels: torch.Tensor, defenses: tuple[object, ...] = ()) -> Observation:
+def observed(
+    target: Target, pixels: torch.Tensor, labels: torch.Tensor, defenses: tuple[object, ...] = ()
+) -> Observation:
     update = FedSGD().update(target, Batch.of_pixels(pixels[None], labels[None])).detached_clone()
-    return Observation(0, (Round(target, update),), Knowledge(labels, None, len(labels), defenses), FedSGD())
+    return Observation(
+        0, (Round(target, update),), Knowledge(labels, None, len(labels), defenses), FedSGD()
+    )
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("distance", [Cosine(), SquaredL2(), L2L1()], ids=repr)
 @pytest.mark.parametrize("defense", ["none", "sign", "pruning"])
-def test_fast_distances_and_slopes_are_those_of_the_simulated_client(name: str, distance: Distance, defense: str) -> None:
+def test_fast_distances_and_slopes_are_those_of_the_simulated_client(
+    name: str, distance: Distance, defense: str
+) -> None:
     with torch.random.fork_rng(devices=[]):
         target = TARGETS[name]()
     generator = torch.Generator().manual_seed(1)
     pixels = torch.rand(2, *SHAPE, generator=generator, dtype=torch.float64)
-    candidates = torch.rand(1, 3, 2, *SHAPE, generator=generator, dtype=torch.float64).requires_grad_()
+    candidates = torch.rand(
+        1, 3, 2, *SHAPE, generator=generator, dtype=torch.float64
+    ).requires_grad_()
     labels = torch.tensor([0, 3])
     known = () if defense == "none" else (DEFENSES[defense],)
     observation = observed(target, pixels, labels, known)
     batch = Batch.of_pixels(candidates, labels.expand(1, 3, 2))
-    results = [for_observations([observation], distance, plain=plain).distances(batch) for plain in (False, True)]
+    results = [
+        for_observations([observation], distance, plain=plain).distances(batch)
+        for plain in (False, True)
+    ]
     slopes = [torch.autograd.grad(result.sum(), candidates)[0] for result in results]
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-6, atol=1e-9)
@@ -71,13 +89,20 @@ def test_fast_distances_and_slopes_are_those_of_the_simulated_client(name: str, 
 
 def test_batch_norm_in_training_mode_is_refused() -> None:
     with torch.random.fork_rng(devices=[]):
-        module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4))
+        module = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 4)
+        )
     with pytest.raises(GradleakError, match="BatchNorm in training mode .*call eval"):
         ImageClassifier("mixing", module, SHAPE, 4)
 
 
 def test_a_small_matrix_of_full_rank_is_left_whole() -> None:
-    assert thin_factors(torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)) is None
+    assert (
+        thin_factors(
+            torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(

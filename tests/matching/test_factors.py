@@ -9,7 +9,9 @@ from gradleak.matching.factors import thin_factors
 
 def outer_products(rank: int, dtype: torch.dtype) -> torch.Tensor:
     generator = Streams.root("factors", rank).generator()
-    left, right = (torch.randn(3, 2, width, rank, generator=generator, dtype=dtype) for width in (64, 128))
+    left, right = (
+        torch.randn(3, 2, width, rank, generator=generator, dtype=dtype) for width in (64, 128)
+    )
     return left @ right.mT
 
 
@@ -24,13 +26,21 @@ def test_factors_of_a_matrix_of_low_rank_give_it_back(rank: int, dtype: torch.dt
     assert thin is not None
     assert thin.left.shape == (3, 2, 64, 16)
     assert thin.right.shape == (3, 2, 128, 16)
-    missed = torch.linalg.matrix_norm(thin.left @ thin.right.mT - gradients) / torch.linalg.matrix_norm(gradients)
+    missed = torch.linalg.matrix_norm(
+        thin.left @ thin.right.mT - gradients
+    ) / torch.linalg.matrix_norm(gradients)
     assert float(missed.max()) < 100 * torch.finfo(dtype).eps
 
 
 def test_a_noisy_matrix_has_none() -> None:
     gradients = outer_products(2, torch.float32)
-    assert thin_factors(gradients + 1e-3 * torch.randn(gradients.shape, generator=Streams.root("noise", 0).generator())) is None
+    assert (
+        thin_factors(
+            gradients
+            + 1e-3 * torch.randn(gradients.shape, generator=Streams.root("noise", 0).generator())
+        )
+        is None
+    )
 
 
 def test_one_matrix_of_full_rank_among_many_is_enough_to_keep_them_dense() -> None:

@@ -21,7 +21,9 @@ def batch_of(target: Target) -> Batch:
 
 
 @pytest.mark.parametrize("architecture", ["Bert", "Roberta", "GPT2", "Llama"])
-def test_inputs_are_those_of_a_whole_pass_and_no_hook_stays(random_target: Callable[..., Target], architecture: str) -> None:
+def test_inputs_are_those_of_a_whole_pass_and_no_hook_stays(
+    random_target: Callable[..., Target], architecture: str
+) -> None:
     target = random_target(architecture, torch.float64)
     parts = linear_parts(target, list(target.parameters))
     made = ModuleInputs(target, parts)(batch_of(target))
@@ -31,7 +33,9 @@ def test_inputs_are_those_of_a_whole_pass_and_no_hook_stays(random_target: Calla
     assert set(made) == set(modules)
     for name, inputs in made.items():
         torch.testing.assert_close(inputs, uses.calls[name][0].inputs)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in target.module.modules())
+    assert not any(
+        module._forward_pre_hooks or module._forward_hooks for module in target.module.modules()
+    )
 
 
 @pytest.mark.parametrize("architecture", ["Bert", "Roberta", "GPT2", "Llama"])
@@ -48,13 +52,17 @@ def test_a_gradient_has_its_rows_in_the_span_of_the_inputs(
 
 
 @pytest.mark.parametrize("architecture", ["Bert", "Roberta", "GPT2", "Llama"])
-def test_the_first_layer_is_fed_each_word_by_itself(random_target: Callable[..., Target], architecture: str) -> None:
+def test_the_first_layer_is_fed_each_word_by_itself(
+    random_target: Callable[..., Target], architecture: str
+) -> None:
     target = random_target(architecture, torch.float64)
     part = next(part for part in linear_parts(target, list(target.parameters)) if part.layer == 1)
     inputs = ModuleInputs(target, [part])
     ids = torch.tensor(target.encode(TEXTS[:1])[0])
     (alone,) = first_inputs(inputs, ids, len(ids)).values()
-    (together,) = inputs(Batch(ids=ids[None], mask=torch.ones(1, len(ids)).bool(), labels=torch.tensor([0]))).values()
+    (together,) = inputs(
+        Batch(ids=ids[None], mask=torch.ones(1, len(ids)).bool(), labels=torch.tensor([0]))
+    ).values()
     torch.testing.assert_close(alone[torch.arange(len(ids)), torch.arange(len(ids))], together[0])
 
 

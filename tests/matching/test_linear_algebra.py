@@ -1,4 +1,5 @@
-"""Every decomposition has an answer or a sentence, on matrices that single drivers fail on, at any scale."""
+"""Every decomposition has an answer or a sentence, on matrices that single drivers fail on, at
+any scale."""
 
 import ast
 import math
@@ -35,7 +36,8 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def mostly_zero(size: int = 968, zero: int = 770) -> Tensor:
-    """A symmetric positive matrix with many zero rows, as pruned gradients make: torch's driver failed on such."""
+    """A symmetric positive matrix with many zero rows, as pruned gradients make: torch's driver
+    failed on such."""
     places = torch.randperm(size, generator=torch.Generator().manual_seed(1))[: size - zero]
     factor = draw(size - zero, 60)
     whole = torch.zeros(size, size, dtype=torch.float64)
@@ -82,7 +84,9 @@ MATRICES: dict[str, Callable[[], Tensor]] = {
 
 
 def is_orthonormal(columns: Tensor) -> bool:
-    return torch.allclose(columns.mT @ columns, torch.eye(columns.shape[-1]).double(), atol=TOLERANCE)
+    return torch.allclose(
+        columns.mT @ columns, torch.eye(columns.shape[-1]).double(), atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -93,7 +97,9 @@ def test_eigenvectors_rebuild_the_matrix_and_are_orthonormal(name: str, scale: f
     values, vectors = find_eigenvectors(matrix)
     assert bool((values[1:] >= values[:-1]).all())
     assert is_orthonormal(vectors)
-    assert torch.allclose(vectors * values @ vectors.mT, matrix, atol=TOLERANCE * float(matrix.norm()), rtol=0)
+    assert torch.allclose(
+        vectors * values @ vectors.mT, matrix, atol=TOLERANCE * float(matrix.norm()), rtol=0
+    )
 
 
 def test_rows_of_zeros_have_unit_vectors_of_their_own():
@@ -108,7 +114,9 @@ def test_rows_of_zeros_have_unit_vectors_of_their_own():
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", MATRICES)
-def test_singular_vectors_rebuild_the_matrix_and_are_orthonormal(name: str, scale: float, complete: bool):
+def test_singular_vectors_rebuild_the_matrix_and_are_orthonormal(
+    name: str, scale: float, complete: bool
+):
     matrix = MATRICES[name]() * scale
     found = decompose(matrix, complete)
     count = min(matrix.shape)
@@ -117,7 +125,9 @@ def test_singular_vectors_rebuild_the_matrix_and_are_orthonormal(name: str, scal
     assert is_orthonormal(found.left) and is_orthonormal(found.right.mT)
     rebuilt = found.left * found.values @ found.right[:count]
     assert torch.allclose(rebuilt, matrix, atol=TOLERANCE * float(matrix.norm()), rtol=0)
-    assert torch.allclose(find_singular_values(matrix), found.values, atol=TOLERANCE * float(matrix.norm()), rtol=0)
+    assert torch.allclose(
+        find_singular_values(matrix), found.values, atol=TOLERANCE * float(matrix.norm()), rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -144,12 +154,17 @@ def test_a_row_factor_has_the_gram_matrix_of_the_rows(shape: tuple[int, ...], sc
 def test_a_row_factor_does_not_mind_zero_rows_and_columns(name: str):
     matrix = MATRICES[name]()
     values, rows = row_factor(matrix)
-    assert values.shape == (min(matrix.shape),) and rows.shape == (min(matrix.shape), matrix.shape[1])
+    assert values.shape == (min(matrix.shape),) and rows.shape == (
+        min(matrix.shape),
+        matrix.shape[1],
+    )
     assert torch.allclose(rows.mT * values.square() @ rows, matrix.mT @ matrix, atol=1e-11)
 
 
 def test_batches_are_decomposed_as_their_members_are():
-    matrices = torch.stack([draw(8, 6), draw(8, 6, seed=1) * (torch.arange(6) < 3), torch.zeros(8, 6).double()])
+    matrices = torch.stack(
+        [draw(8, 6), draw(8, 6, seed=1) * (torch.arange(6) < 3), torch.zeros(8, 6).double()]
+    )
     together = decompose(matrices)
     for place, matrix in enumerate(matrices):
         assert torch.allclose(together.values[place], decompose(matrix).values, atol=1e-12)
@@ -179,7 +194,12 @@ def test_a_gram_matrix_has_a_factor_even_if_it_is_singular(name: str, scale: flo
     matrix = SYMMETRIC[name]() * scale
     matrix = (matrix + matrix.mT) / 2
     factor = factor_gram(matrix, terms=len(matrix))
-    assert torch.allclose(factor @ factor.mT, matrix, atol=1e-8 * max(float(matrix.norm()), 1e-30), rtol=0) or name == "zeros"
+    assert (
+        torch.allclose(
+            factor @ factor.mT, matrix, atol=1e-8 * max(float(matrix.norm()), 1e-30), rtol=0
+        )
+        or name == "zeros"
+    )
     assert bool(factor.isfinite().all())
 
 
@@ -220,7 +240,9 @@ def test_what_is_no_gram_matrix_is_refused_by_its_shape():
 def test_what_is_not_finite_is_refused_with_a_sentence(call: Callable[[Tensor], Any], value: float):
     matrix = torch.eye(5, dtype=torch.float64)
     matrix[2, 2] = value
-    with pytest.raises(GradleakError, match="5×5 were asked for, but 1 of its entries are not finite"):
+    with pytest.raises(
+        GradleakError, match="5×5 were asked for, but 1 of its entries are not finite"
+    ):
         call(matrix)
 
 
@@ -235,7 +257,9 @@ def lie(matrix: Tensor, **_: Any) -> Any:
 
 
 @pytest.mark.parametrize("instead", [fail, lie])
-def test_where_one_eigen_driver_fails_or_lies_the_next_is_asked(instead: Any, monkeypatch: pytest.MonkeyPatch):
+def test_where_one_eigen_driver_fails_or_lies_the_next_is_asked(
+    instead: Any, monkeypatch: pytest.MonkeyPatch
+):
     asked = []
     real = linear_algebra.scipy.linalg.eigh
 
@@ -252,7 +276,9 @@ def test_where_one_eigen_driver_fails_or_lies_the_next_is_asked(instead: Any, mo
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
-def test_where_one_singular_driver_fails_the_next_is_asked(batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
+def test_where_one_singular_driver_fails_the_next_is_asked(
+    batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
     matrix = draw(*batch, 9, 6)
     wanted = torch.linalg.svdvals(matrix)
     monkeypatch.setattr(torch.linalg, "svd", fail)
@@ -260,14 +286,18 @@ def test_where_one_singular_driver_fails_the_next_is_asked(batch: tuple[int, ...
     for complete in (False, True):
         found = decompose(matrix, complete)
         assert torch.allclose(found.values, wanted, atol=1e-12)
-        assert torch.allclose(found.left * found.values[..., None, :] @ found.right, matrix, atol=1e-12)
+        assert torch.allclose(
+            found.left * found.values[..., None, :] @ found.right, matrix, atol=1e-12
+        )
     assert torch.allclose(find_singular_values(matrix), wanted, atol=1e-12)
 
 
 def test_where_one_least_squares_driver_fails_the_next_is_asked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.linalg, "lstsq", fail)
     columns, shares = draw(12, 4), draw(4, 2, seed=2)
-    assert torch.allclose(solve_least_squares(columns, columns @ shares).solution, shares, atol=1e-11)
+    assert torch.allclose(
+        solve_least_squares(columns, columns @ shares).solution, shares, atol=1e-11
+    )
 
 
 def test_where_every_driver_fails_the_error_names_the_shape(monkeypatch: pytest.MonkeyPatch):
@@ -275,7 +305,10 @@ def test_where_every_driver_fails_the_error_names_the_shape(monkeypatch: pytest.
         monkeypatch.setattr(module, name, fail)
     for name in ("eigh", "svd", "lstsq"):
         monkeypatch.setattr(linear_algebra.scipy.linalg, name, fail)
-    with pytest.raises(GradleakError, match="shape 40×40: each of 4 drivers failed .the algorithm failed to converge."):
+    with pytest.raises(
+        GradleakError,
+        match="shape 40×40: each of 4 drivers failed .the algorithm failed to converge.",
+    ):
         find_eigenvectors(repeated())
     with pytest.raises(GradleakError, match="shape 9×6: each of 3 drivers failed"):
         decompose(draw(9, 6))
@@ -304,7 +337,11 @@ def test_sums_are_off_by_about_what_rounding_expects(dtype: torch.dtype, signs: 
     errors = (found.double() - exact).abs() / sizes
     assert float(errors.max()) <= rounding.sum_error_bound(terms, dtype)
     spread = float(errors.square().mean().sqrt())
-    expected = rounding.mixed_sum_error(dtype) if signs == "random" else rounding.sum_error(terms, dtype) / 3
+    expected = (
+        rounding.mixed_sum_error(dtype)
+        if signs == "random"
+        else rounding.sum_error(terms, dtype) / 3
+    )
     assert expected / 3 < spread < expected * 1.5
 
 
@@ -324,7 +361,9 @@ def test_errors_in_every_entry_have_no_singular_value_far_above_theirs():
         assert 0.8 < largest / rounding.singular_floor(shape, 0.01) < 1.1
 
 
-DECIDING = "eig eigh eigvalsh svd svdvals qr lstsq cholesky cholesky_ex matrix_rank pinv inv solve".split()
+DECIDING = (
+    "eig eigh eigvalsh svd svdvals qr lstsq cholesky cholesky_ex matrix_rank pinv inv solve".split()
+)
 
 
 def test_nothing_ill_conditioned_is_done_outside_of_this_room():
@@ -333,6 +372,10 @@ def test_nothing_ill_conditioned_is_done_outside_of_this_room():
     strays = []
     for path in set(source.rglob("*.py")) - rooms:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in DECIDING and "linalg" in ast.unparse(node.value):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in DECIDING
+                and "linalg" in ast.unparse(node.value)
+            ):
                 strays.append(f"{path.relative_to(source)}:{node.lineno}")
     assert not strays, f"use gradleak.matching.linear_algebra instead: {strays}"

@@ -20,7 +20,11 @@ def batches(target: Target, clients: int = 3, examples: int = 2) -> Batch:
     ids = torch.randint(5, 90, (clients, examples, 7), generator=generator)
     lengths = torch.randint(3, 8, (clients, examples, 1), generator=generator)
     mask = torch.arange(7) < lengths
-    labels = ids if target.labels_are_tokens else torch.randint(0, 2, (clients, examples), generator=generator)
+    labels = (
+        ids
+        if target.labels_are_tokens
+        else torch.randint(0, 2, (clients, examples), generator=generator)
+    )
     return Batch(ids=ids.where(mask, torch.tensor(target.vocabulary.pad)), mask=mask, labels=labels)
 
 
@@ -45,14 +49,22 @@ def test_also_where_a_layer_is_used_three_times(random_target: Callable[..., Tar
     assert_same(target, ClosedForms(target))
 
 
-def test_a_large_table_is_summed_another_way(tiny64: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_table_is_summed_another_way(
+    tiny64: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gradleak.matching.per_client.SMALL_TABLE", 4)
     assert_same(tiny64, ClosedForms(tiny64))
 
 
 @pytest.mark.parametrize("made", [ClosedForms, ByTransform])
-@pytest.mark.parametrize("spec", [TinyImage(), ResNet20(), ResNet20(norm="fixed_batch")], ids=["tiny_image", "group", "batch"])
-def test_also_of_pictures(spec: TargetSpec, made: Callable[[Target], ClosedForms | ByTransform]) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [TinyImage(), ResNet20(), ResNet20(norm="fixed_batch")],
+    ids=["tiny_image", "group", "batch"],
+)
+def test_also_of_pictures(
+    spec: TargetSpec, made: Callable[[Target], ClosedForms | ByTransform]
+) -> None:
     target = spec.open(torch.device("cpu"), torch.float64)
     probe = target.probe(6, 1, torch.Generator().manual_seed(0))
     assert probe.pixels is not None

@@ -17,7 +17,9 @@ def sentence(text: str, ids: tuple[int, ...] = ()) -> Sentence:
 def test_a_shuffled_batch_is_put_back_in_order() -> None:
     secrets = [sentence(text) for text in ("the cat sat", "dogs bark loudly", "it rains")]
     order = [2, 0, 1]
-    assert align(secrets, [secrets[place] for place in order]) == [order.index(place) for place in range(3)]
+    assert align(secrets, [secrets[place] for place in order]) == [
+        order.index(place) for place in range(3)
+    ]
 
 
 def test_the_whole_batch_decides_not_the_first_best() -> None:
@@ -29,11 +31,20 @@ def test_no_assignment_has_a_higher_total_than_the_one_found() -> None:
     draw = random.Random(0)
     for _ in range(10):
         secrets, guesses = (
-            [sentence(" ".join(draw.choices("abcdef", k=draw.randint(1, 5)))) for _ in range(4)] for _ in range(2)
+            [sentence(" ".join(draw.choices("abcdef", k=draw.randint(1, 5)))) for _ in range(4)]
+            for _ in range(2)
         )
-        overlaps = [[f_measure("rouge1", secret.text, guess.text) for guess in guesses] for secret in secrets]
-        totals = {order: sum(overlaps[row][order[row]] for row in range(4)) for order in itertools.permutations(range(4))}
-        assert totals[tuple(align(secrets, guesses))] == pytest.approx(max(totals.values()), abs=1e-5)
+        overlaps = [
+            [f_measure("rouge1", secret.text, guess.text) for guess in guesses]
+            for secret in secrets
+        ]
+        totals = {
+            order: sum(overlaps[row][order[row]] for row in range(4))
+            for order in itertools.permutations(range(4))
+        }
+        assert totals[tuple(align(secrets, guesses))] == pytest.approx(
+            max(totals.values()), abs=1e-5
+        )
 
 
 def test_ties_go_to_the_larger_overlap_of_tokens() -> None:

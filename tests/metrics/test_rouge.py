@@ -22,7 +22,14 @@ def value(name: str, secret: str, guess: str) -> float | None:
 
 
 def test_six_kinds_are_registered_and_survive_a_trip_to_another_process() -> None:
-    assert ROUGES == ["rouge1", "rouge1_legacy", "rouge2", "rouge2_legacy", "rougeL", "rougeL_legacy"]
+    assert ROUGES == [
+        "rouge1",
+        "rouge1_legacy",
+        "rouge2",
+        "rouge2_legacy",
+        "rougeL",
+        "rougeL_legacy",
+    ]
     for name in ROUGES:
         metric = find("metric", name)()
         assert pickle.loads(pickle.dumps(metric)) == metric and metric.name == name
@@ -57,7 +64,9 @@ def test_an_exact_guess_in_any_script_scores_one_honestly() -> None:
     assert f_measure("rouge1", "Τα μυστικά μας", "τα μυστικά μας") == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("text", ["Don't stop_me, now: 3.14 (ok)!", "", "  a\tb\n", "[CLS] e-mail [SEP]"])
+@pytest.mark.parametrize(
+    "text", ["Don't stop_me, now: 3.14 (ok)!", "", "  a\tb\n", "[CLS] e-mail [SEP]"]
+)
 def test_on_ascii_the_words_are_those_of_rouge_score(text: str) -> None:
     from rouge_score.tokenizers import DefaultTokenizer  # type: ignore[import-untyped]
 

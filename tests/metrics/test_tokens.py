@@ -11,8 +11,12 @@ def pair(secret: tuple[int, ...], guess: tuple[int, ...]) -> Pair:
 
 
 @pytest.mark.parametrize("metric", [ExactMatch(), TokenAccuracy(), BagF1()])
-def test_the_secret_itself_scores_one_and_strangers_zero(metric: ExactMatch | TokenAccuracy | BagF1) -> None:
-    assert metric.values([pair((1, 2, 3), (1, 2, 3)), pair((1, 2, 3), (4, 5, 6)), pair((1, 2), ())]) == [1.0, 0.0, 0.0]
+def test_the_secret_itself_scores_one_and_strangers_zero(
+    metric: ExactMatch | TokenAccuracy | BagF1,
+) -> None:
+    assert metric.values(
+        [pair((1, 2, 3), (1, 2, 3)), pair((1, 2, 3), (4, 5, 6)), pair((1, 2), ())]
+    ) == [1.0, 0.0, 0.0]
 
 
 def test_a_permutation_keeps_the_bag_only() -> None:

@@ -30,7 +30,8 @@ def rows(target: Target, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def small_lm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Saves a random causal language model over the tiny vocabulary, or over one with more words."""
+    """Saves a random causal language model over the tiny vocabulary, or over one with more
+    words."""
 
     def make(extra: int = 0) -> Path:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -41,7 +42,13 @@ def small_lm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
         torch.manual_seed(0)
         config = GPT2Config(
-            vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=3
+            vocab_size=len(tokenizer),
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            n_positions=64,
+            bos_token_id=2,
+            eos_token_id=3,
         )
         GPT2LMHeadModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -50,7 +57,9 @@ def small_lm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     return make
 
 
-def test_a_model_over_the_same_vocabulary_scores_ids_directly(tiny: Target, small_lm: Callable[..., Path]) -> None:
+def test_a_model_over_the_same_vocabulary_scores_ids_directly(
+    tiny: Target, small_lm: Callable[..., Path]
+) -> None:
     prior = CausalLM(str(small_lm())).open(tiny)
     assert isinstance(prior, SameVocabulary)
     ids, lengths = rows(tiny, ["the cat is red .", "my dog"])
@@ -61,7 +70,9 @@ def test_a_model_over_the_same_vocabulary_scores_ids_directly(tiny: Target, smal
     assert prior.nll(ids, lengths).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_model_with_another_vocabulary_scores_the_decoded_text(tiny: Target, small_lm: Callable[..., Path]) -> None:
+def test_a_model_with_another_vocabulary_scores_the_decoded_text(
+    tiny: Target, small_lm: Callable[..., Path]
+) -> None:
     same, other = (CausalLM(str(small_lm(extra))).open(tiny) for extra in (0, 5))
     assert isinstance(other, OwnVocabulary)
     ids, lengths = rows(tiny, ["the cat is red .", "my dog was bad"])
@@ -82,7 +93,9 @@ def test_a_likely_sentence_has_the_asked_length_and_only_allowed_words(
 
 
 @pytest.mark.parametrize("extra", [0, 5])
-def test_sentences_are_drawn_each_by_its_own_stream(extra: int, tiny: Target, small_lm: Callable[..., Path]) -> None:
+def test_sentences_are_drawn_each_by_its_own_stream(
+    extra: int, tiny: Target, small_lm: Callable[..., Path]
+) -> None:
     prior = CausalLM(str(small_lm(extra))).open(tiny)
     streams = [Streams.root("draw", seed) for seed in range(3)]
     drawn = prior.draw([9, 5, 9], streams)
@@ -125,7 +138,11 @@ def test_frequent_words_prefer_frequent_words(tiny: Target) -> None:
 
 def test_a_corpus_of_ones_own_changes_what_is_frequent(tiny: Target, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("asthma asthma asthma pain pain the")
-    made = FrequentWords(corpus=str(tmp_path / "notes.txt")).open(tiny).likely(4, Streams.root("blind", 0))
+    made = (
+        FrequentWords(corpus=str(tmp_path / "notes.txt"))
+        .open(tiny)
+        .likely(4, Streams.root("blind", 0))
+    )
     assert tiny.decode(made) == "asthma pain"
     with pytest.raises(GradleakError, match="cannot be read as UTF-8"):
         FrequentWords(corpus=str(tmp_path / "gone.txt")).open(tiny)
@@ -139,12 +156,17 @@ def test_a_folder_without_a_model_is_refused(tiny: Target, tmp_path: Path) -> No
 def test_the_shipped_prior_refuses_another_vocabulary_and_auto_falls_back(tiny: Target) -> None:
     with pytest.raises(GradleakError, match="speaks BERT's uncased vocabulary"):
         English().open(tiny)
-    assert Auto().open(tiny).likely(4, Streams.root("blind", 0)) == FrequentWords().open(tiny).likely(4, Streams.root("blind", 0))
+    assert Auto().open(tiny).likely(4, Streams.root("blind", 0)) == FrequentWords().open(
+        tiny
+    ).likely(4, Streams.root("blind", 0))
 
 
 def test_the_shipped_prior_prefers_english_in_order(minilm: Target) -> None:
     prior = English().open(minilm)
-    ids, lengths = rows(minilm, ["she walked to the bank.", "bank the walked she. to", "xylophone quantum the of of"])
+    ids, lengths = rows(
+        minilm,
+        ["she walked to the bank.", "bank the walked she. to", "xylophone quantum the of of"],
+    )
     good, shuffled, odd = prior.nll(ids, lengths).tolist()
     assert good < 4.5
     assert good + 1 < min(shuffled, odd)

@@ -24,9 +24,19 @@ def record() -> Record:
         spec={"name": "lamp_cos", "steps": 20},
         scores={"rouge1": score},
         examples=(
-            ExampleRecord(0, 0, "a cat", "[CLS] a cat [SEP]", True, {"rouge1": 0.5, "secret_recall": None}, {"rouge1": 0.1}),
+            ExampleRecord(
+                0,
+                0,
+                "a cat",
+                "[CLS] a cat [SEP]",
+                True,
+                {"rouge1": 0.5, "secret_recall": None},
+                {"rouge1": 0.1},
+            ),
         ),
-        batches=(BatchRecord(0, 0.1, 0.1, 0.2, 3.0, ((1, 0.5), (2, None)), ((2, ("a cat",)),), 1.5, 20),),
+        batches=(
+            BatchRecord(0, 0.1, 0.1, 0.2, 3.0, ((1, 0.5), (2, None)), ((2, ("a cat",)),), 1.5, 20),
+        ),
         knowledge=("labels",),
         flags=(RaisedFlag("few_examples", "1 example."),),
         cost=CostRecord(1.5, 20, None),

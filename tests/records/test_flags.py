@@ -25,8 +25,14 @@ from gradleak.records.flags import (
 
 
 def test_there_are_thirteen_flags_and_every_rule_has_its_number() -> None:
-    first = "search_failed other_answer_fits near_chance few_examples generous_knowledge dead_gradient no_objective"
-    last = "unmodelled_dropout not_adaptive one_draw seen_before_defense member_failed member_out_of_time"
+    first = (
+        "search_failed other_answer_fits near_chance few_examples generous_knowledge dead_gradient"
+        " no_objective"
+    )
+    last = (
+        "unmodelled_dropout not_adaptive one_draw seen_before_defense member_failed"
+        " member_out_of_time"
+    )
     assert list(FLAGS) == [*first.split(), *last.split()]
     for name, flag in FLAGS.items():
         assert flag.name == name and re.search(r"\d", flag.rule)
@@ -40,7 +46,12 @@ def test_thirty_examples_are_enough() -> None:
 def test_the_numbers_of_a_flag_read_as_in_the_tables() -> None:
     details = [
         raised.detail
-        for raised in (few_examples(1), near_chance(-0.0774), near_chance(-1e-9), near_chance(-0.02, "mse"))
+        for raised in (
+            few_examples(1),
+            near_chance(-0.0774),
+            near_chance(-1e-9),
+            near_chance(-0.02, "mse"),
+        )
         if raised
     ]
     assert details == [
@@ -63,20 +74,30 @@ def test_one_failed_batch_in_ten_is_a_failed_search() -> None:
 
 def test_a_guess_is_as_good_as_the_truth_where_only_rounding_is_between_them() -> None:
     assert search_failed([1.0 + 3e-5], [1.0]) and not search_failed([1.0 + 3e-6], [1.0])
-    assert not search_failed([3e-6], [0.0]) and search_failed([3e-5], [0.0])  # a cosine distance is off by that at zero too
+    # A cosine distance is off by that at zero too
+    assert not search_failed([3e-6], [0.0]) and search_failed([3e-5], [0.0])
 
 
 def test_rounding_is_counted_in_the_unit_of_the_objective() -> None:
-    assert search_failed([12.0], [10.0], [("nats", 1.0)]) and not search_failed([10.5], [10.0], [("nats", 1.0)])
-    assert not search_failed([2e6 + 5], [2e6], [("nats", 1.0)])  # of so large a sum, that is rounding
-    assert search_failed([-10.0], [-11.5], [("log", 0.1)]) and not search_failed([-11.45], [-11.5], [("log", 0.1)])
-    assert search_failed([1e-8], [1e-14], [("", 1e-13)])  # of squares of small gradients, ‖G‖² = 1e-8
+    assert search_failed([12.0], [10.0], [("nats", 1.0)]) and not search_failed(
+        [10.5], [10.0], [("nats", 1.0)]
+    )
+    # Of so large a sum, that is rounding
+    assert not search_failed([2e6 + 5], [2e6], [("nats", 1.0)])
+    assert search_failed([-10.0], [-11.5], [("log", 0.1)]) and not search_failed(
+        [-11.45], [-11.5], [("log", 0.1)]
+    )
+    # Of squares of small gradients, ‖G‖² = 1e-8
+    assert search_failed([1e-8], [1e-14], [("", 1e-13)])
 
 
 def test_a_failed_search_says_by_how_much() -> None:
     flag = search_failed([13.0, 10.0, 30.0, math.inf], [10.0] * 4, [("nats", 1.0)] * 4)
     assert flag is not None
-    assert flag.detail == "The guess is worse than the truth in 3 of 4 batches, by 11.5 nats at the median."
+    assert (
+        flag.detail
+        == "The guess is worse than the truth in 3 of 4 batches, by 11.5 nats at the median."
+    )
 
 
 def test_a_wrong_guess_is_the_fault_of_the_search_or_of_the_objective() -> None:
@@ -89,9 +110,15 @@ def test_a_wrong_guess_is_the_fault_of_the_search_or_of_the_objective() -> None:
 
 
 def test_another_answer_that_fits_better_says_by_how_much() -> None:
-    flag = other_answer_fits([3.0, 10.0, 10.2, 99.0], [10.0] * 4, [False, True, False, False], [("nats", 1.0)] * 4)
+    flag = other_answer_fits(
+        [3.0, 10.0, 10.2, 99.0], [10.0] * 4, [False, True, False, False], [("nats", 1.0)] * 4
+    )
     assert flag is not None
-    assert flag.detail == "A wrong guess fits as well as the truth in 2 of 4 batches, better in 1, by 7 nats at the median."
+    assert (
+        flag.detail
+        == "A wrong guess fits as well as the truth in 2 of 4 batches, better in 1, by 7 nats at"
+        " the median."
+    )
     few = other_answer_fits([0.5] + [1.0] * 10, [1.0] * 11, [False] + [True] * 10)
     assert few is None  # less than one in ten
     assert other_answer_fits([None, 0.1], [1.0, None], [False, False]) is None
@@ -106,8 +133,14 @@ def test_members_that_refused_failed_or_had_no_time_are_named() -> None:
     ]
     failed, late = member_failed(fates), member_out_of_time(fates, 4)
     assert failed is not None and late is not None
-    assert failed.detail == "span refused: span needs the first layer. energy failed: MemoryError: no room."
-    assert late.detail == "energy was cut in 3 of 4 batches, lamp_plus was not begun in 4 of 4 batches."
+    assert (
+        failed.detail
+        == "span refused: span needs the first layer. energy failed: MemoryError: no room."
+    )
+    assert (
+        late.detail
+        == "energy was cut in 3 of 4 batches, lamp_plus was not begun in 4 of 4 batches."
+    )
     assert member_failed(fates[2:]) is None and member_out_of_time(fates[:2], 4) is None
 
 
@@ -138,7 +171,11 @@ def test_batch_size_and_defense_are_not_generous() -> None:
 
 def test_one_silent_batch_in_ten_is_a_dead_gradient() -> None:
     assert dead_gradient([0.9e-8] + [1.0] * 9) and dead_gradient([math.nan])
-    assert not dead_gradient([0.0] + [1.0] * 10) and not dead_gradient([1e-8]) and not dead_gradient([])
+    assert (
+        not dead_gradient([0.0] + [1.0] * 10)
+        and not dead_gradient([1e-8])
+        and not dead_gradient([])
+    )
 
 
 def test_an_attack_without_objective_says_so() -> None:
@@ -169,7 +206,11 @@ def test_dropout_at_the_client_is_said() -> None:
 
 
 def test_only_a_defense_can_be_ignored() -> None:
-    assert not_adaptive(True, False) and not not_adaptive(True, True) and not not_adaptive(False, False)
+    assert (
+        not_adaptive(True, False)
+        and not not_adaptive(True, True)
+        and not not_adaptive(False, False)
+    )
 
 
 def test_two_draws_are_not_one_and_what_is_certain_needs_no_second() -> None:

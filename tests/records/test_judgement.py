@@ -1,4 +1,5 @@
-"""What leaks, what is not shown and what could not be judged: each word by its rule, and none of them is "safe"."""
+"""What leaks, what is not shown and what could not be judged: each word by its rule, and none of
+them is "safe"."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +27,33 @@ from gradleak.records.store import write_record
 from gradleak.records.summary import read_summary
 
 
-def changed(record: Record, *flags: str, mean: float = 0.5, certified: bool = False, exact: float | None = None) -> Record:
+def changed(
+    record: Record,
+    *flags: str,
+    mean: float = 0.5,
+    certified: bool = False,
+    exact: float | None = None,
+) -> Record:
     """The record of one example with these flags, score and proof."""
     attack = record.attacks["lamp_cos"]
     values = {"rouge1": mean} | ({} if exact is None else {"exact_match": exact})
-    example = replace(attack.examples[0], certified=certified, values=values, blind_values={"rouge1": 0.1, "exact_match": 0.0})
-    scores = {"rouge1": replace(attack.scores["rouge1"], mean=mean, low=mean - 0.1, high=mean + 0.1)}
+    example = replace(
+        attack.examples[0],
+        certified=certified,
+        values=values,
+        blind_values={"rouge1": 0.1, "exact_match": 0.0},
+    )
+    scores = {
+        "rouge1": replace(attack.scores["rouge1"], mean=mean, low=mean - 0.1, high=mean + 0.1)
+    }
     if exact is not None:
         scores["exact_match"] = Score(exact, 0.0, 1.0, 0.0, 0.0, 0.975, "fraction", "higher", 1)
-    one = replace(attack, examples=(example,), scores=scores, flags=tuple(RaisedFlag(flag, "Why.") for flag in flags))
+    one = replace(
+        attack,
+        examples=(example,),
+        scores=scores,
+        flags=tuple(RaisedFlag(flag, "Why.") for flag in flags),
+    )
     return replace(record, attacks={"lamp_cos": one}, worst_case=scores, flags=(), findings=())
 
 
@@ -50,7 +69,9 @@ def changed(record: Record, *flags: str, mean: float = 0.5, certified: bool = Fa
         (("near_chance", "search_failed"), 0.1, True, LEAKS),
     ],
 )
-def test_each_word_has_its_rule(record: Record, flags: tuple[str, ...], mean: float, certified: bool, word: str) -> None:
+def test_each_word_has_its_rule(
+    record: Record, flags: tuple[str, ...], mean: float, certified: bool, word: str
+) -> None:
     assert judge_record(changed(record, *flags, mean=mean, certified=certified)).verdict == word
 
 
@@ -59,8 +80,12 @@ def test_no_word_is_safe() -> None:
     assert "safe" not in " ".join([*RULES, *RULES.values()])
 
 
-def test_a_proven_result_is_not_in_doubt_and_lists_no_flag_that_its_proof_answers(record: Record) -> None:
-    proven = changed(record, "no_objective", "near_chance", "few_examples", mean=1.0, certified=True)
+def test_a_proven_result_is_not_in_doubt_and_lists_no_flag_that_its_proof_answers(
+    record: Record,
+) -> None:
+    proven = changed(
+        record, "no_objective", "near_chance", "few_examples", mean=1.0, certified=True
+    )
     assert judge_record(proven).doubts == () and judge_record(proven).proven == 1
     assert list(raised(proven)) == ["few_examples"]
     assert list(raised(changed(record, "no_objective"))) == ["no_objective"]
@@ -77,7 +102,9 @@ def test_only_blind_judges_nothing(record: Record) -> None:
     assert (found.verdict, found.doubts) == (NOT_JUDGED, ("only_blind",))
 
 
-def test_one_attack_without_the_fault_is_enough_for_some_doubts_only(record: Record, tmp_path: Path) -> None:
+def test_one_attack_without_the_fault_is_enough_for_some_doubts_only(
+    record: Record, tmp_path: Path
+) -> None:
     one = changed(record, "near_chance", "not_adaptive", "search_failed")
     other = replace(changed(record, "near_chance"), spec={**record.spec, "attacks": ["tag"]})
     both = Setting(tuple(read_summary(write_record(tmp_path, each)) for each in (one, other)))
@@ -88,8 +115,12 @@ def test_another_metric_must_be_clear_of_blind(record: Record) -> None:
     leading = changed(record, "near_chance", mean=0.1, exact=1.0)
     assert judge_record(leading).verdict == NOT_SHOWN
     clear = replace(leading.worst_case["exact_match"], low=0.9, blind_high=0.4)
-    attack = replace(leading.attacks["lamp_cos"], scores={**leading.worst_case, "exact_match": clear})
-    assert judge_record(replace(leading, attacks={"lamp_cos": attack})).above_blind == ("exact_match",)
+    attack = replace(
+        leading.attacks["lamp_cos"], scores={**leading.worst_case, "exact_match": clear}
+    )
+    assert judge_record(replace(leading, attacks={"lamp_cos": attack})).above_blind == (
+        "exact_match",
+    )
 
 
 def test_the_leading_metric_is_the_first_that_was_measured() -> None:
@@ -102,7 +133,10 @@ def test_the_leading_metric_is_the_first_that_was_measured() -> None:
 
 
 def test_coverage_says_what_is_not_there() -> None:
-    gaps = (Gap("missing", "seed=1", "study.json", "Why."), Gap("failed", "seed=2", "a.failed.txt", "Why."))
+    gaps = (
+        Gap("missing", "seed=1", "study.json", "Why."),
+        Gap("failed", "seed=2", "a.failed.txt", "Why."),
+    )
     assert Coverage(4, 2, gaps).sentence() == "2 of 4 cells were run: 1 missing, 1 failed."
     assert Coverage(4, 4).sentence() == "4 of 4 cells were run."
     assert Coverage(None, 3).sentence() == ""
@@ -115,9 +149,19 @@ def test_a_record_that_was_made_whole_is_read_as_one(record: Record, tmp_path: P
     assert len(found.summaries) == 1 and found.coverage == Coverage(None, 1)
 
 
-def test_flags_of_an_attack_do_not_stand_beside_what_another_proved_without_the_fault(record: Record) -> None:
+def test_flags_of_an_attack_do_not_stand_beside_what_another_proved_without_the_fault(
+    record: Record,
+) -> None:
     proven = changed(record, "few_examples", mean=1.0, certified=True)
-    weak = changed(record, "near_chance", "search_failed", "no_objective", "generous_knowledge", "few_examples", mean=0.05)
+    weak = changed(
+        record,
+        "near_chance",
+        "search_failed",
+        "no_objective",
+        "generous_knowledge",
+        "few_examples",
+        mean=0.05,
+    )
     attacks = {"span": replace(proven.attacks["lamp_cos"], spec={"name": "span"}), **weak.attacks}
     both = replace(proven, attacks=attacks)
     assert list(raised_beside(judge_record(both), both)) == ["few_examples"]
@@ -126,5 +170,11 @@ def test_flags_of_an_attack_do_not_stand_beside_what_another_proved_without_the_
 
 
 def test_what_blind_is_by_its_making_is_no_flag_of_a_setting(record: Record) -> None:
-    attack = changed(record, "near_chance", "no_objective", "not_adaptive", "few_examples").attacks["lamp_cos"]
-    assert list(raised(replace(record, attacks={"blind": replace(attack, spec={"name": "blind"})}, flags=()))) == ["few_examples"]
+    attack = changed(record, "near_chance", "no_objective", "not_adaptive", "few_examples").attacks[
+        "lamp_cos"
+    ]
+    assert list(
+        raised(
+            replace(record, attacks={"blind": replace(attack, spec={"name": "blind"})}, flags=())
+        )
+    ) == ["few_examples"]

@@ -25,7 +25,8 @@ def test_what_is_written_is_read(shape: tuple[int, int, int]) -> None:
 
 
 def filtered(made: png.Pixels) -> bytes:
-    """The same file with the filters 0 to 4 in turn, encoded pixel by pixel as the specification says."""
+    """The same file with the filters 0 to 4 in turn, encoded pixel by pixel as the specification
+    says."""
     rows, (height, width, channels) = made.array().astype(int), made.shape
     lines = []
     for y in range(height):
@@ -55,8 +56,16 @@ def test_what_is_no_png_is_refused(content: bytes) -> None:
 
 
 def test_a_grid_has_secrets_above_guesses_and_guesses_alone_where_those_are_hidden() -> None:
-    dark, bright = (png.data_uri(png.Pixels((32, 32, 3), bytes([shade]) * 3072)) for shade in (10, 240))
-    shown, hidden = (png.read(draw_grid([(secret, bright)] * (A_ROW + 1))).array() for secret in (dark, None))
+    dark, bright = (
+        png.data_uri(png.Pixels((32, 32, 3), bytes([shade]) * 3072)) for shade in (10, 240)
+    )
+    shown, hidden = (
+        png.read(draw_grid([(secret, bright)] * (A_ROW + 1))).array() for secret in (dark, None)
+    )
     side = SHORTEST_SIDE + GAP
-    assert shown.shape == (4 * side, A_ROW * side, 3) and hidden.shape == (2 * side, A_ROW * side, 3)
+    assert shown.shape == (4 * side, A_ROW * side, 3) and hidden.shape == (
+        2 * side,
+        A_ROW * side,
+        3,
+    )
     assert shown[0, 0, 0] == 10 and shown[side, 0, 0] == 240 and hidden[0, 0, 0] == 240

@@ -18,14 +18,19 @@ def test_what_is_written_is_read_back(record: Record) -> None:
 
 def test_the_json_has_the_published_keys(record: Record) -> None:
     plain = record.to_json()
-    keys = "schema id created spec versions machine data target secrets attacks worst_case flags findings guarantees noise"
+    keys = (
+        "schema id created spec versions machine data target secrets attacks worst_case flags"
+        " findings guarantees noise"
+    )
     assert list(plain) == keys.split() and plain["schema"] == SCHEMA
     attack = plain["attacks"]["lamp_cos"]
     keys = "spec scores examples batches knowledge flags cost stages label_accuracy version"
     assert list(attack) == keys.split()
     score_keys = "mean low high blind blind_low blind_high unit direction n blind_guesses"
     assert list(attack["scores"]["rouge1"]) == score_keys.split()
-    assert attack["batches"][0]["losses"] == [[1, 0.5], [2, None]] and attack["batches"][0]["guesses"] == [[2, ["a cat"]]]
+    assert attack["batches"][0]["losses"] == [[1, 0.5], [2, None]] and attack["batches"][0][
+        "guesses"
+    ] == [[2, ["a cat"]]]
 
 
 def test_a_record_of_before_there_were_findings_is_read(record: Record) -> None:
@@ -53,7 +58,11 @@ def test_what_is_not_finite_is_written_as_null(record: Record, value: float) -> 
 
 
 def test_the_id_is_of_the_spec_whatever_the_order_of_its_keys(record: Record) -> None:
-    assert spec_id({"a": 1, "b": (2, 3)}) == spec_id({"b": [2, 3], "a": 1}) != spec_id({"a": 1, "b": [3, 2]})
+    assert (
+        spec_id({"a": 1, "b": (2, 3)})
+        == spec_id({"b": [2, 3], "a": 1})
+        != spec_id({"a": 1, "b": [3, 2]})
+    )
     assert re.fullmatch("[0-9a-f]{16}", record.id)
     assert replace(record, created="later").id == record.id
 
@@ -81,10 +90,16 @@ def _broken(plain: dict[str, Any], *path: str, value: Any) -> dict[str, Any]:
         (("target", "parameters"), "many", "record.target.parameters cannot be of type str"),
         (("secrets",), {}, "record.secrets"),
         (("attacks", "lamp_cos"), {"spec": {}}, "lacks record.attacks.lamp_cos.scores"),
-        (("attacks", "lamp_cos", "batches"), [{"batch": 0, "losses": [[1, 2, 3]]}], "must hold 2 values"),
+        (
+            ("attacks", "lamp_cos", "batches"),
+            [{"batch": 0, "losses": [[1, 2, 3]]}],
+            "must hold 2 values",
+        ),
     ],
 )
-def test_a_broken_record_is_refused_by_name(record: Record, path: tuple[str, ...], value: Any, message: str) -> None:
+def test_a_broken_record_is_refused_by_name(
+    record: Record, path: tuple[str, ...], value: Any, message: str
+) -> None:
     with pytest.raises(RecordError, match=message):
         Record.from_json(_broken(record.to_json(), *path, value=value))
 

@@ -8,7 +8,10 @@ from gradleak.records.statistics import bootstrap_mean, clopper_pearson, interva
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
-@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (0, 30), (30, 30), (3, 10), (37, 100), (1, 5000), (2500, 5000)])
+@pytest.mark.parametrize(
+    ("successes", "n"),
+    [(0, 1), (1, 1), (0, 30), (30, 30), (3, 10), (37, 100), (1, 5000), (2500, 5000)],
+)
 def test_clopper_pearson_is_the_beta_quantile(successes: int, n: int, confidence: float) -> None:
     tail = (1 - confidence) / 2
     found = clopper_pearson(successes, n, confidence)
@@ -28,13 +31,17 @@ def test_the_bootstrap_agrees_with_the_normal_interval_on_many_values() -> None:
     values = np.random.default_rng(1).random(400)
     found = bootstrap_mean(values.tolist())
     half = 1.96 * values.std() / 20
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.003)
+    assert (found.low, found.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.003
+    )
 
 
 def test_the_bootstrap_is_the_same_every_time_and_moves_with_its_seed() -> None:
     values = [0.1, 0.4, 0.35, 0.8]
     assert bootstrap_mean(values) == bootstrap_mean(values)
-    assert bootstrap_mean(np.linspace(0, 1, 50).tolist()) != bootstrap_mean(np.linspace(0, 1, 50).tolist(), seed=1)
+    assert bootstrap_mean(np.linspace(0, 1, 50).tolist()) != bootstrap_mean(
+        np.linspace(0, 1, 50).tolist(), seed=1
+    )
 
 
 def test_clusters_of_one_change_nothing() -> None:
@@ -44,7 +51,9 @@ def test_clusters_of_one_change_nothing() -> None:
 
 def test_copies_within_a_cluster_earn_no_narrower_interval() -> None:
     values = [0.1, 0.4, 0.35, 0.8, 0.5]
-    eightfold = bootstrap_mean(np.repeat(values, 8).tolist(), clusters=np.repeat(range(5), 8).tolist())
+    eightfold = bootstrap_mean(
+        np.repeat(values, 8).tolist(), clusters=np.repeat(range(5), 8).tolist()
+    )
     single = bootstrap_mean(values)
     assert (eightfold.low, eightfold.high) == pytest.approx((single.low, single.high))
     assert eightfold.n == 40
@@ -87,7 +96,8 @@ def test_batches_that_all_score_alike_are_a_constant_sample_too() -> None:
 
 
 def test_the_widened_interval_covers_a_rare_leak_as_often_as_it_says() -> None:
-    rate, n = 0.02, 40  # most samples are all zero: a plain bootstrap would then claim that the mean is exactly 0
+    # Most samples are all zero: a plain bootstrap would then claim that the mean is exactly 0
+    rate, n = 0.02, 40
     draws = np.random.default_rng(2).random((300, n)) < rate
     covered = [interval((0.8 * row).tolist()).high >= 0.8 * rate for row in draws if not row.any()]
     assert len(covered) > 50 and all(covered)
@@ -114,7 +124,9 @@ def test_a_small_negative_difference_is_not_taken_for_a_fraction() -> None:
     assert found.low < 0 and found.n == 3
 
 
-@pytest.mark.parametrize("measure", [bootstrap_mean, interval, lambda values: paired_difference(values, values)])
+@pytest.mark.parametrize(
+    "measure", [bootstrap_mean, interval, lambda values: paired_difference(values, values)]
+)
 def test_no_values_and_non_finite_values_are_refused(measure) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match="at least one value"):
         measure([])
@@ -136,7 +148,9 @@ def test_a_bootstrap_interval_is_as_wide_as_students_t_makes_it(n: int) -> None:
     wider = np.sqrt(n / (n - 1)) * t.ppf(0.975, n - 1) / norm.ppf(0.975)
     assert found.mean == pytest.approx(plain.mean)
     ends = [plain.mean + side * wider for side in (plain.low - plain.mean, plain.high - plain.mean)]
-    assert (found.low, found.high) == pytest.approx((max(ends[0], -1.0), min(ends[1], 1.0)), rel=1e-3)
+    assert (found.low, found.high) == pytest.approx(
+        (max(ends[0], -1.0), min(ends[1], 1.0)), rel=1e-3
+    )
 
 
 def test_two_examples_say_almost_nothing() -> None:
@@ -148,5 +162,7 @@ def test_two_examples_say_almost_nothing() -> None:
 @pytest.mark.parametrize("n", [4, 8, 30])
 def test_small_samples_are_covered_as_often_as_promised(n: int) -> None:
     draws = np.random.default_rng(n).beta(2, 3, size=(400, n))
-    covered = [found.low <= 0.4 <= found.high for found in (interval(row.tolist()) for row in draws)]
+    covered = [
+        found.low <= 0.4 <= found.high for found in (interval(row.tolist()) for row in draws)
+    ]
     assert np.mean(covered) > 0.92

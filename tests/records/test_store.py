@@ -14,10 +14,20 @@ import pytest
 
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key, read_record, read_records, write_record
+from gradleak.records.store import (
+    SecretKey,
+    check_writable,
+    keyed_hash,
+    open_key,
+    read_record,
+    read_records,
+    write_record,
+)
 
 
-def test_a_written_record_is_read_back_from_the_file_of_its_id(tmp_path: Path, record: Record) -> None:
+def test_a_written_record_is_read_back_from_the_file_of_its_id(
+    tmp_path: Path, record: Record
+) -> None:
     path = write_record(tmp_path / "new" / "folder", record)
     assert path.name == f"{record.id}.json" and read_record(path) == record
 
@@ -29,7 +39,9 @@ def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path, record: 
     assert read_records(tmp_path)[0].created == "later"
 
 
-def test_a_write_that_fails_leaves_the_old_record_whole(tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_record_whole(
+    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_record(tmp_path, record)
 
     def full(descriptor: int) -> None:
@@ -41,7 +53,9 @@ def test_a_write_that_fails_leaves_the_old_record_whole(tmp_path: Path, record: 
     assert read_record(path) == record and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(tmp_path: Path, record: Record) -> None:
+def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(
+    tmp_path: Path, record: Record
+) -> None:
     records = [replace(record, spec={"seed": seed}) for seed in range(5)]
     for one in records:
         write_record(tmp_path, one)
@@ -53,10 +67,18 @@ def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(tmp_path: Path, r
 def test_the_key_is_made_once_private_and_ignored_by_git(tmp_path: Path) -> None:
     key = open_key(tmp_path)
     assert key == open_key(tmp_path) != open_key(tmp_path, "other")
-    assert len(key.value) == 32 and key.value.hex() not in repr(key) and str(key.value) not in repr(key)
+    assert (
+        len(key.value) == 32
+        and key.value.hex() not in repr(key)
+        and str(key.value) not in repr(key)
+    )
     assert stat.S_IMODE((tmp_path / "keys" / "secrets.key").stat().st_mode) == 0o600
     assert (tmp_path / "keys" / ".gitignore").read_text().split() == ["*"]
-    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [".gitignore", "other.key", "secrets.key"]
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [
+        ".gitignore",
+        "other.key",
+        "secrets.key",
+    ]
 
 
 def test_a_broken_key_is_refused(tmp_path: Path) -> None:
@@ -79,14 +101,21 @@ def test_check_writable_makes_the_folder_and_leaves_it_empty(tmp_path: Path) -> 
 
 def test_a_file_in_the_way_is_told_before_work_starts(tmp_path: Path, record: Record) -> None:
     (tmp_path / "taken").write_text("")
-    for attempt in (lambda: check_writable(tmp_path / "taken"), lambda: write_record(tmp_path / "taken", record)):
-        with pytest.raises(RecordError, match=r"Cannot write records into .*taken.*Choose a folder"):
+    for attempt in (
+        lambda: check_writable(tmp_path / "taken"),
+        lambda: write_record(tmp_path / "taken", record),
+    ):
+        with pytest.raises(
+            RecordError, match=r"Cannot write records into .*taken.*Choose a folder"
+        ):
             attempt()
     with pytest.raises(RecordError, match="Cannot keep a key"):
         open_key(tmp_path / "taken")
 
 
-def test_no_permission_is_told_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_permission_is_told_before_work_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path, exist_ok: bool = True) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -104,7 +133,9 @@ def test_no_permission_is_told_before_work_starts(tmp_path: Path, monkeypatch: p
         (b"[]", "schema"),
     ],
 )
-def test_a_file_that_is_no_record_is_refused_with_its_path(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_that_is_no_record_is_refused_with_its_path(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(RecordError, match=f"bad.json.*{message}"):
         read_records(tmp_path)
@@ -119,15 +150,19 @@ def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
 
 def test_records_are_text_a_person_can_read(tmp_path: Path, record: Record) -> None:
     path = write_record(tmp_path, replace(record, machine={"device": "Łódź"}))
-    assert "Łódź" in path.read_text(encoding="utf-8") and json.loads(path.read_text(encoding="utf-8"))["id"] == record.id
+    assert (
+        "Łódź" in path.read_text(encoding="utf-8")
+        and json.loads(path.read_text(encoding="utf-8"))["id"] == record.id
+    )
 
 
 def test_records_need_neither_torch_nor_the_rest_of_gradleak() -> None:
     program = (
-        "import sys, gradleak.records.store, gradleak.records.statistics, gradleak.records.flags\n"
-        "foreign = {'torch', 'scipy', 'transformers'} & set(sys.modules)\n"
-        "ours = [name for name in sys.modules if name.startswith('gradleak.') and not name.startswith('gradleak.records')]\n"
-        "assert not foreign and not ours, (foreign, ours)"
+        "import sys, gradleak.records.store, gradleak.records.statistics,"
+        " gradleak.records.flags\nforeign = {'torch', 'scipy', 'transformers'} &"
+        " set(sys.modules)\nours = [name for name in sys.modules if name.startswith('gradleak.')"
+        " and not name.startswith('gradleak.records')]\nassert not foreign and not ours, (foreign,"
+        " ours)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)

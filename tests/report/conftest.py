@@ -36,17 +36,35 @@ def make_record() -> Callable[..., Record]:
         }
         spec: dict[str, Any] = {"name": "tag", "steps": 3}
         example = ExampleRecord(0, 0, guess, guess, False, {"rouge1": mean}, {"rouge1": 0.2})
-        batch = BatchRecord(0, 0.1, 0.1, 0.2, 3.0, ((0, 5.0), (3, 1.0)), ((0, ("the dog",)), (3, ("is 4471 my dog",))), 1.5, 3)
+        batch = BatchRecord(
+            0,
+            0.1,
+            0.1,
+            0.2,
+            3.0,
+            ((0, 5.0), (3, 1.0)),
+            ((0, ("the dog",)), (3, ("is 4471 my dog",))),
+            1.5,
+            3,
+        )
         raised = tuple(RaisedFlag(name, f"Why {name}.") for name in flags)
         return Record(
             created="2026-01-02T03:04:05+00:00",
-            spec={"data": {"name": "canaries", "secrets_only": False}, "defenses": [], "seed": 7, "attacks": list(attacks)},
+            spec={
+                "data": {"name": "canaries", "secrets_only": False},
+                "defenses": [],
+                "seed": 7,
+                "attacks": list(attacks),
+            },
             versions={},
             machine={"device": "cpu"},
             data=DataRecord("ab12", 1, 1),
             target=TargetRecord("tiny", "ff00", 100, 50),
             secrets=(SecretRecord(0, 0, "cd34" * 16, 6, SECRET if kept else None),),
-            attacks={name: AttackRecord({**spec, "name": name}, scores, (example,), (batch,), (), raised) for name in attacks},
+            attacks={
+                name: AttackRecord({**spec, "name": name}, scores, (example,), (batch,), (), raised)
+                for name in attacks
+            },
             worst_case=scores,
         )
 

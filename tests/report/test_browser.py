@@ -1,4 +1,5 @@
-"""The report as a browser shows it: what a reader sees, that filters work, and that no request leaves the page."""
+"""The report as a browser shows it: what a reader sees, that filters work, and that no request
+leaves the page."""
 
 import os
 import re
@@ -20,10 +21,12 @@ from gradleak.report.page.forms import write_html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 QUIET = (
-    "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-extensions --disable-default-apps"
+    "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run"
+    " --disable-background-networking --disable-component-update --disable-sync"
+    " --disable-extensions --disable-default-apps"
 ).split()
-OWN = re.compile(rb"^\w+ (?:https?://)?[\w.-]*\.(?:google|googleapis|gvt1)\.com\b")  # the browser asks its maker for the time
+# The browser asks its maker for the time
+OWN = re.compile(rb"^\w+ (?:https?://)?[\w.-]*\.(?:google|googleapis|gvt1)\.com\b")
 Make = Callable[..., Record]
 
 
@@ -42,7 +45,9 @@ def page(tmp_path: Path, make_record: Make) -> str:
     one = make_record(("tag", "dlg"), 0.5, kept=True)
     noise = {**one.spec, "defenses": [{"name": "gaussian_noise", "std": 0.1}]}
     write_record(tmp_path, one)
-    write_record(tmp_path, replace(make_record(("tag",), 0.1, kept=True, flags=("near_chance",)), spec=noise))
+    write_record(
+        tmp_path, replace(make_record(("tag",), 0.1, kept=True, flags=("near_chance",)), spec=noise)
+    )
     return write_html(build_report(tmp_path, lambda record: {}))
 
 
@@ -50,9 +55,17 @@ def shown(browser: str, folder: Path, page: str, script: str = "", proxy: str = 
     """The page as it stands after the script, which plays the reader."""
     path = folder / "page.html"
     path.write_text(page.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    words = [browser, *QUIET, f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
+    words = [
+        browser,
+        *QUIET,
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+    ]
     words += [f"--proxy-server={proxy}"] if proxy else []
-    done = subprocess.run([*words, path.as_uri()], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*words, path.as_uri()], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "<main>" in done.stdout, done.stderr
     return done.stdout
 
@@ -64,7 +77,9 @@ def visible(dom: str) -> list[str]:
     return [attack for attack, item in zip(items, whole, strict=True) if " hidden" not in item]
 
 
-def test_verdict_heat_map_and_redacted_gallery_are_there(browser: str, page: str, tmp_path: Path) -> None:
+def test_verdict_heat_map_and_redacted_gallery_are_there(
+    browser: str, page: str, tmp_path: Path
+) -> None:
     dom = shown(browser, tmp_path, page)
     assert "1 of 2 settings leak" in dom
     heat = dom[dom.index('id="heat"') : dom.index('id="heat-table"')]
@@ -77,8 +92,9 @@ def test_verdict_heat_map_and_redacted_gallery_are_there(browser: str, page: str
 
 def test_the_reader_can_filter_and_sort_guesses(browser: str, page: str, tmp_path: Path) -> None:
     choose = (
-        "const pick=(name,value)=>{const one=document.getElementById('gallery-'+name);one.value=value;"
-        "one.dispatchEvent(new Event('change'))};"
+        "const pick=(name,value)=>{const"
+        " one=document.getElementById('gallery-'+name);one.value=value;one.dispatchEvent(new"
+        " Event('change'))};"
     )
     dom = shown(browser, tmp_path, page, choose + "pick('defense','gaussian_noise:std=0.1')")
     assert visible(dom) == ["tag"]
@@ -119,15 +135,21 @@ def test_no_request_leaves_the_page(browser: str, page: str, tmp_path: Path) -> 
         assert any(b"leak.example" in one for one in heard)  # the listener would have noticed
 
 
-def test_on_a_phone_nothing_is_cut_and_no_column_is_out_of_sight(browser: str, page: str, tmp_path: Path) -> None:
+def test_on_a_phone_nothing_is_cut_and_no_column_is_out_of_sight(
+    browser: str, page: str, tmp_path: Path
+) -> None:
     """A browser's window cannot be as narrow as a phone; a frame can."""
     inside = page.replace("&", "&amp;").replace('"', "&quot;")
-    outside = f'<main></main><iframe id="phone" style="width:390px;height:800px;border:0" srcdoc="{inside}"></iframe></body>'
+    outside = (
+        '<main></main><iframe id="phone" style="width:390px;height:800px;border:0"'
+        f' srcdoc="{inside}"></iframe></body>'
+    )
     script = (
-        "addEventListener('load', () => {const inner = document.getElementById('phone').contentDocument;"
-        "const cells = [...inner.querySelectorAll('#settings td[data-label=verdict]')];"
-        "const right = cells.map(one => one.getBoundingClientRect().right);"
-        "document.title = JSON.stringify([inner.documentElement.scrollWidth, right.length, Math.max(...right)])})"
+        "addEventListener('load', () => {const inner ="
+        " document.getElementById('phone').contentDocument;const cells ="
+        " [...inner.querySelectorAll('#settings td[data-label=verdict]')];const right ="
+        " cells.map(one => one.getBoundingClientRect().right);document.title ="
+        " JSON.stringify([inner.documentElement.scrollWidth, right.length, Math.max(...right)])})"
     )
     dom = shown(browser, tmp_path, outside, script)
     width, cells, right = re.findall(r"[\d.]+", re.findall(r"<title>(\[.*?\])</title>", dom)[-1])

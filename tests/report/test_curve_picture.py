@@ -7,7 +7,13 @@ from gradleak.report.pictures.curve_picture import Curve, CurvePoint, draw_curve
 
 def test_every_point_is_drawn_named_and_higher_where_its_value_is() -> None:
     points = (CurvePoint("500", 0.02, 0.01, 0.03), CurvePoint("5000", 0.01, 0.008, 0.012))
-    drawn = draw_curves("MSE & size", "pictures", "MSE", [Curve("none <1>", points), Curve("sign", points[::-1])], ["A note."])
+    drawn = draw_curves(
+        "MSE & size",
+        "pictures",
+        "MSE",
+        [Curve("none <1>", points), Curve("sign", points[::-1])],
+        ["A note."],
+    )
     root = ElementTree.fromstring(drawn)
     circles = [one for one in root.iter() if one.tag.endswith("circle")]
     assert len(circles) == 4

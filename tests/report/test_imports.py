@@ -1,4 +1,5 @@
-"""Report reads records and nothing else of ours, so that a machine without torch can read results."""
+"""Report reads records and nothing else of ours, so that a machine without torch can read
+results."""
 
 import ast
 import sys

@@ -57,7 +57,8 @@ def test_the_view_is_taken_down_when_the_attack_fails() -> None:
     screen, file = console(True)
     with pytest.raises(RuntimeError), TerminalDisplay(screen).watch("tag", Board()):
         raise RuntimeError
-    assert file.getvalue().rstrip().endswith("\x1b[2K") or "\x1b[?25h" in file.getvalue()  # the cursor is back
+    # The cursor is back
+    assert file.getvalue().rstrip().endswith("\x1b[2K") or "\x1b[?25h" in file.getvalue()
 
 
 def test_shows_steps_objective_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

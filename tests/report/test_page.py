@@ -23,7 +23,9 @@ Captured = pytest.CaptureFixture[str]
 
 
 def noisy(record: Record, std: float = 0.1) -> Record:
-    return replace(record, spec={**record.spec, "defenses": [{"name": "gaussian_noise", "std": std}]})
+    return replace(
+        record, spec={**record.spec, "defenses": [{"name": "gaussian_noise", "std": std}]}
+    )
 
 
 @pytest.fixture
@@ -32,7 +34,9 @@ def run(tmp_path: Path, make_record: Make) -> Path:
     folder = tmp_path / "runs" / "study"
     write_record(folder, make_record(("tag", "dlg"), 0.5))
     write_record(folder, noisy(make_record(("tag",), 0.1, flags=("near_chance", "search_failed"))))
-    (folder / "study.json").write_text(json.dumps({"schema": "gradleak.study/1", "name": "noise on notes", "cells": []}))
+    (folder / "study.json").write_text(
+        json.dumps({"schema": "gradleak.study/1", "name": "noise on notes", "cells": []})
+    )
     return folder
 
 
@@ -42,7 +46,10 @@ def page(run: Path) -> str:
 
 
 def test_the_sentence_comes_first_and_the_threat_model_before_all_guesses(page: str) -> None:
-    places = [page.index(part) for part in ("<h1>", 'id="verdict"', "What was not tried", 'id="threat"', 'id="settings"')]
+    places = [
+        page.index(part)
+        for part in ("<h1>", 'id="verdict"', "What was not tried", 'id="threat"', 'id="settings"')
+    ]
     assert [*places, page.index('id="guesses"'), page.index('id="glossary"')] == sorted(
         [*places, page.index('id="guesses"'), page.index('id="glossary"')]
     )
@@ -62,9 +69,17 @@ def test_a_doubt_stands_beside_the_setting_it_belongs_to_and_nowhere_else(page: 
 
 
 def test_every_word_that_is_linked_is_explained(page: str) -> None:
-    linked, explained = set(re.findall(r'href="#(word-[^"]+)"', page)), set(re.findall(r'<dt id="([^"]+)"', page))
+    linked, explained = (
+        set(re.findall(r'href="#(word-[^"]+)"', page)),
+        set(re.findall(r'<dt id="([^"]+)"', page)),
+    )
     assert linked and linked <= explained
-    assert {"word-blind-guess", "word-rouge1", "word-search_failed", "word-could-not-be-judged"} <= linked
+    assert {
+        "word-blind-guess",
+        "word-rouge1",
+        "word-search_failed",
+        "word-could-not-be-judged",
+    } <= linked
 
 
 def test_every_cell_of_a_table_that_phones_stack_says_what_it_is(page: str) -> None:
@@ -77,7 +92,10 @@ def test_an_index_names_runs_as_people_do_and_links_their_pages(
     run: Path, make_record: Make, capsys: Captured, tmp_path: Path
 ) -> None:
     runs = run.parent
-    alone = replace(make_record(("tag",), 0.1, flags=("near_chance", "search_failed")), created="2020-01-02T03:04:05+00:00")
+    alone = replace(
+        make_record(("tag",), 0.1, flags=("near_chance", "search_failed")),
+        created="2020-01-02T03:04:05+00:00",
+    )
     write_record(runs, alone)
     (run / f"{'a' * 16}.failed.txt").write_text("ValueError")
     (run / f"{'b' * 16}.json").write_text("{")
@@ -86,7 +104,8 @@ def test_an_index_names_runs_as_people_do_and_links_their_pages(
     page = (runs / "index.html").read_text(encoding="utf-8")
     assert "<h1>2 runs in" in page
     assert '<a href="study/report.html">noise on notes</a>' in page
-    assert page.index("noise on notes") < page.index("tiny on canaries, no defense, by tag")  # the latest first
+    # The latest first
+    assert page.index("noise on notes") < page.index("tiny on canaries, no defense, by tag")
     assert "1 cell failed." in page and f"{'b' * 16}.json cannot be read" in page
     assert f"gradleak report {runs}<" in page  # a run without a page says how to get one
     assert "about 50.0 % of the words" in page
@@ -98,7 +117,9 @@ def test_an_index_names_runs_as_people_do_and_links_their_pages(
     assert capsys.readouterr().err.count("Error: ") == 3
 
 
-def test_without_a_browser_a_pdf_is_refused_with_what_to_do(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_without_a_browser_a_pdf_is_refused_with_what_to_do(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     monkeypatch.setattr(printing, "BROWSERS", ("no-such-browser",))
     assert main(["report", str(run), "--format", "pdf"]) == 2
     assert "apt install chromium" in capsys.readouterr().err
@@ -113,14 +134,19 @@ def test_a_pdf_has_the_sentence_first_and_its_sections_on_pages(run: Path) -> No
     assert main(["report", str(run), "--format", "pdf"]) == 0
     content = (run / "report.pdf").read_bytes()
     pages = len(re.findall(rb"/Type\s*/Page\b", content))
-    assert content.startswith(b"%PDF-") and 3 <= pages <= 9  # verdict, guesses and words begin pages of their own
+    # verdict, guesses and words begin pages of their own
+    assert content.startswith(b"%PDF-") and 3 <= pages <= 9
     assert b"gradleak: study" in content
     reader = shutil.which("pdftotext")
     if reader is None:
         pytest.skip("no pdftotext here, which reads the first line; apt-get install poppler-utils")
-    printed = subprocess.run([reader, str(run / "report.pdf"), "-"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [reader, str(run / "report.pdf"), "-"], capture_output=True, text=True, check=True
+    ).stdout
     sheets = [" ".join(sheet.split()) for sheet in printed.split("\f")[:-1]]
-    assert sheets[0].startswith("In the setting that leaks most (no defense), about 50.0 % of the words")
+    assert sheets[0].startswith(
+        "In the setting that leaks most (no defense), about 50.0 % of the words"
+    )
     assert len(sheets) == pages
     assert sheets[0].replace(" ", "").endswith(f"1/{pages}")
     assert any(sheet.startswith("Secrets beside guesses") for sheet in sheets)

@@ -1,4 +1,5 @@
-"""What a person sees: on narrow terminals, on terminals that read ASCII, and at the end of a run."""
+"""What a person sees: on narrow terminals, on terminals that read ASCII, and at the end of a
+run."""
 
 import inspect
 import io
@@ -32,7 +33,10 @@ from gradleak.study.grid import run_cells
 
 Captured = pytest.CaptureFixture[str]
 Make = Callable[..., Record]
-GRID = "name: small\ntarget: tiny\nattacks: ['tag:steps=2', blind]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
+GRID = (
+    "name: small\ntarget: tiny\nattacks: ['tag:steps=2', blind]\nlimit: 1\nmetrics: [rouge1,"
+    " exact_match]\n"
+)
 EVERY_FLAG = ("search_failed", "few_examples", "generous_knowledge", "near_chance")
 
 
@@ -40,16 +44,27 @@ EVERY_FLAG = ("search_failed", "few_examples", "generous_knowledge", "near_chanc
 def test_a_folder_of_records_reads_at_any_width(width: int, make_record: Make) -> None:
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
     record = make_record(flags=EVERY_FLAG)
-    print_folder(console, [("0123456789abcdef.json", record), ("study/0123456789abcdee.json", record)])
+    print_folder(
+        console, [("0123456789abcdef.json", record), ("study/0123456789abcdee.json", record)]
+    )
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) <= 12  # not a letter a line
-    for whole in ("tiny", "canaries", "no defense", "50.0 [40.0, 60.0]", "generous_knowledge", "study/0123456789abcdee.json"):
+    for whole in (
+        "tiny",
+        "canaries",
+        "no defense",
+        "50.0 [40.0, 60.0]",
+        "generous_knowledge",
+        "study/0123456789abcdee.json",
+    ):
         assert whole in console.file.getvalue()
 
 
-def test_a_broken_record_is_named_below_the_others(tmp_path: Path, make_record: Make, capsys: Captured) -> None:
+def test_a_broken_record_is_named_below_the_others(
+    tmp_path: Path, make_record: Make, capsys: Captured
+) -> None:
     whole = write_record(tmp_path, make_record())
     (tmp_path / "0123456789abcdef.json").write_bytes(whole.read_bytes()[:200])
     assert main(["show", str(tmp_path)]) == 2
@@ -58,24 +73,39 @@ def test_a_broken_record_is_named_below_the_others(tmp_path: Path, make_record: 
     assert "0123456789abcdef.json is not a whole JSON file" in shown.err
 
 
-def test_legacy_metrics_are_shown_on_request_or_where_alone(make_record: Make, tmp_path: Path, capsys: Captured) -> None:
+def test_legacy_metrics_are_shown_on_request_or_where_alone(
+    make_record: Make, tmp_path: Path, capsys: Captured
+) -> None:
     record = make_record()
     (attack,) = record.attacks.values()
     score = attack.scores["rouge1"]
     both, alone = ({"rouge1": score, "rouge1_legacy": score}, {"rouge1_legacy": score})
-    for number, (scores, words, is_there) in enumerate([(both, [], False), (both, ["--full"], True), (alone, [], True)]):
-        path = write_record(tmp_path / str(number), replace(record, attacks={"tag": replace(attack, scores=scores)}))
+    for number, (scores, words, is_there) in enumerate(
+        [(both, [], False), (both, ["--full"], True), (alone, [], True)]
+    ):
+        path = write_record(
+            tmp_path / str(number), replace(record, attacks={"tag": replace(attack, scores=scores)})
+        )
         assert main(["show", str(path), *words]) == 0
         assert ("\nrouge1_legacy " in capsys.readouterr().out) == is_there
 
 
 def test_a_misspelt_command_is_answered_with_one_suggestion(capsys: Captured) -> None:
     assert main(["lst"]) == 2
-    assert capsys.readouterr().err == "Error: No such command 'lst'. Did you mean 'list'? See gradleak --help.\n"
+    assert (
+        capsys.readouterr().err
+        == "Error: No such command 'lst'. Did you mean 'list'? See gradleak --help.\n"
+    )
 
 
 def test_components_read_as_on_the_command_line() -> None:
-    described = {"name": "parts", "layers": "", "modules": ["query", "key"], "fused": True, "of": {"name": "tag", "steps": 3}}
+    described = {
+        "name": "parts",
+        "layers": "",
+        "modules": ["query", "key"],
+        "fused": True,
+        "of": {"name": "tag", "steps": 3},
+    }
     assert write_component(described) == "parts:modules=[query,key],fused=true,of=tag:steps=3"
 
 
@@ -90,7 +120,9 @@ def study(folder: Path) -> Path:
     return path
 
 
-def test_a_run_ends_with_a_short_verdict_and_shows_cells_on_request(tmp_path: Path, capsys: Captured) -> None:
+def test_a_run_ends_with_a_short_verdict_and_shows_cells_on_request(
+    tmp_path: Path, capsys: Captured
+) -> None:
     words = ["run", str(study(tmp_path)), "--out", str(tmp_path), "--device", "cpu"]
     assert main(words) == 0
     short = capsys.readouterr().out
@@ -121,7 +153,9 @@ class Watcher:
         yield
 
 
-def test_workers_have_a_bar_and_finished_cells_are_not_told_as_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_have_a_bar_and_finished_cells_are_not_told_as_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells = read_study(study(tmp_path)).cells
     display, looks = Watcher(), iter([True, True, False])
 
@@ -147,9 +181,19 @@ def test_workers_have_a_bar_and_finished_cells_are_not_told_as_skipped(tmp_path:
 
 
 def ascii_command(*words: str) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "PYTHONPATH": str(Path(gradleak.__file__).parents[1]), "PYTHONIOENCODING": "ascii", "LANG": "C"}
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
+        "PYTHONIOENCODING": "ascii",
+        "LANG": "C",
+    }
     return subprocess.run(
-        [sys.executable, "-m", "gradleak", *words], env=settings, capture_output=True, encoding="ascii", timeout=60, check=False
+        [sys.executable, "-m", "gradleak", *words],
+        env=settings,
+        capture_output=True,
+        encoding="ascii",
+        timeout=60,
+        check=False,
     )
 
 
@@ -163,7 +207,10 @@ def test_a_terminal_that_reads_ascii_gets_ascii(tmp_path: Path, make_record: Mak
     assert "Jurgen..." in missing.stderr
 
 
-@pytest.mark.parametrize(("letter", "plain"), [("…", "..."), ("é", "e"), ("ε", "epsilon"), ("─", "-"), ("漢", "?"), ("½", "12")])
+@pytest.mark.parametrize(
+    ("letter", "plain"),
+    [("…", "..."), ("é", "e"), ("ε", "epsilon"), ("─", "-"), ("漢", "?"), ("½", "12")],
+)
 def test_letters_fall_back_to_the_nearest(letter: str, plain: str) -> None:
     assert nearest(letter) == plain
 

@@ -64,7 +64,10 @@ def test_the_page_lists_a_new_section_and_draws_its_inside(report: Report) -> No
     inside = page[page.index('<section id="lengths"') :]
     assert '<h2 id="lengths-title">How long the secrets are</h2>' in inside
     assert "<p>Of 1 record.</p>" in inside
-    assert '<th scope="row">secret &lt;0&gt;</th><td class="number" data-label="tokens">6</td>' in inside
+    assert (
+        '<th scope="row">secret &lt;0&gt;</th><td class="number" data-label="tokens">6</td>'
+        in inside
+    )
 
 
 def test_markdown_json_and_its_schema_have_a_new_section(report: Report) -> None:

@@ -19,7 +19,9 @@ from gradleak.report.verdict import closing_sentence, explain
 Make = Callable[..., Record]
 
 
-def printed(record: Record, width: int = 100, guesses: bool = True, with_trace: bool = False) -> str:
+def printed(
+    record: Record, width: int = 100, guesses: bool = True, with_trace: bool = False
+) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
     print_record(console, record, find_kept_secrets(record), guesses=guesses, with_trace=with_trace)
     assert isinstance(console.file, io.StringIO)
@@ -28,24 +30,36 @@ def printed(record: Record, width: int = 100, guesses: bool = True, with_trace: 
 
 def test_says_n_seed_target_device_and_time(make_record: Make) -> None:
     text = " ".join(printed(make_record()).split())
-    for part in ("n = 1", "seed 7", "target tiny", "device cpu", "attacks took 0.0 s", "data canaries ·", "defense none"):
+    for part in (
+        "n = 1",
+        "seed 7",
+        "target tiny",
+        "device cpu",
+        "attacks took 0.0 s",
+        "data canaries ·",
+        "defense none",
+    ):
         assert part in text
 
 
-def test_says_what_the_updates_say_outright_even_where_no_attack_succeeds(make_record: Make) -> None:
+def test_says_what_the_updates_say_outright_even_where_no_attack_succeeds(
+    make_record: Make,
+) -> None:
     said = (
         FindingRecord(0, "labels", True, "a sign", 1, (1,), 1.0, 1.0),
         FindingRecord(0, "distinct_tokens", False, "a rank", 1, (7,)),
         FindingRecord(0, "bag_of_words", True, "some rows", 5, (), 0.8, 1.0),
         FindingRecord(0, "special_tokens", True, "some rows", 2, (), 1.0, 1.0),
     )
-    text = " ".join(printed(replace(make_record(mean=0.2, flags=("near_chance",)), findings=said)).split())
+    text = " ".join(
+        printed(replace(make_record(mean=0.2, flags=("near_chance",)), findings=said)).split()
+    )
     assert "What the update says outright" in text
     assert "labels 100.0 % right, read in every batch, exact (a sign)" in text
     assert "different inputs 7 a batch, read in every batch, an estimate (a rank)" in text
     assert (
-        "bag of words 5 words a batch, 80.0 % of the true ones among them, 100.0 % of them true, read in every batch, exact"
-        in text
+        "bag of words 5 words a batch, 80.0 % of the true ones among them, 100.0 % of them true,"
+        " read in every batch, exact" in text
     )
     assert "the updates name every word in 1 of 1 batches" in text
     assert "special" not in text
@@ -60,7 +74,15 @@ def test_one_batch_is_not_counted_as_several(make_record: Make) -> None:
 
 
 def test_fields_that_are_off_are_left_out_and_zeros_are_not() -> None:
-    spec = {"name": "dp_sgd", "noise_multiplier": 0.0, "frozen": [], "path": "", "limit": None, "dropout": False, "seed": 0}
+    spec = {
+        "name": "dp_sgd",
+        "noise_multiplier": 0.0,
+        "frozen": [],
+        "path": "",
+        "limit": None,
+        "dropout": False,
+        "seed": 0,
+    }
     assert write_component(spec) == "dp_sgd:noise_multiplier=0.0,seed=0"
 
 
@@ -71,7 +93,9 @@ def test_nothing_is_below_zero_by_rounding_alone() -> None:
 
 def test_a_missing_mean_is_a_dash(make_record: Make) -> None:
     assert write_number(None, "fraction") == write_number(float("nan"), "fraction") == "-"
-    row = next(line for line in printed(make_record()).splitlines() if line.startswith("secret_recall"))
+    row = next(
+        line for line in printed(make_record()).splitlines() if line.startswith("secret_recall")
+    )
     assert row.split()[1:] == ["-", "-", "-"]
 
 
@@ -109,7 +133,9 @@ def test_tables_of_many_attacks_fit_a_hundred_columns(make_record: Make) -> None
     "flags",
     [("near_chance",), ("near_chance", "search_failed", "few_examples"), ()],
 )
-def test_protected_is_never_said_alone_and_flags_carry_their_meaning(make_record: Make, flags: tuple[str, ...]) -> None:
+def test_protected_is_never_said_alone_and_flags_carry_their_meaning(
+    make_record: Make, flags: tuple[str, ...]
+) -> None:
     record = make_record(mean=0.5 if not flags else 0.2, flags=flags)
     closing = closing_sentence(judge_record(record), record)
     assert "protected" not in closing
@@ -121,8 +147,12 @@ def test_protected_is_never_said_alone_and_flags_carry_their_meaning(make_record
 
 
 def test_a_flag_shared_by_attacks_keeps_each_ones_numbers() -> None:
-    assert explain("few_examples", {"tag": "3 of 4.", "dlg": "3 of 4."}).startswith("few_examples (tag, dlg): 3 of 4. The ")
-    assert explain("few_examples", {"tag": "3 of 4.", "dlg": "2 of 4."}).startswith("few_examples: tag: 3 of 4. dlg: 2 of 4. ")
+    assert explain("few_examples", {"tag": "3 of 4.", "dlg": "3 of 4."}).startswith(
+        "few_examples (tag, dlg): 3 of 4. The "
+    )
+    assert explain("few_examples", {"tag": "3 of 4.", "dlg": "2 of 4."}).startswith(
+        "few_examples: tag: 3 of 4. dlg: 2 of 4. "
+    )
     assert explain("of_a_later_version", {"": "Why."}) == "of_a_later_version: Why."
 
 
@@ -139,7 +169,9 @@ def test_gain_follows_the_direction() -> None:
     assert (write_gain(lower), write_interval(lower)) == ("+3", "2 [1, 3]")
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.44, "0.4 s"), (12.2, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.44, "0.4 s"), (12.2, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")]
+)
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert write_duration(seconds) == text
 

@@ -8,7 +8,12 @@ def marks(secret: str, guess: str) -> list[WordMark]:
 
 
 def test_a_right_word_next_to_its_neighbour_is_a_pair_and_elsewhere_a_word() -> None:
-    assert marks("my pin is four", "is four dog my") == [WordMark.PAIR, WordMark.PAIR, WordMark.WRONG, WordMark.WORD]
+    assert marks("my pin is four", "is four dog my") == [
+        WordMark.PAIR,
+        WordMark.PAIR,
+        WordMark.WRONG,
+        WordMark.WORD,
+    ]
 
 
 def test_case_and_punctuation_do_not_matter() -> None:
@@ -17,7 +22,13 @@ def test_case_and_punctuation_do_not_matter() -> None:
 
 def test_a_word_of_the_secret_is_spent_once() -> None:
     assert marks("call me now", "me me me") == [WordMark.WORD, WordMark.WRONG, WordMark.WRONG]
-    assert marks("a b a", "a b a b a") == [WordMark.PAIR, WordMark.PAIR, WordMark.PAIR, WordMark.WRONG, WordMark.WRONG]
+    assert marks("a b a", "a b a b a") == [
+        WordMark.PAIR,
+        WordMark.PAIR,
+        WordMark.PAIR,
+        WordMark.WRONG,
+        WordMark.WRONG,
+    ]
 
 
 def test_an_exact_guess_of_one_word_is_green_though_it_has_no_pair() -> None:

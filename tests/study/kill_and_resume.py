@@ -1,4 +1,5 @@
-"""Run by test_resume.py: children that run a study are killed at random moments until one comes to its end; then two share one.
+"""Run by test_resume.py: children that run a study are killed at random moments until one comes to
+its end; then two share one.
 
     kill_and_resume.py STUDY FOLDER KILLS SEED LONGEST
 
@@ -45,7 +46,8 @@ def ended(process: int, seconds: float) -> bool:
 def main() -> None:
     path, folder, kills, seed, longest = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
     study, generator, killed = read_study(path), random.Random(int(seed)), 0
-    run_audit(study.cells[-1].spec)  # whatever is imported late is imported now, once; one thread, so that it may fork after it
+    # Whatever is imported late is imported now, once; one thread, so that it may fork after it
+    run_audit(study.cells[-1].spec)
     while killed < int(kills):
         if ended(child(study, folder), generator.uniform(0.02, float(longest))):
             break

@@ -1,4 +1,5 @@
-"""The gate is open on a whole and honest run, and shut, by name, on every way in which one was seen or feared to be crooked."""
+"""The gate is open on a whole and honest run, and shut, by name, on every way in which one was
+seen or feared to be crooked."""
 
 import json
 import shutil
@@ -13,7 +14,16 @@ from gradleak.audit.client import private_examples
 from gradleak.audit.writing import data_hash
 from gradleak.cli import main
 from gradleak.records.flags import RaisedFlag
-from gradleak.records.schema import AttackRecord, DataRecord, ExampleRecord, FindingRecord, Record, Score, TargetRecord, spec_id
+from gradleak.records.schema import (
+    AttackRecord,
+    DataRecord,
+    ExampleRecord,
+    FindingRecord,
+    Record,
+    Score,
+    TargetRecord,
+    spec_id,
+)
 from gradleak.records.store import open_key, read_record, write_record
 from gradleak.study.cells import read_study
 from gradleak.study.plan import write_plan
@@ -51,14 +61,23 @@ def scored(metric: str, values: list[float | None], blind: float) -> Score:
     return Score(mean, mean, mean, blind, blind, blind, unit, direction, len(there))
 
 
-def record_of(spec: dict[str, Any], key: str, hashed: str, leaking: int = 0, version: int = 1) -> Record:
-    """A record by one attack, which rebuilt the first so many notes word for word, and of the others what blind did."""
+def record_of(
+    spec: dict[str, Any], key: str, hashed: str, leaking: int = 0, version: int = 1
+) -> Record:
+    """A record by one attack, which rebuilt the first so many notes word for word, and of the
+    others what blind did."""
     values: list[dict[str, float | None]] = [
-        {"rouge1": 1.0 if place < leaking else 0.1, "exact_match": float(place < leaking)} for place in range(N)
+        {"rouge1": 1.0 if place < leaking else 0.1, "exact_match": float(place < leaking)}
+        for place in range(N)
     ]
     chance: dict[str, float | None] = {"rouge1": 0.1, "exact_match": 0.0}
-    examples = tuple(ExampleRecord(place, 0, None, None, False, one, chance) for place, one in enumerate(values))
-    scores = {metric: scored(metric, [one[metric] for one in values], chance[metric] or 0.0) for metric in chance}
+    examples = tuple(
+        ExampleRecord(place, 0, None, None, False, one, chance) for place, one in enumerate(values)
+    )
+    scores = {
+        metric: scored(metric, [one[metric] for one in values], chance[metric] or 0.0)
+        for metric in chance
+    }
     flags = () if leaking else (RaisedFlag("near_chance", "Why."),)
     return Record(
         created="2026-01-02T03:04:05+00:00",
@@ -68,7 +87,11 @@ def record_of(spec: dict[str, Any], key: str, hashed: str, leaking: int = 0, ver
         data=DataRecord(hashed, N, N),
         target=TargetRecord("tiny", "ff", 1, 1),
         secrets=(),
-        attacks={key: AttackRecord(spec["attacks"][0], scores, examples, (), flags=flags, version=version)},
+        attacks={
+            key: AttackRecord(
+                spec["attacks"][0], scores, examples, (), flags=flags, version=version
+            )
+        },
         worst_case=scores,
     )
 
@@ -76,13 +99,15 @@ def record_of(spec: dict[str, Any], key: str, hashed: str, leaking: int = 0, ver
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     data, study, folder = tmp_path / "notes.csv", tmp_path / "notes.yaml", tmp_path / "runs"
-    data.write_text("text,label\n" + "".join(f"note number {place} of mine,{place % 2}\n" for place in range(N)))
+    data.write_text(
+        "text,label\n" + "".join(f"note number {place} of mine,{place % 2}\n" for place in range(N))
+    )
     study.write_text(STUDY.format(data=data, n=N))
     whole = read_study(study)
     write_plan(folder, whole)
     hashed = data_hash(open_key(folder), private_examples(whole.cells[0].spec))
     for cell in whole.cells:
-        (key, attack) = next(iter(cell.spec.attack_keys().items()))
+        key, attack = next(iter(cell.spec.attack_keys().items()))
         write_record(folder, record_of(cell.spec.to_dict(), key, hashed, version=attack.version))
     return Made(folder, study, data)
 
@@ -107,16 +132,24 @@ def leaking(made: Made, where: str, seed: int = 0) -> Path:
     """A record of which 50 of 60 notes leak, in a folder that is no study's."""
     like = first(made)
     spec = {**like.spec, "seed": seed}
-    return write_record(made.folder.parent / "runs" / where, record_of(spec, next(iter(like.attacks)), "other", leaking=50))
+    return write_record(
+        made.folder.parent / "runs" / where,
+        record_of(spec, next(iter(like.attacks)), "other", leaking=50),
+    )
 
 
 def of_pictures(made: Made) -> None:
     like = first(made)
     example = ExampleRecord(0, 0, None, None, False, {"mse": 0.001}, {"mse": 0.1})
     scores = {"mse": scored("mse", [0.001], 0.1)}
-    attack = AttackRecord({"name": "ig"}, scores, tuple(replace(example, batch=place) for place in range(N)), ())
+    attack = AttackRecord(
+        {"name": "ig"}, scores, tuple(replace(example, batch=place) for place in range(N)), ()
+    )
     spec = {**like.spec, "attacks": [{"name": "ig"}], "target": {"name": "lenet"}}
-    write_record(made.folder / "pictures", replace(like, spec=spec, attacks={"ig": attack}, worst_case=scores))
+    write_record(
+        made.folder / "pictures",
+        replace(like, spec=spec, attacks={"ig": attack}, worst_case=scores),
+    )
 
 
 def of_blind(made: Made) -> None:
@@ -147,7 +180,10 @@ def with_no_values(made: Made) -> None:
         plain["worst_case"]["exact_match"]["mean"] = None
 
     like = first(made)
-    path = write_record(made.folder / "below", record_of({**like.spec, "seed": 9}, next(iter(like.attacks)), "other"))
+    path = write_record(
+        made.folder / "below",
+        record_of({**like.spec, "seed": 9}, next(iter(like.attacks)), "other"),
+    )
     edit(path, change)
 
 
@@ -192,7 +228,9 @@ def linked(made: Made) -> None:
     shutil.move(leaking(made, "below", seed=4), outside.with_suffix(".json"))
     outside.mkdir()
     like = first(made)
-    write_record(outside, record_of({**like.spec, "seed": 4}, next(iter(like.attacks)), "other", leaking=50))
+    write_record(
+        outside, record_of({**like.spec, "seed": 4}, next(iter(like.attacks)), "other", leaking=50)
+    )
     (made.folder / "below").rmdir()
     (made.folder / "below").symlink_to(outside, target_is_directory=True)
 
@@ -220,7 +258,8 @@ def half_nested(made: Made) -> None:
 
 
 def copied_below(made: Made) -> None:
-    """Three copies of one cell below each other, of which the middle one leaks: none may hide another."""
+    """Three copies of one cell below each other, of which the middle one leaks: none may hide
+    another."""
     like = first(made)
     leaks = record_of(like.spec, next(iter(like.attacks)), like.data.hash, leaking=50)
     for name, record in (("a", like), ("b", leaks), ("c", like)):
@@ -249,18 +288,46 @@ CROOKED: dict[str, tuple[Callable[[Made], object], str, tuple[str, ...]]] = {
     "a cell was not run": (lambda made: made.paths[0].unlink(), "missing", ()),
     "one of four was run": (only_one, "missing", ()),
     "nothing was run yet": (lambda made: [path.unlink() for path in made.paths], "missing", ()),
-    "a cell failed": (lambda made: made.paths[0].rename(made.paths[0].with_suffix(".failed.txt")), "failed", ()),
+    "a cell failed": (
+        lambda made: made.paths[0].rename(made.paths[0].with_suffix(".failed.txt")),
+        "failed",
+        (),
+    ),
     "a later try of a cell failed": (failed, "failed", ()),
     "a record is cut in half": (lambda made: cut(made.paths[0], 0.5), "unreadable", ()),
     "a record is cut within its examples": (lambda made: cut(made.paths[0], 0.9), "unreadable", ()),
     "a record is empty": (lambda made: made.paths[0].write_text(""), "unreadable", ()),
-    "a record is no text": (lambda made: made.paths[0].write_bytes(b"\xff\xfe\x00"), "unreadable", ()),
+    "a record is no text": (
+        lambda made: made.paths[0].write_bytes(b"\xff\xfe\x00"),
+        "unreadable",
+        (),
+    ),
     "a record is a list": (lambda made: made.paths[0].write_text("[]"), "unreadable", ()),
-    "a record is of another schema": (lambda made: edit(made.paths[0], lambda one: one.update(schema="x/2")), "unreadable", ()),
-    "a record was copied over another": (lambda made: shutil.copy(made.paths[0], made.paths[1]), "unreadable", ()),
-    "a spec was changed": (lambda made: edit(made.paths[0], lambda one: one["spec"].update(seed=8)), "unreadable", ()),
-    "a record has no attack": (lambda made: edit(made.paths[0], lambda one: one.update(attacks={})), "unreadable", ()),
-    "an example was taken out": (lambda made: edit(made.paths[0], fewer_examples), "unreadable", ()),
+    "a record is of another schema": (
+        lambda made: edit(made.paths[0], lambda one: one.update(schema="x/2")),
+        "unreadable",
+        (),
+    ),
+    "a record was copied over another": (
+        lambda made: shutil.copy(made.paths[0], made.paths[1]),
+        "unreadable",
+        (),
+    ),
+    "a spec was changed": (
+        lambda made: edit(made.paths[0], lambda one: one["spec"].update(seed=8)),
+        "unreadable",
+        (),
+    ),
+    "a record has no attack": (
+        lambda made: edit(made.paths[0], lambda one: one.update(attacks={})),
+        "unreadable",
+        (),
+    ),
+    "an example was taken out": (
+        lambda made: edit(made.paths[0], fewer_examples),
+        "unreadable",
+        (),
+    ),
     "a score was changed": (lambda made: edit(made.paths[0], less_scored), "unreadable", ()),
     "a worst case was changed": (
         lambda made: edit(made.paths[0], lambda one: one["worst_case"]["rouge1"].update(mean=0.01)),
@@ -277,8 +344,16 @@ CROOKED: dict[str, tuple[Callable[[Made], object], str, tuple[str, ...]]] = {
     "a cut record lies one folder down": (half_nested, "unreadable", ()),
     "a study below lacks a cell": (nested_study, "missing", ()),
     "an audit was begun and cut": (begun, "missing", ()),
-    "a record of another study lies beside": (lambda made: leaking(made, "", seed=7), "foreign", ()),
-    "a record is of data before a change": (lambda made: edit(made.paths[0], of_other_data), "other_data", ()),
+    "a record of another study lies beside": (
+        lambda made: leaking(made, "", seed=7),
+        "foreign",
+        (),
+    ),
+    "a record is of data before a change": (
+        lambda made: edit(made.paths[0], of_other_data),
+        "other_data",
+        (),
+    ),
     "the data was edited since": (edited, "other_data", ()),
     "pictures lie among texts": (of_pictures, "no_bound", ()),
     "only blind looked": (of_blind, "only_blind", ()),
@@ -295,7 +370,11 @@ CROOKED: dict[str, tuple[Callable[[Made], object], str, tuple[str, ...]]] = {
     "the study grew": (larger_study, "missing", SPEC),
     "an attack is of another version": (lambda made: edit(made.paths[0], older), "outdated", SPEC),
     "the key is gone": (lambda made: shutil.rmtree(made.folder / "keys"), "other_data", SPEC),
-    "a record of no cell lies below": (lambda made: leaking(made, "below", seed=8), "foreign", SPEC),
+    "a record of no cell lies below": (
+        lambda made: leaking(made, "below", seed=8),
+        "foreign",
+        SPEC,
+    ),
 }
 
 
@@ -309,14 +388,18 @@ def test_there_are_thirty_and_more() -> None:
 
 
 @pytest.mark.parametrize("words", [(), SPEC])
-def test_a_whole_and_honest_run_opens_the_gate(made: Made, capsys: Captured, words: tuple[str, ...]) -> None:
+def test_a_whole_and_honest_run_opens_the_gate(
+    made: Made, capsys: Captured, words: tuple[str, ...]
+) -> None:
     assert gate(made, *words) == 0
     out, _ = capsys.readouterr()
     assert "The gate is open" in out and "4 of 4 cells were run" in out
 
 
 @pytest.mark.parametrize("crooked", CROOKED)
-def test_a_crooked_folder_shuts_the_gate_by_name(made: Made, capsys: Captured, crooked: str) -> None:
+def test_a_crooked_folder_shuts_the_gate_by_name(
+    made: Made, capsys: Captured, crooked: str
+) -> None:
     bend, rule, words = CROOKED[crooked]
     bend(made)
     assert gate(made, *words) == 4
@@ -338,13 +421,17 @@ def test_a_crooked_folder_shuts_the_gate_by_name(made: Made, capsys: Captured, c
         (("--accept", "exact_match"), "Cannot accept"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_can(made: Made, capsys: Captured, words: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_meant_is_refused_with_what_can(
+    made: Made, capsys: Captured, words: tuple[str, ...], says: str
+) -> None:
     assert main(["gate", str(made.folder), *(() if "--max" in words else BOUND), *words]) == 2
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rule", ["missing", "unreadable"])
-def test_where_nothing_is_left_to_judge_no_waiver_opens_the_gate(made: Made, capsys: Captured, rule: str) -> None:
+def test_where_nothing_is_left_to_judge_no_waiver_opens_the_gate(
+    made: Made, capsys: Captured, rule: str
+) -> None:
     for path in made.paths:
         path.unlink() if rule == "missing" else path.write_text("")
     assert gate(made, "--accept", "missing", "--accept", rule) == 4
@@ -355,13 +442,19 @@ def test_a_folder_of_nothing_opens_no_gate(tmp_path: Path) -> None:
     assert main(["gate", str(tmp_path), *BOUND]) == 2
 
 
-def test_what_is_waived_is_said_with_its_reason_and_what_waived_nothing_too(made: Made, capsys: Captured) -> None:
+def test_what_is_waived_is_said_with_its_reason_and_what_waived_nothing_too(
+    made: Made, capsys: Captured
+) -> None:
     made.paths[0].unlink()
     xml, plain = made.folder.parent / "gate.xml", made.folder.parent / "gate.sarif"
     files = ("--junit", str(xml), "--sarif", str(plain))
     assert gate(made, "--accept", "missing=the machine broke", "--accept", "failed", *files) == 0
     out, _ = capsys.readouterr()
-    assert "waived" in out and "Waived by --accept missing: the machine broke." in out and "Waived: missing." in out
+    assert (
+        "waived" in out
+        and "Waived by --accept missing: the machine broke." in out
+        and "Waived: missing." in out
+    )
     assert "--accept failed waived nothing." in out
     assert 'skipped="1"' in xml.read_text() and "the machine broke" in xml.read_text()
     (result,) = json.loads(plain.read_text())["runs"][0]["results"]
@@ -370,7 +463,13 @@ def test_what_is_waived_is_said_with_its_reason_and_what_waived_nothing_too(made
 
 def test_a_bound_is_never_waived(made: Made) -> None:
     leaking(made, "below")
-    assert gate(made, *(word for rule in ("foreign", "missing", "unreadable") for word in ("--accept", rule))) == 4
+    assert (
+        gate(
+            made,
+            *(word for rule in ("foreign", "missing", "unreadable") for word in ("--accept", rule)),
+        )
+        == 4
+    )
 
 
 def test_files_point_at_the_record_that_has_the_flag(made: Made, capsys: Captured) -> None:

@@ -9,7 +9,10 @@ from gradleak.records.store import read_record
 from gradleak.study.cells import read_study
 from gradleak.study.engine import run_on
 
-GRID = "target: tiny\nattacks: ['tag:steps=3', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
+GRID = (
+    "target: tiny\nattacks: ['tag:steps=3', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1,"
+    " exact_match]\n"
+)
 
 
 @pytest.mark.long  # each process imports torch
@@ -26,4 +29,7 @@ def test_two_processes_give_the_records_of_one(tmp_path: Path) -> None:
         assert ours.record is not None and theirs.record is not None
         assert ours.record.worst_case == theirs.record.worst_case
         for key, attack in ours.record.attacks.items():
-            assert attack.examples == read_record(tmp_path / "two" / f"{ours.record.id}.json").attacks[key].examples
+            assert (
+                attack.examples
+                == read_record(tmp_path / "two" / f"{ours.record.id}.json").attacks[key].examples
+            )

@@ -1,4 +1,5 @@
-"""The gate opens only where little leak is shown, by enough examples and by attacks that can be believed."""
+"""The gate opens only where little leak is shown, by enough examples and by attacks that can be
+believed."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -9,7 +10,14 @@ import pytest
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
 from gradleak.records.flags import RaisedFlag
-from gradleak.records.schema import AttackRecord, DataRecord, ExampleRecord, Record, Score, TargetRecord
+from gradleak.records.schema import (
+    AttackRecord,
+    DataRecord,
+    ExampleRecord,
+    Record,
+    Score,
+    TargetRecord,
+)
 from gradleak.records.store import write_record
 from gradleak.report.gate_files import write_junit, write_sarif
 from gradleak.study.gate import Accepted, Finding, examples_needed, judge, read_bound
@@ -18,12 +26,18 @@ EXACT = [read_bound("exact_match=0.05", upper=True)]
 Captured = pytest.CaptureFixture[str]
 
 
-def write(folder: Path, leaking: int, n: int, flags: tuple[str, ...] = (), attack: str = "tag") -> Path:
+def write(
+    folder: Path, leaking: int, n: int, flags: tuple[str, ...] = (), attack: str = "tag"
+) -> Path:
     """A record of n examples, the first of which are rebuilt whole."""
     score = Score(leaking / n, 0.0, 1.0, 0.0, 0.0, 0.0, "fraction", "higher", n)
     distance = Score(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, "fraction", "lower", n)
-    values = [{"exact_match": float(place < leaking), "secret_edit_distance": 1.0} for place in range(n)]
-    examples = tuple(ExampleRecord(place, 0, None, None, False, one, one) for place, one in enumerate(values))
+    values = [
+        {"exact_match": float(place < leaking), "secret_edit_distance": 1.0} for place in range(n)
+    ]
+    examples = tuple(
+        ExampleRecord(place, 0, None, None, False, one, one) for place, one in enumerate(values)
+    )
     raised = tuple(RaisedFlag(name, "Why.") for name in flags)
     scores = {"exact_match": score, "secret_edit_distance": distance}
     record = Record(
@@ -54,10 +68,17 @@ def test_one_leak_in_59_passes_the_bound_and_shuts_the_gate(tmp_path: Path) -> N
     assert not finding.passed
 
 
-@pytest.mark.parametrize("flag", ["search_failed", "not_adaptive", "dead_gradient", "no_objective", "few_examples"])
-def test_a_flag_that_makes_a_low_score_unreliable_shuts_the_gate_unless_accepted(tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize(
+    "flag", ["search_failed", "not_adaptive", "dead_gradient", "no_objective", "few_examples"]
+)
+def test_a_flag_that_makes_a_low_score_unreliable_shuts_the_gate_unless_accepted(
+    tmp_path: Path, flag: str
+) -> None:
     path = write(tmp_path, 0, 100, (flag,))
-    assert [(finding.rule, finding.passed) for finding in judge(path, EXACT)] == [("exact_match", True), (flag, False)]
+    assert [(finding.rule, finding.passed) for finding in judge(path, EXACT)] == [
+        ("exact_match", True),
+        (flag, False),
+    ]
     assert not any(finding.shuts for finding in judge(path, EXACT, [Accepted(flag)]))
 
 
@@ -78,16 +99,34 @@ def test_the_blind_attack_alone_opens_no_gate(tmp_path: Path) -> None:
         ("secret_edit_distance=0.5", True, "use --min secret_edit_distance=0.5"),
     ],
 )
-def test_bad_bounds_are_refused_with_the_fix(tmp_path: Path, bound: str, upper: bool, message: str) -> None:
+def test_bad_bounds_are_refused_with_the_fix(
+    tmp_path: Path, bound: str, upper: bool, message: str
+) -> None:
     path = write(tmp_path, 0, 100)
     with pytest.raises(GradleakError, match=message):
         judge(path, [read_bound(bound, upper=upper)])
 
 
-def test_the_command_has_an_exit_code_of_its_own_and_writes_both_files(tmp_path: Path, capsys: Captured) -> None:
+def test_the_command_has_an_exit_code_of_its_own_and_writes_both_files(
+    tmp_path: Path, capsys: Captured
+) -> None:
     run, xml, plain = tmp_path / "run", tmp_path / "gate.xml", tmp_path / "gate.sarif"
     write(run, 3, 100)
-    assert main(["gate", str(run), "--max", "exact_match=0.05", "--junit", str(xml), "--sarif", str(plain)]) == 4
+    assert (
+        main(
+            [
+                "gate",
+                str(run),
+                "--max",
+                "exact_match=0.05",
+                "--junit",
+                str(xml),
+                "--sarif",
+                str(plain),
+            ]
+        )
+        == 4
+    )
     out, err = capsys.readouterr()
     assert "FAIL" in out and "The gate is shut" in err
     suite = ET.fromstring(xml.read_text(encoding="utf-8")).find("testsuite")
@@ -108,6 +147,8 @@ def test_files_of_an_open_gate_hold_no_failure(tmp_path: Path) -> None:
 
 
 def test_junit_of_a_message_with_colours_can_be_read() -> None:
-    finding = Finding("the run", (), "failed", "no failed cell", False, "It failed: \x1b[31mboom\x00 & <more>.")
+    finding = Finding(
+        "the run", (), "failed", "no failed cell", False, "It failed: \x1b[31mboom\x00 & <more>."
+    )
     (failure,) = ET.fromstring(write_junit([finding])).iter("failure")
     assert failure.get("message") == "It failed: ?[31mboom? & <more>."

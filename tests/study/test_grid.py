@@ -16,12 +16,22 @@ from gradleak.study.grid import run_cells
 
 
 def cells(count: int) -> list[Cell]:
-    plain = {"target": "tiny", "attacks": ["tag:steps=2"], "limit": 1, "metrics": ["rouge1", "exact_match"]}
-    return [Cell({"seed": str(seed)}, AuditSpec.from_plain({**plain, "seed": seed})) for seed in range(count)]
+    plain = {
+        "target": "tiny",
+        "attacks": ["tag:steps=2"],
+        "limit": 1,
+        "metrics": ["rouge1", "exact_match"],
+    }
+    return [
+        Cell({"seed": str(seed)}, AuditSpec.from_plain({**plain, "seed": seed}))
+        for seed in range(count)
+    ]
 
 
 def counting(
-    monkeypatch: pytest.MonkeyPatch, fail_at: Sequence[int] = (), error: type[BaseException] = RuntimeError
+    monkeypatch: pytest.MonkeyPatch,
+    fail_at: Sequence[int] = (),
+    error: type[BaseException] = RuntimeError,
 ) -> list[int]:
     """Notes the seeds that are run; fails at some of them."""
     seeds = []
@@ -36,27 +46,37 @@ def counting(
     return seeds
 
 
-def test_finished_cells_are_skipped_and_records_bear_the_spec_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_cells_are_skipped_and_records_bear_the_spec_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seeds = counting(monkeypatch)
     first = run_cells(cells(1), tmp_path, "cpu", Silent())
     again = run_cells(cells(2), tmp_path, "cpu", Silent())
     assert seeds == [0, 1]
     assert [result.skipped for result in first + again] == [False, True, False]
-    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(cell.spec.id for cell in cells(2))
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == sorted(
+        cell.spec.id for cell in cells(2)
+    )
 
 
-def test_a_cell_is_run_again_when_the_answers_of_its_attack_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_run_again_when_the_answers_of_its_attack_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seeds = counting(monkeypatch)
     (first,) = run_cells(cells(1), tmp_path, "cpu", Silent())
     monkeypatch.setattr(type(cells(1)[0].spec.attacks[0]), "version", 2)
     (second,) = run_cells(cells(1), tmp_path, "cpu", Silent())
     assert seeds == [0, 0] and first.record is not None and second.record is not None
-    assert [result.record.attacks["tag"].version for result in (first, second) if result.record] == [1, 2]
+    assert [
+        result.record.attacks["tag"].version for result in (first, second) if result.record
+    ] == [1, 2]
     assert first.record.id == second.record.id
     assert run_cells(cells(1), tmp_path, "cpu", Silent())[0].skipped
 
 
-def test_a_failing_cell_leaves_its_traceback_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_cell_leaves_its_traceback_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counting(monkeypatch, fail_at=[0])
     results = run_cells(cells(2), tmp_path, "cpu", Silent())
     failure = results[0].failure
@@ -68,7 +88,9 @@ def test_a_failing_cell_leaves_its_traceback_and_the_run_goes_on(tmp_path: Path,
     assert not failure.exists()
 
 
-def test_an_interruption_leaves_finished_records_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_leaves_finished_records_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counting(monkeypatch, fail_at=[1], error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         run_cells(cells(2), tmp_path, "cpu", Silent())
@@ -78,10 +100,15 @@ def test_an_interruption_leaves_finished_records_whole(tmp_path: Path, monkeypat
 
 def kin_cells(*limits: int) -> list[Cell]:
     plain = {"target": "tiny", "attacks": ["tag:steps=2"], "metrics": ["rouge1"]}
-    return [Cell({"limit": str(limit)}, AuditSpec.from_plain({**plain, "limit": limit})) for limit in limits]
+    return [
+        Cell({"limit": str(limit)}, AuditSpec.from_plain({**plain, "limit": limit}))
+        for limit in limits
+    ]
 
 
-def test_kin_run_in_one_call_and_only_those_that_are_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kin_run_in_one_call_and_only_those_that_are_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[list[int]] = []
 
     def run(specs: Sequence[AuditSpec], **rest: Any) -> Any:
@@ -96,7 +123,9 @@ def test_kin_run_in_one_call_and_only_those_that_are_not_finished(tmp_path: Path
     assert [result.skipped for result in results] == [False, True, True, False]
 
 
-def test_cells_of_one_call_that_fail_are_tried_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_one_call_that_fail_are_tried_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(specs: Sequence[AuditSpec], **rest: Any) -> Any:
         if any(spec.limit == 2 for spec in specs):
             raise RuntimeError("out of luck")

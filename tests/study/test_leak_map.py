@@ -1,4 +1,5 @@
-"""A map is the audits of its cells, run together: the same updates, the same draws, the same records."""
+"""A map is the audits of its cells, run together: the same updates, the same draws, the same
+records."""
 
 import contextlib
 import json
@@ -30,7 +31,13 @@ from gradleak.study.leak_map import MapIncomplete, run_map
 from gradleak.study.map_cells import MAPPED, MapPlan, plan_map
 from gradleak.targets.tiny import Tiny
 
-TINY = {"target": "tiny", "data": "canaries", "limit": 2, "prior": "frequent_words", "dtype": "float64"}
+TINY = {
+    "target": "tiny",
+    "data": "canaries",
+    "limit": 2,
+    "prior": "frequent_words",
+    "dtype": "float64",
+}
 TAG = "tag:steps=2"
 NOISE = "gaussian_noise:std=0.01"
 CPU = torch.device("cpu")
@@ -42,7 +49,9 @@ class MatricesOnly(Attack):
 
     kind, name = "attack", "matrices_only"
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         return Blind().reconstruct(observations, bench)
 
     def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Tensor:
@@ -51,7 +60,9 @@ class MatricesOnly(Attack):
         return torch.zeros(len(observations))
 
 
-def planned(modules: Sequence[str] = MAPPED, attack: str = TAG, layers: str = "all", **settings: Any) -> MapPlan:
+def planned(
+    modules: Sequence[str] = MAPPED, attack: str = TAG, layers: str = "all", **settings: Any
+) -> MapPlan:
     return plan_map(attack, layers, modules, "rouge1", TINY | settings)
 
 
@@ -70,24 +81,38 @@ def whole_map(tmp_path_factory: pytest.TempPathFactory) -> tuple[MapPlan, HeatMa
     return plan, mapped(plan, folder), folder
 
 
-def test_every_layer_and_module_has_a_cell_and_a_record(whole_map: tuple[MapPlan, HeatMap, Path]) -> None:
+def test_every_layer_and_module_has_a_cell_and_a_record(
+    whole_map: tuple[MapPlan, HeatMap, Path],
+) -> None:
     _, heat_map, folder = whole_map
-    assert [(cell.layer, cell.module) for cell in heat_map.cells] == [(layer, module) for layer in (1, 2) for module in MAPPED]
-    assert {path.stem for path in folder.glob("*.json")} == {"map", *(cell.record for cell in heat_map.cells)}
+    assert [(cell.layer, cell.module) for cell in heat_map.cells] == [
+        (layer, module) for layer in (1, 2) for module in MAPPED
+    ]
+    assert {path.stem for path in folder.glob("*.json")} == {
+        "map",
+        *(cell.record for cell in heat_map.cells),
+    }
     assert not heat_map.absent
     for cell in heat_map.cells:
         record = read_record(folder / f"{cell.record}.json")
         assert record.target.visible_parameters == cell.parameters and record.data.batches == 2
 
 
-def test_a_cell_is_the_audit_of_its_view(whole_map: tuple[MapPlan, HeatMap, Path], tiny64: Target) -> None:
+def test_a_cell_is_the_audit_of_its_view(
+    whole_map: tuple[MapPlan, HeatMap, Path], tiny64: Target
+) -> None:
     plan, heat_map, folder = whole_map
     for cell in (plan.cells(tiny64)[0][place] for place in (0, 8)):
-        alone, (ours,) = run_audit(cell.spec).record, read_record(folder / f"{cell.spec.id}.json").attacks.values()
+        alone, (ours,) = (
+            run_audit(cell.spec).record,
+            read_record(folder / f"{cell.spec.id}.json").attacks.values(),
+        )
         (theirs,) = alone.attacks.values()
         assert ours.examples == theirs.examples
         assert ours.flags == theirs.flags
-        assert [one.loss for one in ours.batches] == pytest.approx([one.loss for one in theirs.batches])
+        assert [one.loss for one in ours.batches] == pytest.approx(
+            [one.loss for one in theirs.batches]
+        )
         assert heat_map.at(cell.layer, cell.module).scores == alone.worst_case  # type: ignore[union-attr]
 
 
@@ -103,7 +128,9 @@ def test_what_is_finished_is_not_computed_again(
     assert mapped(other, copy).at(2, "query") == first.at(2, "query")
 
 
-def test_an_interrupted_map_goes_on_after_its_last_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_map_goes_on_after_its_last_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan, ran = planned(("query", "key")), []
 
     def audits(specs: Any, **rest: Any) -> Any:
@@ -129,7 +156,9 @@ def test_batches_that_do_not_fit_together_give_the_same_map(
     assert apart.at(1, "query").scores == together.at(1, "query").scores  # type: ignore[union-attr]
 
 
-def test_cells_of_one_layer_are_attacked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_of_one_layer_are_attacked_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def audits(specs: Any, **rest: Any) -> Any:
@@ -141,7 +170,9 @@ def test_cells_of_one_layer_are_attacked_together(tmp_path: Path, monkeypatch: p
     assert calls == [[("1",), ("1", "query")], [("2",), ("2", "query")]]
 
 
-def test_a_cell_that_another_run_works_on_is_left_to_it(tiny64: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_another_run_works_on_is_left_to_it(
+    tiny64: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = planned(("query", "key"), attack="blind", layers="1")
     (first, _), _ = plan.cells(tiny64)
     seen: list[list[str]] = []
@@ -155,10 +186,13 @@ def test_a_cell_that_another_run_works_on_is_left_to_it(tiny64: Target, tmp_path
     with contextlib.ExitStack() as elsewhere:
         assert elsewhere.enter_context(claim(tmp_path, first.spec.id))
         assert len(mapped(plan, tmp_path).cells) == 2
-    assert seen[1:] == [[first.spec.id]]  # after the other cells, since the other run had not finished it
+    # After the other cells, since the other run had not finished it
+    assert seen[1:] == [[first.spec.id]]
 
 
-def test_a_cell_that_fails_leaves_its_traceback_and_the_others_a_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_fails_leaves_its_traceback_and_the_others_a_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def audits(specs: Any, **rest: Any) -> Any:
         if any("key" in spec.view.modules for spec in specs):
             raise RuntimeError("out of luck")
@@ -167,7 +201,9 @@ def test_a_cell_that_fails_leaves_its_traceback_and_the_others_a_map(tmp_path: P
     monkeypatch.setattr(grid, "run_audits", audits)
     with pytest.raises(MapIncomplete, match="1 cells of the map failed") as failed:
         mapped(planned(("query", "key"), attack="blind", layers="1"), tmp_path)
-    assert failed.value.exit_code == 3 and [cell.module for cell in failed.value.heat_map.cells] == ["query"]
+    assert failed.value.exit_code == 3 and [
+        cell.module for cell in failed.value.heat_map.cells
+    ] == ["query"]
     (absent,) = failed.value.heat_map.absent
     (failure,) = tmp_path.glob("*.failed.txt")
     assert absent.reason == f"It failed; the traceback is in {failure}."
@@ -175,7 +211,12 @@ def test_a_cell_that_fails_leaves_its_traceback_and_the_others_a_map(tmp_path: P
 
 
 def test_what_does_not_train_or_is_of_no_use_is_absent_and_not_an_error(tmp_path: Path) -> None:
-    heat_map = mapped(for_matrices(planned(("query", "layernorm"), target={"name": "tiny", "frozen": ["layers:1"]})), tmp_path)
+    heat_map = mapped(
+        for_matrices(
+            planned(("query", "layernorm"), target={"name": "tiny", "frozen": ["layers:1"]})
+        ),
+        tmp_path,
+    )
     assert [(cell.layer, cell.module) for cell in heat_map.cells] == [(2, "query")]
     reasons = {(one.layer, one.module): one.reason for one in heat_map.absent}
     assert set(reasons) == {(1, "query"), (1, "layernorm"), (2, "layernorm")}
@@ -190,7 +231,9 @@ def test_a_model_without_any_of_it_is_refused() -> None:
         planned(("query",)).cells(frozen)
 
 
-def test_the_map_file_holds_every_metric_of_every_cell(whole_map: tuple[MapPlan, HeatMap, Path]) -> None:
+def test_the_map_file_holds_every_metric_of_every_cell(
+    whole_map: tuple[MapPlan, HeatMap, Path],
+) -> None:
     plan, heat_map, folder = whole_map
     kept = json.loads((folder / "map.json").read_text())
     assert kept["schema"] == "gradleak.map/1" and kept["metric"] == "rouge1"
@@ -200,7 +243,11 @@ def test_the_map_file_holds_every_metric_of_every_cell(whole_map: tuple[MapPlan,
         assert cell["share"] == pytest.approx(cell["parameters"] / kept["parameters"])
     assert set(kept["leads"]) <= {metric.name for metric in plan.base.metrics}
     first = heat_map.leads["rouge1"].first
-    means = {module: scores["rouge1"].mean for module, scores in heat_map.overall.items() if module != WHOLE}
+    means = {
+        module: scores["rouge1"].mean
+        for module, scores in heat_map.overall.items()
+        if module != WHOLE
+    }
     assert first == max(means, key=lambda module: means[module] or 0.0)
 
 
@@ -216,7 +263,9 @@ def test_the_map_file_holds_every_metric_of_every_cell(whole_map: tuple[MapPlan,
         ({"attack": "tagg"}, "Unknown attack 'tagg'"),
     ],
 )
-def test_bad_plans_are_refused_before_anything_is_opened(changes: dict[str, Any], message: str) -> None:
+def test_bad_plans_are_refused_before_anything_is_opened(
+    changes: dict[str, Any], message: str
+) -> None:
     usual = {"attack": TAG, "layers": "all", "modules": ["query"], "metric": "rouge1"}
     with pytest.raises(GradleakError, match=message):
         plan_map(**(usual | changes), settings=TINY)

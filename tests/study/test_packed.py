@@ -8,13 +8,22 @@ from gradleak.records.plain import to_plain
 from gradleak.study.ray_engine import pack, unpack
 
 SPEC = AuditSpec.from_plain(
-    {"target": "tiny", "data": "canaries", "attacks": ["dlg:steps=5"], "limit": 2, "prior": "frequent_words"}
+    {
+        "target": "tiny",
+        "data": "canaries",
+        "attacks": ["dlg:steps=5"],
+        "limit": 2,
+        "prior": "frequent_words",
+    }
 )
 
 
 def scores(record: object) -> object:
     plain = to_plain(record)
-    return [(key, one["scores"], [example["values"] for example in one["examples"]]) for key, one in plain["attacks"].items()]
+    return [
+        (key, one["scores"], [example["values"] for example in one["examples"]])
+        for key, one in plain["attacks"].items()
+    ]
 
 
 def test_what_was_packed_attacks_as_what_was_opened_by_name() -> None:

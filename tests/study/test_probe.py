@@ -31,11 +31,14 @@ def at(clock: Clock, moment: float, progress: Progress, done: int, total: int) -
     progress.report(done, total)
 
 
-def test_a_search_that_was_cut_in_its_first_phase_is_not_taken_for_done_with_the_second(clock: Clock) -> None:
+def test_a_search_that_was_cut_in_its_first_phase_is_not_taken_for_done_with_the_second(
+    clock: Clock,
+) -> None:
     progress = Progress()
     at(clock, 2.0, progress, 0, 300)  # 2 s for the start
     at(clock, 3.0, progress, 10, 300)  # a tenth of a second a step
-    at(clock, 8.0, progress, 1, 2)  # out of time: one of two rounds, 5 s each; half of it, as the blackboard has it
+    # Out of time: one of two rounds, 5 s each; half of it, as the blackboard has it
+    at(clock, 8.0, progress, 1, 2)
     assert stretched(progress, 0.0, 8.0) == pytest.approx(2 + 300 * 0.1 + 2 * 5)
 
 
@@ -53,7 +56,9 @@ def test_a_phase_of_one_report_goes_on_as_it_began(clock: Clock) -> None:
     assert stretched(Progress(), 0.0, 4.0) == 4.0
 
 
-def test_kinds_of_defense_are_tried_apart_and_batches_are_counted_over_all_cells(tmp_path: Path) -> None:
+def test_kinds_of_defense_are_tried_apart_and_batches_are_counted_over_all_cells(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "study.yaml"
     attacks = "attacks: ['tag:steps=4', 'lamp_quick:steps=4000,starts=1,polish_rounds=1']"
     defenses = "defenses: [[], [sign], ['gaussian_noise:std=0.1'], ['gaussian_noise:std=0.2']]"
@@ -64,5 +69,10 @@ def test_kinds_of_defense_are_tried_apart_and_batches_are_counted_over_all_cells
     }  # fmt: skip
     assert found["tag:steps=4", "gaussian_noise"].batches == 6  # of two cells
     assert all(one.seconds > 0 and not one.problem for one in found.values())
-    cut = next(one for (name, defense), one in found.items() if name.startswith("lamp_quick") and defense == "none")
-    assert not cut.whole and cut.seconds_each > 2 * cut.tried  # it ended with the last round of its last phase, and is not done
+    cut = next(
+        one
+        for (name, defense), one in found.items()
+        if name.startswith("lamp_quick") and defense == "none"
+    )
+    # It ended with the last round of its last phase, and is not done
+    assert not cut.whole and cut.seconds_each > 2 * cut.tried

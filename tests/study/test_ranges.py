@@ -12,7 +12,14 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.registry import find
 from gradleak.core.specs import from_string, to_dict, to_string
 from gradleak.core.streams import Streams
-from gradleak.study.ranges import DEFAULT_RANGES, Range, combinations, ranges_for, read_range, written_fields
+from gradleak.study.ranges import (
+    DEFAULT_RANGES,
+    Range,
+    combinations,
+    ranges_for,
+    read_range,
+    written_fields,
+)
 
 STREAMS = Streams.root("tuning", 0)
 NOTHING: frozenset[str] = frozenset()
@@ -20,7 +27,9 @@ NOTHING: frozenset[str] = frozenset()
 
 def drawn(count: int, seed: int = 0, attack: Attack | None = None) -> list[Attack]:
     attack = attack or Tag()
-    return combinations(attack, ranges_for(attack, NOTHING, ()), count, Streams.root("tuning", seed))
+    return combinations(
+        attack, ranges_for(attack, NOTHING, ()), count, Streams.root("tuning", seed)
+    )
 
 
 def test_the_first_combination_is_the_attack_as_it_is() -> None:
@@ -36,8 +45,12 @@ def test_a_seed_gives_the_same_combinations_and_more_do_not_change_the_first() -
 
 
 def test_one_more_range_does_not_change_what_is_drawn_for_the_others() -> None:
-    more = combinations(Tag(), ranges_for(Tag(), NOTHING, [Range.between("longest", 4, 40)]), 5, STREAMS)
-    assert [attack.learning_rate for attack in more] == [attack.learning_rate for attack in drawn(5)]  # type: ignore[attr-defined]
+    more = combinations(
+        Tag(), ranges_for(Tag(), NOTHING, [Range.between("longest", 4, 40)]), 5, STREAMS
+    )
+    assert [attack.learning_rate for attack in more] == [
+        attack.learning_rate for attack in drawn(5)
+    ]  # type: ignore[attr-defined]
     assert all(isinstance(attack.longest, int) for attack in more)  # type: ignore[attr-defined]
 
 
@@ -50,12 +63,18 @@ def test_drawn_values_lie_in_their_ranges_and_survive_the_line(name: str) -> Non
     for other in combinations(attack, ranges, 20, STREAMS)[1:]:
         assert all(one.low <= to_dict(other)[one.field] <= one.high for one in ranges)
         assert from_string("attack", to_string(other)) == other
-        assert all(to_dict(other)[one.field] == float(f"{to_dict(other)[one.field]:.3g}") for one in ranges)
+        assert all(
+            to_dict(other)[one.field] == float(f"{to_dict(other)[one.field]:.3g}") for one in ranges
+        )
 
 
 def test_ranges_of_more_than_a_decade_are_logarithmic() -> None:
-    logarithmic = {(name, one.field) for name, ranges in DEFAULT_RANGES.items() for one in ranges if one.log}
-    fields = {name: {field for which, field in logarithmic if which == name} for name in DEFAULT_RANGES}
+    logarithmic = {
+        (name, one.field) for name, ranges in DEFAULT_RANGES.items() for one in ranges if one.log
+    }
+    fields = {
+        name: {field for which, field in logarithmic if which == name} for name in DEFAULT_RANGES
+    }
     assert fields["lamp_cos"] == {"norm_weight", "learning_rate"}
     assert fields["lamp_l2l1"] == {"l1_weight", "learning_rate", "prior_weight", "norm_weight"}
     values = [Range.between("x", 1e-4, 1e4).draw(STREAMS.child(number)) for number in range(200)]
@@ -81,7 +100,10 @@ def test_a_range_is_read_as_it_is_written(written: str, expected: Range) -> None
         ("learning_rate=0.1", "write field=low:high"),
         ("learning_rate=a:b", "write field=low:high"),
         ("learning_rate=1:2:cubic", "write field=low:high"),
-        ("learning_rate=2:1", "from a number to a larger one, not from 2 to 1.*--set learning_rate"),
+        (
+            "learning_rate=2:1",
+            "from a number to a larger one, not from 2 to 1.*--set learning_rate",
+        ),
         ("learning_rate=1:nan", "from a number to a larger one"),
         ("learning_rate=0:1:log", "begins at 0, where there is no logarithm"),
     ],
@@ -95,7 +117,9 @@ def test_held_fields_are_not_searched_unless_a_range_names_them() -> None:
     held = written_fields("lamp_l2l1:norm_weight=3,prior_weight=60")
     fields = {one.field for one in ranges_for(LampL2L1(), held, ())}
     assert "l1_weight" in fields and not fields & held
-    assert "norm_weight" in {one.field for one in ranges_for(LampL2L1(), held, [Range.between("norm_weight", 1, 2)])}
+    assert "norm_weight" in {
+        one.field for one in ranges_for(LampL2L1(), held, [Range.between("norm_weight", 1, 2)])
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,11 +130,15 @@ def test_held_fields_are_not_searched_unless_a_range_names_them() -> None:
         (LampCos(), "labels", "labels of attack 'lamp_cos' is not a number"),
     ],
 )
-def test_a_field_that_cannot_be_searched_is_refused_by_name(attack: Attack, field: str, message: str) -> None:
+def test_a_field_that_cannot_be_searched_is_refused_by_name(
+    attack: Attack, field: str, message: str
+) -> None:
     with pytest.raises(GradleakError, match=message):
         ranges_for(attack, NOTHING, [Range.between(field, 1, 2)])
 
 
 def test_an_attack_without_default_ranges_needs_one() -> None:
-    with pytest.raises(GradleakError, match="nothing to tune in lamp_quick: add a range, such as --range"):
+    with pytest.raises(
+        GradleakError, match="nothing to tune in lamp_quick: add a range, such as --range"
+    ):
         ranges_for(LampQuick(), NOTHING, ())

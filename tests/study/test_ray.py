@@ -21,7 +21,10 @@ from gradleak.study.cells import read_study
 from gradleak.study.grid import run_cells
 from gradleak.study.ray_engine import Cluster, run_on_ray
 
-GRID = "target: tiny\nattacks: ['tag:steps=20', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1, exact_match]\n"
+GRID = (
+    "target: tiny\nattacks: ['tag:steps=20', blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1,"
+    " exact_match]\n"
+)
 Captured = pytest.CaptureFixture[str]
 
 
@@ -32,7 +35,9 @@ def grid(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_ray_the_extra_is_named(grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_without_ray_the_extra_is_named(
+    grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     assert main(["run", str(grid), "--engine", "ray", "--out", str(grid.parent)]) == 2
     assert "gradleak[ray]" in capsys.readouterr().err
@@ -69,7 +74,10 @@ def test_what_is_left_is_asked_as_a_local_run_asks(tmp_path: Path) -> None:
     notes = tmp_path / "notes.csv"
     notes.write_text("text,label\nit rains,0\nit snows,1\n")
     study = tmp_path / "own.yaml"
-    study.write_text(f"target: tiny\ndata: {notes}\nattacks: [blind]\nseed: [0, 1]\nlimit: 1\nmetrics: [rouge1]\n")
+    study.write_text(
+        f"target: tiny\ndata: {notes}\nattacks: [blind]\nseed: [0, 1]\nlimit: 1\nmetrics:"
+        " [rouge1]\n"
+    )
     cells, folder = read_study(study).cells, tmp_path / "run"
     run_cells(cells[:1], folder, "cpu", Silent())
     assert ray_engine._left(cells, folder, retry=False) == [[cells[1]]]
@@ -85,8 +93,16 @@ def test_a_driver_that_ray_ends_is_a_failed_run() -> None:
     context = multiprocessing.get_context("fork")
     said: list[str] = []
     for work, error, words in (
-        (lambda theirs: (theirs.send("2 cells on Ray."), os._exit(1)), RunFailed, "The Ray cluster was lost."),
-        (lambda theirs: theirs.send(GradleakError("This Ray cluster has no GPU.")), GradleakError, "has no GPU"),
+        (
+            lambda theirs: (theirs.send("2 cells on Ray."), os._exit(1)),
+            RunFailed,
+            "The Ray cluster was lost.",
+        ),
+        (
+            lambda theirs: theirs.send(GradleakError("This Ray cluster has no GPU.")),
+            GradleakError,
+            "has no GPU",
+        ),
     ):
         ours, theirs = context.Pipe(duplex=False)
         driver = context.Process(target=work, args=(theirs,))
@@ -136,9 +152,19 @@ def test_a_run_whose_ray_is_lost_ends_with_3_and_goes_on_from_its_records(
 ) -> None:
     (tmp_path / "ray.py").write_text(FAKE_RAY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))  # here it is only asked for; the driver imports the other
+    # Here it is only asked for; the driver imports the other
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
     monkeypatch.setenv("LOSE_RAY_AFTER", "2")
-    words = ["run", str(grid), "--engine", "ray", "--device", "cpu", "--out", str(tmp_path / "runs")]
+    words = [
+        "run",
+        str(grid),
+        "--engine",
+        "ray",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     assert main(words) == 3
     assert "The Ray cluster was lost" in " ".join(capsys.readouterr().err.split())
     assert len(list((tmp_path / "runs" / "grid").glob(RECORD))) == 2
@@ -149,7 +175,9 @@ def test_a_run_whose_ray_is_lost_ends_with_3_and_goes_on_from_its_records(
 
 
 @pytest.mark.long
-def test_a_cluster_of_two_gives_the_records_of_a_local_run_though_a_worker_is_killed(grid: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_two_gives_the_records_of_a_local_run_though_a_worker_is_killed(
+    grid: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("ray", reason="ray is not installed; pip install 'gradleak[ray]'")
     cells = read_study(grid).cells
     killed: list[int] = []
@@ -164,5 +192,7 @@ def test_a_cluster_of_two_gives_the_records_of_a_local_run_though_a_worker_is_ki
         assert to_plain(one.record.worst_case) == to_plain(other.record.worst_case)
         for key, attack in other.record.attacks.items():
             assert one.record.attacks[key].examples == attack.examples
-            assert [batch.losses for batch in one.record.attacks[key].batches] == [batch.losses for batch in attack.batches]
+            assert [batch.losses for batch in one.record.attacks[key].batches] == [
+                batch.losses for batch in attack.batches
+            ]
     assert not list((tmp_path / "ray").glob(f"*{ray_engine.FAILED}"))

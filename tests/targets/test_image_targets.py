@@ -16,12 +16,17 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("line", "parameters"), [("lenet", 15_826), ("resnet20", 272_282), ("resnet20:norm=fixed_batch", 272_282)]
+    ("line", "parameters"),
+    [("lenet", 15_826), ("resnet20", 272_282), ("resnet20:norm=fixed_batch", 272_282)],
 )
-def test_networks_have_the_published_sizes_and_the_same_weights_every_time(line: str, parameters: int) -> None:
+def test_networks_have_the_published_sizes_and_the_same_weights_every_time(
+    line: str, parameters: int
+) -> None:
     first, second = (resolve_target(line).open(CPU) for _ in range(2))
     assert sum(value.numel() for value in first.parameters.values()) == parameters
-    assert all(torch.equal(value, second.parameters[name]) for name, value in first.parameters.items())
+    assert all(
+        torch.equal(value, second.parameters[name]) for name, value in first.parameters.items()
+    )
     assert {part.name for part in first.parts} == set(first.parameters)
     assert first.groups["head_bias"] == ("head.bias",)
 
@@ -31,7 +36,10 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
     path = tmp_path / "trained.safetensors"
     save_file(dict(target.parameters), path)
     spec = resolve_target(f"lenet:weights={path}")
-    assert all(torch.equal(value, target.parameters[name]) for name, value in spec.open(CPU).parameters.items())
+    assert all(
+        torch.equal(value, target.parameters[name])
+        for name, value in spec.open(CPU).parameters.items()
+    )
     assert spec.fingerprint().startswith("sha256:")
     with pytest.raises(GradleakError, match="does not hold the weights of resnet20"):
         resolve_target(f"resnet20:weights={path}").open(CPU)
@@ -39,8 +47,13 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
         resolve_target("lenet:weights=nowhere").open(CPU)
 
 
-def test_a_module_of_ones_own_is_made_by_its_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, 4))\n"
+def test_a_module_of_ones_own_is_made_by_its_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192,"
+        " 4))\n"
+    )
     (tmp_path / "own_network.py").write_text(code + "\ndef wrong():\n    return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     described = "module:path='own_network:{}',classes=4,height=8,width=8"

@@ -1,4 +1,5 @@
-"""The language model of Learning to Invert, and its blocks of text; skipped where GPT-2's vocabulary is missing."""
+"""The language model of Learning to Invert, and its blocks of text; skipped where GPT-2's
+vocabulary is missing."""
 
 import os
 from pathlib import Path
@@ -23,12 +24,18 @@ def data() -> Path:
     return folder
 
 
-def test_without_the_vocabulary_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_vocabulary_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("GRADLEAK_DATA", raising=False)
-    with pytest.raises(GradleakError, match="set it to the folder that holds gpt2_bpe/encoder.json"):
+    with pytest.raises(
+        GradleakError, match="set it to the folder that holds gpt2_bpe/encoder.json"
+    ):
         LtiLanguageModel().open(CPU)
     monkeypatch.setenv("GRADLEAK_DATA", str(tmp_path))
-    with pytest.raises(GradleakError, match=r"There is no wikitext2/test.txt.xz in the folder GRADLEAK_DATA names"):
+    with pytest.raises(
+        GradleakError, match=r"There is no wikitext2/test.txt.xz in the folder GRADLEAK_DATA names"
+    ):
         Wikitext2().load(1)
 
 
@@ -42,7 +49,9 @@ def test_it_shares_as_many_parameters_as_in_the_paper_and_none_of_its_words(data
 
 
 def test_the_decoder_is_the_words_where_it_is_copied_and_its_own_otherwise(data: Path) -> None:
-    own, copied = (LtiLanguageModel(layers=1, decoder_copied=copied).open(CPU) for copied in (False, True))
+    own, copied = (
+        LtiLanguageModel(layers=1, decoder_copied=copied).open(CPU) for copied in (False, True)
+    )
     decoders = [target.module.get_output_embeddings().weight for target in (own, copied)]  # type: ignore[operator]
     assert torch.equal(decoders[1], copied.vocabulary.embeddings)
     assert not torch.equal(decoders[0], own.vocabulary.embeddings)
@@ -56,7 +65,10 @@ def test_with_the_mask_nothing_depends_on_what_comes_later_and_without_it_does(d
         target = LtiLanguageModel(causal=causal, layers=1).open(CPU)
         first = target.private_batch([Example("one two three four")]).batch
         second = target.private_batch([Example("one two three five")]).batch
-        logits = [target.module(input_ids=batch.ids, attention_mask=batch.mask.long()).logits[0, 0] for batch in (first, second)]
+        logits = [
+            target.module(input_ids=batch.ids, attention_mask=batch.mask.long()).logits[0, 0]
+            for batch in (first, second)
+        ]
         changed.append(bool((logits[0] != logits[1]).any()))
     assert changed == [False, True]
 

@@ -42,8 +42,12 @@ def test_noise_of_many_clients_averages_out(tiny64: Target) -> None:
     plain = mean_update(tiny64, [batch], FedSGD(), (), Streams.root("x", 0))
     spreads = []
     for clients in (1, 16):
-        noisy = mean_update(tiny64, dealt(batch, clients), FedSGD(), (GaussianNoise(std=1.0),), Streams.root("x", 0))
-        spreads.append(float(torch.cat([(noisy[name] - plain[name]).flatten() for name in plain]).std()))
+        noisy = mean_update(
+            tiny64, dealt(batch, clients), FedSGD(), (GaussianNoise(std=1.0),), Streams.root("x", 0)
+        )
+        spreads.append(
+            float(torch.cat([(noisy[name] - plain[name]).flatten() for name in plain]).std())
+        )
     assert spreads[0] / spreads[1] == pytest.approx(4, rel=0.05)
 
 

@@ -17,7 +17,9 @@ from gradleak.training.generator import GeneratorTraining, How, stacked, train_g
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("generator") / "shapes.safetensors"
     settings = GeneratorTraining(latents=16, width=16, epochs=6)
-    news = list(train_generator(settings, stacked(Shapes("public", 8).load()), path, torch.device("cpu")))
+    news = list(
+        train_generator(settings, stacked(Shapes("public", 8).load()), path, torch.device("cpu"))
+    )
     assert news[-1]["mse"] < 0.8 * news[0]["mse"]
     return path
 
@@ -32,7 +34,10 @@ def test_the_same_weights_for_every_row_make_the_same_pictures(generator: Path) 
 
 @pytest.mark.parametrize("how", ["decoder", "gan"])
 def test_training_is_repeatable(tmp_path: Path, how: How) -> None:
-    settings, pictures = GeneratorTraining(latents=4, width=4, epochs=1, how=how), stacked(Shapes("public", 8).load(32))
+    settings, pictures = (
+        GeneratorTraining(latents=4, width=4, epochs=1, how=how),
+        stacked(Shapes("public", 8).load(32)),
+    )
     weights = []
     for name in ("a", "b"):
         list(train_generator(settings, pictures, tmp_path / name, torch.device("cpu")))
@@ -41,28 +46,44 @@ def test_training_is_repeatable(tmp_path: Path, how: How) -> None:
 
 
 def test_against_an_adversary_pictures_become_as_dark_as_real_ones(tmp_path: Path) -> None:
-    real = 0.3 * stacked(Shapes("public", 8).load(256))  # dark ones, which no generator makes at its start
+    # Dark ones, which no generator makes at its start
+    real = 0.3 * stacked(Shapes("public", 8).load(256))
     far = []
     for epochs in (1, 40):
-        settings = GeneratorTraining(latents=8, width=8, epochs=epochs, batch_size=64, learning_rate=1e-3, how="gan")
+        settings = GeneratorTraining(
+            latents=8, width=8, epochs=epochs, batch_size=64, learning_rate=1e-3, how="gan"
+        )
         news = list(train_generator(settings, real, tmp_path / "gan", torch.device("cpu")))
         assert 0 <= news[-1]["told_apart"] <= 1
         opened = load_generator(tmp_path / "gan")
-        made = opened.pictures(torch.randn(512, 1, 8, generator=torch.Generator().manual_seed(0)))[:, 0]
+        made = opened.pictures(torch.randn(512, 1, 8, generator=torch.Generator().manual_seed(0)))[
+            :, 0
+        ]
         moments = [torch.stack([some.mean(0), some.std(0)]) for some in (made, real)]
         far.append(float((moments[0] - moments[1]).square().mean()))
     assert far[1] < 0.3 * far[0]
 
 
-@pytest.mark.parametrize(("defenses", "share"), [([], 0.4), (["sign"], 0.9), (["pruning:fraction_kept=0.1"], 0.7)])
+@pytest.mark.parametrize(
+    ("defenses", "share"), [([], 0.4), (["sign"], 0.9), (["pruning:fraction_kept=0.1"], 0.7)]
+)
 def test_gi_gip_beats_the_mean_picture(generator: Path, defenses: list[str], share: float) -> None:
-    plain = {"target": "tiny_image", "data": "shapes:side=8", "limit": 3, "prior": f"generator:path={generator}"}
+    plain = {
+        "target": "tiny_image",
+        "data": "shapes:side=8",
+        "limit": 3,
+        "prior": f"generator:path={generator}",
+    }
     attack = "gi_gip:latent_steps=50,weight_steps=80,restarts=1"
-    score = run_audit(AuditSpec.from_plain({**plain, "defenses": defenses, "attacks": [attack]})).record.worst_case["mse"]
+    score = run_audit(
+        AuditSpec.from_plain({**plain, "defenses": defenses, "attacks": [attack]})
+    ).record.worst_case["mse"]
     assert score.mean < share * score.blind
 
 
-def test_the_command_trains_one_and_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_trains_one_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "g.safetensors")
     words = [
         "prior",

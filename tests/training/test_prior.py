@@ -12,13 +12,25 @@ from gradleak.training.packing import pack_prior
 from gradleak.training.prior import PriorTraining, train_prior
 
 CPU = torch.device("cpu")
-SETTINGS = PriorTraining(width=32, layers=1, heads=2, feed_forward=64, longest=16, epochs=2, tokens_a_batch=256, warm_up=5)
+SETTINGS = PriorTraining(
+    width=32,
+    layers=1,
+    heads=2,
+    feed_forward=64,
+    longest=16,
+    epochs=2,
+    tokens_a_batch=256,
+    warm_up=5,
+)
 
 
 @pytest.fixture
 def corpus_file(tmp_path: Path) -> Path:
     """Sentences in which each word fixes the next: there is something to learn."""
-    lines = [" ".join(WORDS[(start + step) % 60] for step in range(3 + start % 5)) for start in range(600)]
+    lines = [
+        " ".join(WORDS[(start + step) % 60] for step in range(3 + start % 5))
+        for start in range(600)
+    ]
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(lines))
     return path
@@ -39,7 +51,9 @@ def test_batches_hold_every_sentence_once_and_one_length_each(corpus_file: Path)
     )
 
 
-def test_training_lowers_the_loss_and_a_second_call_goes_on(corpus_file: Path, tmp_path: Path) -> None:
+def test_training_lowers_the_loss_and_a_second_call_goes_on(
+    corpus_file: Path, tmp_path: Path
+) -> None:
     corpus = read_corpus([corpus_file], tiny_tokenizer(), 16)
     once = list(train_prior(SETTINGS, corpus, tiny_tokenizer(), tmp_path / "once", CPU))
     assert once[-1]["validation"] < 4.5 < torch.tensor(float(len(tiny_tokenizer()))).log()

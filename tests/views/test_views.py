@@ -17,15 +17,21 @@ LAYER = "bert.encoder.layer."
 
 
 def test_layers_alone_are_whole_layers_without_embeddings_pooler_and_head(tiny: Target) -> None:
-    assert Parts(layers="all").visible(tiny) == tuple(name for name in tiny.parameters if name.startswith(LAYER))
-    assert Parts(layers="2").visible(tiny) == tuple(name for name in tiny.parameters if name.startswith(LAYER + "1."))
+    assert Parts(layers="all").visible(tiny) == tuple(
+        name for name in tiny.parameters if name.startswith(LAYER)
+    )
+    assert Parts(layers="2").visible(tiny) == tuple(
+        name for name in tiny.parameters if name.startswith(LAYER + "1.")
+    )
 
 
 def test_modules_alone_are_these_modules_wherever_they_are(tiny: Target) -> None:
     norms = Parts(modules=("layernorm",)).visible(tiny)
     assert norms == tuple(name for name in tiny.parameters if ".LayerNorm." in name)
     assert "bert.embeddings.LayerNorm.bias" in norms
-    assert Parts(modules=("query",)).visible(tiny) == tuple(f"{LAYER}{n}.attention.self.query.weight" for n in (0, 1))
+    assert Parts(modules=("query",)).visible(tiny) == tuple(
+        f"{LAYER}{n}.attention.self.query.weight" for n in (0, 1)
+    )
 
 
 def test_both_are_these_modules_of_these_layers_and_what_has_no_layer(tiny: Target) -> None:
@@ -37,17 +43,24 @@ def test_nothing_named_is_all_there_is(tiny: Target) -> None:
     assert Parts().visible(tiny) == Everything().visible(tiny)
 
 
-def test_a_slice_is_seen_alone_and_everything_shows_the_matrix_whole(random_target: Callable[..., Target]) -> None:
+def test_a_slice_is_seen_alone_and_everything_shows_the_matrix_whole(
+    random_target: Callable[..., Target],
+) -> None:
     target = random_target("GPT2")
     assert Parts("2", ("query",)).visible(target) == ("transformer.h.1.attn.c_attn.weight[query]",)
     assert "transformer.h.1.attn.c_attn.weight" in Everything().visible(target)
     assert "transformer.h.1.attn.c_attn.weight" in Lamp().visible(target)
-    sizes = [sum(target.part(name).size for name in view.visible(target)) for view in (Parts(), Everything())]
+    sizes = [
+        sum(target.part(name).size for name in view.visible(target))
+        for view in (Parts(), Everything())
+    ]
     assert sizes[0] == sizes[1]
 
 
 def test_a_view_is_written_in_a_line() -> None:
-    assert from_string("view", 'parts:layers="1,4-6",modules=[query,key]') == Parts("1,4-6", ("query", "key"))
+    assert from_string("view", 'parts:layers="1,4-6",modules=[query,key]') == Parts(
+        "1,4-6", ("query", "key")
+    )
     assert from_string("view", "parts:layers=5") == Parts("5")
 
 
@@ -57,8 +70,14 @@ def test_lamp_strict_leaves_out_embeddings_and_every_bias_of_a_block(
 ) -> None:
     target = random_target(architecture)
     hidden = set(Everything().visible(target)) - set(LampStrict().visible(target))
-    tables = {name for group in ("word_embedding", "position_embedding") for name in target.groups[group]}
-    blocks = {name for name in target.parameters if name.endswith(".bias") and (".layer." in name or ".h." in name)}
+    tables = {
+        name for group in ("word_embedding", "position_embedding") for name in target.groups[group]
+    }
+    blocks = {
+        name
+        for name in target.parameters
+        if name.endswith(".bias") and (".layer." in name or ".h." in name)
+    }
     assert hidden == tables | blocks
     assert set(target.groups["head"]) <= set(LampStrict().visible(target))
 
@@ -70,21 +89,33 @@ def test_lamp_strict_leaves_out_embeddings_and_every_bias_of_a_block(
         ({"layers": "3-1"}, "Layers are written as all, 5, 3-6 or 1,4-6"),
     ],
 )
-def test_what_can_be_refused_before_the_model_is_opened_is(fields: dict[str, Any], message: str) -> None:
+def test_what_can_be_refused_before_the_model_is_opened_is(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Parts(**fields)
 
 
 def test_a_layer_beyond_the_model_is_refused(tiny: Target) -> None:
-    with pytest.raises(GradleakError, match="There is no layer 5: this model has 2 layers, counted from 1"):
+    with pytest.raises(
+        GradleakError, match="There is no layer 5: this model has 2 layers, counted from 1"
+    ):
         Parts(layers="1-5").visible(tiny)
 
 
 @pytest.mark.parametrize(
     ("architecture", "view", "message"),
     [
-        ("GPT2", Parts(modules=("query", "pooler")), r"This model has no pooler; it has word_embedding, position_embedding, "),
-        ("Llama", Parts("1", ("bias",)), r"This model has no bias in layers 1; there it has query, key, value, "),
+        (
+            "GPT2",
+            Parts(modules=("query", "pooler")),
+            r"This model has no pooler; it has word_embedding, position_embedding, ",
+        ),
+        (
+            "Llama",
+            Parts("1", ("bias",)),
+            r"This model has no bias in layers 1; there it has query, key, value, ",
+        ),
     ],
 )
 def test_a_module_the_model_has_not_is_refused(

@@ -46,7 +46,10 @@ class BagOfWords(Attack):
     exchanged may fit nearly as well.
     """
 
-    cites = "Gupta et al., NeurIPS 2022, for words from embeddings and their order by a prior; the search is ours"
+    cites = (
+        "Gupta et al., NeurIPS 2022, for words from embeddings and their order by a prior; the"
+        " search is ours"
+    )
 
     steps: Count = 150  # rounds, each of which takes the best of all moves tried
     orders: Count = 200  # word orders tried for each sentence in a round
@@ -69,7 +72,9 @@ class BagOfWords(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return channel.every_entry
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         began = time.monotonic()
         bags = {observation.index: read_bag(observation) for observation in observations}
         found: dict[int, list[Reconstruction]] = {one.index: [] for one in observations}
@@ -80,10 +85,15 @@ class BagOfWords(Attack):
             for problem, guess in zip(climb.rows.problems, climb.list_guesses(), strict=True):
                 found[problem.observation.index].append(guess)
         seconds = (time.monotonic() - began) / len(observations)
-        best = [min(found[observation.index], key=lambda guess: guess.loss or 0.0) for observation in observations]
+        best = [
+            min(found[observation.index], key=lambda guess: guess.loss or 0.0)
+            for observation in observations
+        ]
         return [replace(guess, cost=Cost(seconds, guess.cost.steps)) for guess in best]
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         return score_batches(
             observations,
             batches,
@@ -126,7 +136,9 @@ class Climb:
     becomes of a row depends on the rows of its own observation alone.
     """
 
-    def __init__(self, attack: BagOfWords, rows: Rows, bags: Mapping[int, Sequence[int]], bench: Bench) -> None:
+    def __init__(
+        self, attack: BagOfWords, rows: Rows, bags: Mapping[int, Sequence[int]], bench: Bench
+    ) -> None:
         self.attack, self.rows, self.bench = attack, rows, bench
         self.bags = [bags[observation.index] for observation in rows.observations]
         self.matcher = for_observations(rows.observations, Cosine())

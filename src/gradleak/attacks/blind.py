@@ -17,7 +17,8 @@ from gradleak.core.streams import Streams
 @register("attack", "blind")
 @dataclass(frozen=True)
 class Blind(Attack):
-    """The prior's likeliest sentence at the known length, or picture: no look at the gradient. Others are judged against it."""
+    """The prior's likeliest sentence at the known length, or picture: no look at the gradient.
+    Others are judged against it."""
 
     medium: ClassVar[Medium] = "any"
 
@@ -28,7 +29,9 @@ class Blind(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return True  # there is nothing it looks at
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         return [self._guess(observation, bench) for observation in observations]
 
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
@@ -39,7 +42,8 @@ class Blind(Attack):
         streams = bench.streams_of(observation)
         return Reconstruction(
             sentences=tuple(
-                tuple(bench.prior.likely(length, streams.child("blind", place))) for place, length in enumerate(lengths)
+                tuple(bench.prior.likely(length, streams.child("blind", place)))
+                for place, length in enumerate(lengths)
             )
         )
 

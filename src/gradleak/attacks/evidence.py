@@ -208,7 +208,9 @@ def _mark_touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Boo
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
     floor = norms.quantile(0.25) if through_noise else 0.0
-    above: Tensor = (norms > ABOVE_FLOOR * floor) & (norms > cancelled_share(rows.dtype) * norms.max())
+    above: Tensor = (norms > ABOVE_FLOOR * floor) & (
+        norms > cancelled_share(rows.dtype) * norms.max()
+    )
     return above
 
 

@@ -85,7 +85,9 @@ class Portfolio(Attack):
         # One is enough: the nearest guess by LAMP's distance counts.
         return any(member.adapts_to(channel) for member in self.members)
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         """Returns the proven guess of each observation, or the one that matches best.
 
         A member that refuses, fails or has no time leaves word of that, and the next one goes on.
@@ -117,7 +119,9 @@ class Portfolio(Attack):
             bench = replace(bench, deadline=max(bench.deadline, time.monotonic() + kept_back))
         return [self._choose(run, bench) for run in runs.values()]
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"] | None:
         try:
             lamp = LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
             return lamp.objective(observations, batches)
@@ -211,7 +215,9 @@ class PortfolioCheckpoint:
     runs: dict[int, PortfolioRun]
 
 
-def _write_checkpoint(path: Path, runs: Mapping[int, PortfolioRun], members: int, seconds: float) -> None:
+def _write_checkpoint(
+    path: Path, runs: Mapping[int, PortfolioRun], members: int, seconds: float
+) -> None:
     plain = {
         str(index): {
             "stages": [asdict(stage) for stage in run.stages],
@@ -290,7 +296,9 @@ def _attempt(
     began = time.monotonic()
     fate: Fate
     try:
-        return [_note_guess(member, guess, bench) for guess in member.reconstruct(observations, bench)]
+        return [
+            _note_guess(member, guess, bench) for guess in member.reconstruct(observations, bench)
+        ]
     except GradleakError as error:
         fate, reason = "refused", str(error)
     except Exception as error:  # whatever it is, it is shown, and others may still do better
@@ -305,7 +313,9 @@ def _attempt(
     ]
 
 
-def _note_guess(member: Attack, guess: Reconstruction, bench: Bench) -> tuple[Stage, Reconstruction]:
+def _note_guess(
+    member: Attack, guess: Reconstruction, bench: Bench
+) -> tuple[Stage, Reconstruction]:
     stage = Stage(member.name, guess.sentences, guess.certified, guess.cost)
     if bench.out_of_time:
         stage = replace(stage, fate="cut", reason="Its time was up before it had ended.")
@@ -343,7 +353,9 @@ def _refuse_where_nothing_applies(runs: Sequence[PortfolioRun]) -> None:
     if any(run.guesses for run in runs) or any(stage.fate != "refused" for stage in stages):
         return
     reasons = dict.fromkeys(f"{stage.attack}: {stage.reason}" for stage in stages)
-    raise GradleakError(f"No attack of the portfolio applies to what is visible. {' '.join(reasons)}")
+    raise GradleakError(
+        f"No attack of the portfolio applies to what is visible. {' '.join(reasons)}"
+    )
 
 
 def say_outright(observation: Observation, bench: Bench) -> Sentences | None:
@@ -378,7 +390,9 @@ def _estimate_lengths(observation: Observation, words: int) -> Sequence[int]:
     return (-(-words // size) + len(vocabulary.prefix) + len(vocabulary.suffix),) * size
 
 
-def _lay_in_turn(observation: Observation, words: Sequence[int], lengths: Sequence[int]) -> Sentences:
+def _lay_in_turn(
+    observation: Observation, words: Sequence[int], lengths: Sequence[int]
+) -> Sentences:
     vocabulary = observation.target.vocabulary
     sentences, at = [], 0
     for length in lengths:

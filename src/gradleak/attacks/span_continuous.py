@@ -1,4 +1,5 @@
-"""Embeddings moved until their layer inputs lie in the span of what was seen: the published rival of `energy`."""
+"""Embeddings moved until their layer inputs lie in the span of what was seen: the published
+rival of `energy`."""
 
 import time
 from collections.abc import Sequence
@@ -40,35 +41,54 @@ from gradleak.matching.rounding import signal_floor
 
 
 class SpanDistance:
-    """How far the layer inputs of candidates lie from the row spaces of the visible matrices, in the mean over tokens."""
+    """How far the layer inputs of candidates lie from the row spaces of the visible matrices, in
+    the mean over tokens."""
 
     def __init__(self, observations: Sequence[Observation]) -> None:
         self.target = observations[0].target
-        names = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+        names = dict.fromkeys(
+            name for observation in observations for name in observation.update.tensors
+        )
         self.parts = linear_parts(self.target, tuple(names))
         if not self.parts:
             raise GradleakError(
-                "span_continuous needs the gradient of a weight matrix inside a transformer layer; none is visible."
+                "span_continuous needs the gradient of a weight matrix inside a transformer layer;"
+                " none is visible."
             )
         self.inputs = ModuleInputs(self.target, self.parts)
         self.pass_cost = cost_of(self.target, self.inputs)
         self.structures = find_structures(self.target, self.parts)
-        self.bases = [torch.stack([_basis(observation, part) for observation in observations]) for part in self.parts]
-        self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(self.target.dtype)
+        self.bases = [
+            torch.stack([_basis(observation, part) for observation in observations])
+            for part in self.parts
+        ]
+        self.shown = torch.stack([bases.any(-1).any(-1) for bases in self.bases], dim=1).to(
+            self.target.dtype
+        )
 
     def pieces(self, rows: Rows, bench: Bench) -> Chunks:
-        """Rows of which a pass, and back, fits; the inputs of every matrix are compared, each with as many directions."""
+        """Rows of which a pass, and back, fits; the inputs of every matrix are compared, each
+        with as many directions."""
         _, examples, tokens = rows.mask.shape
-        directions = examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
-        needed = self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK) + 3 * self.pass_cost.element * directions
+        directions = (
+            examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
+        )
+        needed = (
+            self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK)
+            + 3 * self.pass_cost.element * directions
+        )
         device, what = (
             self.target.device,
             f"one step on this batch ({examples} texts of up to {tokens} tokens)",
         )
         refuse_without_room("span_continuous", needed, bench, device, what)
-        return pieces(bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems))
+        return pieces(
+            bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems)
+        )
 
-    def __call__(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
+    def __call__(
+        self, batch: Batch, rows: slice = slice(None)
+    ) -> Float[Tensor, "observations candidates"]:
         inputs = self.inputs(batch)
         shares = []
         for part, structure, bases in zip(self.parts, self.structures, self.bases, strict=True):
@@ -82,9 +102,14 @@ class SpanDistance:
 
 
 def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions inputs"]:
-    """Orthonormal rows that span what was seen; never more than there can be tokens, so that noise does not fill the space."""
+    """Orthonormal rows that span what was seen; never more than there can be tokens, so that
+    noise does not fill the space."""
     target = observation.target
-    width = part.shape[0] if target.module.get_parameter(part.parameter).shape == part.shape else part.shape[-1]
+    width = (
+        part.shape[0]
+        if target.module.get_parameter(part.parameter).shape == part.shape
+        else part.shape[-1]
+    )
     if part.name not in observation.update.tensors:
         return torch.zeros(width, part.shape[-1], device=target.device, dtype=target.dtype)
     matrix = matrix_of(target, part, observation.update.tensors[part.name])[0]
@@ -100,7 +125,8 @@ def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions in
 @register("attack", "span_continuous")
 @dataclass(frozen=True)
 class SpanContinuous(Attack):
-    """Moves embeddings towards the span of the visible matrices, then takes the nearest words; one backward pass a step."""
+    """Moves embeddings towards the span of the visible matrices, then takes the nearest words;
+    one backward pass a step."""
 
     cites = "after TIGER (2026)"
 
@@ -126,9 +152,13 @@ class SpanContinuous(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return channel.only_scaled
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         began = time.monotonic()
-        found: dict[int, list[Reconstruction]] = {observation.index: [] for observation in observations}
+        found: dict[int, list[Reconstruction]] = {
+            observation.index: [] for observation in observations
+        }
         for start in range(self.starts):
             if start and bench.out_of_time:
                 break
@@ -139,28 +169,43 @@ class SpanContinuous(Attack):
         best = [min(found[one.index], key=lambda guess: guess.loss or 0.0) for one in observations]
         return [Reconstruction(guess.sentences, loss=guess.loss, cost=cost) for guess in best]
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         with torch.no_grad():
             pairs = zip(observations, batches, strict=True)
-            return torch.cat([SpanDistance([seen])(stack_batches([batch]))[:, 0] for seen, batch in pairs])
+            return torch.cat(
+                [SpanDistance([seen])(stack_batches([batch]))[:, 0] for seen, batch in pairs]
+            )
 
-    def _search(self, group: Sequence[SearchProblem], bench: Bench, start: int) -> list[Reconstruction]:
+    def _search(
+        self, group: Sequence[SearchProblem], bench: Bench, start: int
+    ) -> list[Reconstruction]:
         rows = lay_out(group)
         distance = SpanDistance([problem.observation for problem in rows.problems])
         embeddings = _drawn(rows, bench)
         chunks = distance.pieces(rows, bench)
-        state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(embeddings)
+        state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(
+            embeddings
+        )
         for step in range(self.steps):
             state.step(embeddings, self._slope(rows, distance, embeddings, chunks))
-            embeddings = torch.where(rows.fixed[..., None], rows.target.embed(rows.frame), embeddings)
+            embeddings = torch.where(
+                rows.fixed[..., None], rows.target.embed(rows.frame), embeddings
+            )
             bench.progress.report(start * self.steps + step + 1, self.steps * self.starts)
             if bench.out_of_time:
                 break
         ids = nearest_tokens(rows, embeddings)
         losses = [_loss(rows, distance, ids, slice(row, row + 1)) for row in range(len(group))]
-        return [Reconstruction(rows.sentences(ids[row], row), loss=losses[row]) for row in range(len(group))]
+        return [
+            Reconstruction(rows.sentences(ids[row], row), loss=losses[row])
+            for row in range(len(group))
+        ]
 
-    def _slope(self, rows: Rows, distance: SpanDistance, embeddings: Tensor, chunks: Chunks) -> Tensor:
+    def _slope(
+        self, rows: Rows, distance: SpanDistance, embeddings: Tensor, chunks: Chunks
+    ) -> Tensor:
         slopes, table = torch.zeros_like(embeddings), rows.target.vocabulary
 
         def piece(kept: slice) -> Tensor:
@@ -168,7 +213,9 @@ class SpanContinuous(Attack):
             losses = distance(rows.batch(leaf[:, None], kept), kept)[:, 0]
             norms = leaf.square().sum(-1).add(1e-12).sqrt() * mask
             spread = (norms.sum((1, 2)) / mask.sum((1, 2)) - table.mean_norm).square()
-            slopes[kept] = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)[0].nan_to_num_()
+            slopes[kept] = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)[
+                0
+            ].nan_to_num_()
             return losses.detach()
 
         chunks.run(piece, len(embeddings))
@@ -186,7 +233,11 @@ def _drawn(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidd
     for row, problem in enumerate(rows.problems):
         stream = bench.streams_of(problem.observation).child("span", problem.number)
         for place, length in enumerate(problem.hypothesis.lengths):
-            drawn[row, place, :length] = torch.randn(length, drawn.shape[-1], generator=stream.child(place).generator())
-    drawn = drawn / drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12) * rows.target.vocabulary.mean_norm
+            drawn[row, place, :length] = torch.randn(
+                length, drawn.shape[-1], generator=stream.child(place).generator()
+            )
+    drawn = (
+        drawn / drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12) * rows.target.vocabulary.mean_norm
+    )
     frame = rows.target.embed(rows.frame)
     return torch.where(rows.fixed[..., None], frame, drawn.to(frame.device, frame.dtype))

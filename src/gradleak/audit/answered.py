@@ -12,7 +12,8 @@ from gradleak.records.store import open_key, read_record
 
 
 class Inputs:
-    """The data and the models of audits as they are now, by their hashes; audits of one folder mostly share theirs."""
+    """The data and the models of audits as they are now, by their hashes; audits of one folder
+    mostly share theirs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,12 +32,17 @@ class Inputs:
 
 
 def finished(folder: Path, spec: AuditSpec, inputs: Inputs) -> Record | None:
-    """The record of an audit, if there is one and it is of the data, the model and the attacks' answers as they are now."""
+    """The record of an audit, if there is one and it is of the data, the model and the attacks'
+    answers as they are now."""
     path = folder / f"{spec.id}.json"
     if not path.exists():
         return None
     record = read_record(path)
-    if any(record.attacks[key].version != attack.version for key, attack in spec.attack_keys().items()):
+    if any(
+        record.attacks[key].version != attack.version for key, attack in spec.attack_keys().items()
+    ):
         return None
-    is_same = record.data.hash == inputs.data_hash(spec) and record.target.fingerprint == inputs.fingerprint(spec)
+    is_same = record.data.hash == inputs.data_hash(
+        spec
+    ) and record.target.fingerprint == inputs.fingerprint(spec)
     return record if is_same else None

@@ -1,4 +1,5 @@
-"""What a record says beside the attacks: what updates say outright, how large noise is, what defenses prove."""
+"""What a record says beside the attacks: what updates say outright, how large noise is, what
+defenses prove."""
 
 import functools
 import math
@@ -17,18 +18,27 @@ from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.records.schema import FindingRecord, GuaranteeRecord, NoiseRecord
 
-# Findings whose values are no tokens. Of words only counts and shares are kept: a bag is like a guess.
+# Findings whose values are no tokens. Of words only counts and shares are kept: a bag is like a
+# guess.
 WITHOUT_WORDS = ("labels", "longest_length", "distinct_tokens")
 Ratios = dict[str, float]  # by tensor; under the empty name, of all that is seen
 ALL = ""
 
 
-def finding_records(observations: Sequence[Observation], private: Sequence[PrivateBatch]) -> list[FindingRecord]:
+def finding_records(
+    observations: Sequence[Observation], private: Sequence[PrivateBatch]
+) -> list[FindingRecord]:
     """Everything that can be read off the updates, each with how much of it is true."""
-    return [_finding_record(seen, private[seen.index], found) for seen in observations for found in findings(seen)]
+    return [
+        _finding_record(seen, private[seen.index], found)
+        for seen in observations
+        for found in findings(seen)
+    ]
 
 
-def _finding_record(observation: Observation, private: PrivateBatch, found: Evidence) -> FindingRecord:
+def _finding_record(
+    observation: Observation, private: PrivateBatch, found: Evidence
+) -> FindingRecord:
     truth = _truth(observation, private).get(found.name)
     right = None if truth is None else (truth & Counter(found.values)).total()
     return FindingRecord(
@@ -47,9 +57,18 @@ def _truth(observation: Observation, private: PrivateBatch) -> dict[str, Counter
     """What would have been right to say, by name of the finding; a set of tokens has each once."""
     if private.batch.ids is None:
         return {"labels": Counter(private.batch.labels.tolist())}
-    tokens = {token for row, length in zip(private.batch.ids.tolist(), private.lengths, strict=True) for token in row[:length]}
+    tokens = {
+        token
+        for row, length in zip(private.batch.ids.tolist(), private.lengths, strict=True)
+        for token in row[:length]
+    }
     vocabulary = observation.target.vocabulary
-    special = tokens & {*vocabulary.specials, *vocabulary.prefix, *vocabulary.suffix, vocabulary.pad}
+    special = tokens & {
+        *vocabulary.specials,
+        *vocabulary.prefix,
+        *vocabulary.suffix,
+        vocabulary.pad,
+    }
     labels = () if observation.target.labels_are_tokens else private.batch.labels.tolist()
     return {
         "labels": Counter(labels),
@@ -63,18 +82,28 @@ def _share(right: int | None, total: int) -> float | None:
     return None if right is None or not total else right / total
 
 
-def noise_ratios(spec: AuditSpec, target: Target, private: PrivateBatch, computed: Update, index: int) -> Ratios:
-    """The expected norm of the noise over the norm of what would have been seen without it; nothing where there is no noise."""
+def noise_ratios(
+    spec: AuditSpec, target: Target, private: PrivateBatch, computed: Update, index: int
+) -> Ratios:
+    """The expected norm of the noise over the norm of what would have been seen without it;
+    nothing where there is no noise."""
     std = channel_of(spec.defenses).noise_std_for(len(private.examples))
     if not std:
         return {}
     stream = stream_of(spec, index)
-    quiet = protect_in_turn([defense.without_noise() for defense in spec.defenses], computed, [stream])
+    quiet = protect_in_turn(
+        [defense.without_noise() for defense in spec.defenses], computed, [stream]
+    )
     seen = spec.view.show(target, quiet).tensors
     squares = {name: float(tensor.double().square().sum()) for name, tensor in seen.items()}
     entries = {name: tensor[0].numel() for name, tensor in seen.items()}
-    ratios = {name: std * math.sqrt(entries[name] / squares[name]) if squares[name] else math.inf for name in seen}
-    return ratios | {ALL: std * math.sqrt(sum(entries.values()) / max(sum(squares.values()), 1e-300))}
+    ratios = {
+        name: std * math.sqrt(entries[name] / squares[name]) if squares[name] else math.inf
+        for name in seen
+    }
+    return ratios | {
+        ALL: std * math.sqrt(sum(entries.values()) / max(sum(squares.values()), 1e-300))
+    }
 
 
 def noise_record(ratios: Sequence[Ratios]) -> NoiseRecord | None:
@@ -88,7 +117,8 @@ def noise_record(ratios: Sequence[Ratios]) -> NoiseRecord | None:
 
 
 def accounting_refusal(defenses: tuple[Defense, ...]) -> GradleakError | None:
-    """Why the guarantees cannot be told here, such as a library that is missing: known before anything is attacked."""
+    """Why the guarantees cannot be told here, such as a library that is missing: known before
+    anything is attacked."""
     try:
         guarantee_records(defenses)
     except GradleakError as error:

@@ -23,14 +23,21 @@ def private_examples(spec: AuditSpec) -> list[Example]:
     """The secrets, in whole batches."""
     examples = spec.data.load(spec.limit * spec.batch_size)
     if len(examples) < spec.batch_size:
-        raise GradleakError(f"The data holds {len(examples)} examples, fewer than one batch of {spec.batch_size}.")
+        raise GradleakError(
+            f"The data holds {len(examples)} examples, fewer than one batch of {spec.batch_size}."
+        )
     return examples[: len(examples) // spec.batch_size * spec.batch_size]
 
 
-def private_batches(spec: AuditSpec, target: Target, examples: Sequence[Example] | None = None) -> list[PrivateBatch]:
-    """The secrets, tokenised; everything unfit is refused here, all at once, before any attack runs."""
+def private_batches(
+    spec: AuditSpec, target: Target, examples: Sequence[Example] | None = None
+) -> list[PrivateBatch]:
+    """The secrets, tokenised; everything unfit is refused here, all at once, before any attack
+    runs."""
     chosen = private_examples(spec) if examples is None else examples
-    batches = [chosen[start : start + spec.batch_size] for start in range(0, len(chosen), spec.batch_size)]
+    batches = [
+        chosen[start : start + spec.batch_size] for start in range(0, len(chosen), spec.batch_size)
+    ]
     _refuse_labels(target, chosen)
     private, problems = [], []
     for index, batch in enumerate(batches):
@@ -45,7 +52,9 @@ def private_batches(spec: AuditSpec, target: Target, examples: Sequence[Example]
     if problems:
         more = [f"and {len(problems) - PROBLEMS} more"] if len(problems) > PROBLEMS else []
         listed = "\n".join(f"  {problem}" for problem in [*problems[:PROBLEMS], *more])
-        raise GradleakError(f"{len(problems)} of {len(batches)} batches cannot be attacked.\n{listed}")
+        raise GradleakError(
+            f"{len(problems)} of {len(batches)} batches cannot be attacked.\n{listed}"
+        )
     return private
 
 
@@ -66,7 +75,10 @@ def _refuse_labels(target: Target, examples: Sequence[Example]) -> None:
     assert first.label is not None
     shown = [f"{str(label)[:40]!r} ({counts[label]})" for label in unknown]
     more = f" and {len(shown) - PROBLEMS} more" if len(shown) > PROBLEMS else ""
-    others = f" All that it does not know, and how often they are there: {', '.join(shown[:PROBLEMS])}{more}."
+    others = (
+        " All that it does not know, and how often they are there:"
+        f" {', '.join(shown[:PROBLEMS])}{more}."
+    )
     where = f"{first.where}: " if first.where else ""
     raise GradleakError(f"{where}{unknown[first.label]}{others if len(shown) > 1 else ''}")
 
@@ -74,24 +86,36 @@ def _refuse_labels(target: Target, examples: Sequence[Example]) -> None:
 def _refuse_truncated(private: PrivateBatch) -> None:
     for place, dropped in enumerate(private.dropped):
         if dropped:
-            where, read = private.examples[place].where or f"Text {place + 1} of the batch", private.lengths[place]
+            where, read = (
+                private.examples[place].where or f"Text {place + 1} of the batch",
+                private.lengths[place],
+            )
             raise GradleakError(
-                f"{where} has {read + dropped} tokens and the model reads {read}: shorten it, or have it cut as the model's "
-                "tokenizer does (truncate: on)."
+                f"{where} has {read + dropped} tokens and the model reads {read}: shorten it, or"
+                " have it cut as the model's tokenizer does (truncate: on)."
             )
 
 
 def remarks_on(spec: AuditSpec, private: Sequence[PrivateBatch]) -> tuple[str, ...]:
-    """How the data was read, where that is not plain: what was guessed of a file, rows left out, texts truncated."""
-    texts = [(read, cut) for batch in private for read, cut in zip(batch.lengths, batch.dropped, strict=False) if cut]
+    """How the data was read, where that is not plain: what was guessed of a file, rows left out,
+    texts truncated."""
+    texts = [
+        (read, cut)
+        for batch in private
+        for read, cut in zip(batch.lengths, batch.dropped, strict=False)
+        if cut
+    ]
     if not texts:
         return spec.data.remarks()
     of = sum(len(batch.examples) for batch in private)
     return (
         *spec.data.remarks(),
-        f"Truncated, as the model's tokenizer does: {len(texts)} of {of} texts, which have more than the "
-        f"{max(read for read, _ in texts)} tokens that it reads; {sum(cut for _, cut in texts)} tokens were cut off "
-        "(--truncate off refuses such texts).",
+        (
+            f"Truncated, as the model's tokenizer does: {len(texts)} of {of} texts, which have more"
+            f" than the {max(read for read, _ in texts)} tokens that it reads;"
+            f" {sum(cut for _, cut in texts)} tokens were cut off (--truncate off refuses such"
+            " texts)."
+        ),
     )
 
 
@@ -108,7 +132,9 @@ def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> 
 def compute(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """What the client computes, before any defense."""
     per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
-    return spec.protocol.update(target, private.batch[None], per_example=per_example, rngs=[stream_of(spec, index)])
+    return spec.protocol.update(
+        target, private.batch[None], per_example=per_example, rngs=[stream_of(spec, index)]
+    )
 
 
 def protect(spec: AuditSpec, computed: Update, index: int) -> Update:
@@ -116,7 +142,9 @@ def protect(spec: AuditSpec, computed: Update, index: int) -> Update:
     return protect_in_turn(spec.defenses, computed, [stream_of(spec, index)])
 
 
-def look(spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, index: int) -> Observation:
+def look(
+    spec: AuditSpec, target: Target, private: PrivateBatch, sent: Update, index: int
+) -> Observation:
     """What the server has of it: detached clones of the visible tensors, and the granted facts."""
     seen = spec.view.show(target, sent).detached_clone()
     check_update(target, seen, f"The update of batch {index}")
@@ -140,10 +168,11 @@ def stream_of(spec: AuditSpec, index: int) -> Streams:
 
 
 def batch_name(spec: AuditSpec, index: int) -> tuple[str | int, ...]:
-    """What a batch's random streams are called, the client's and the attacker's: its number in the whole selection.
+    """What a batch's random streams are called, the client's and the attacker's: its number in the
+    whole selection.
 
-    So a stretch of rows draws what a run of all rows would draw for them, and two stretches share no noise. Attacks are given
-    streams and never these numbers.
+    So a stretch of rows draws what a run of all rows would draw for them, and two stretches share
+    no noise. Attacks are given streams and never these numbers.
     """
     draw, batch = divmod(index, spec.limit)
     name = _place(spec, batch) if spec.data.rows else (batch,)
@@ -155,7 +184,9 @@ def _place(spec: AuditSpec, batch: int) -> tuple[str | int, ...]:
     size = spec.batch_size
     rows = _numbers(spec.data.rows)[batch * size : (batch + 1) * size]
     number = rows[0] // size
-    return (number,) if rows == tuple(range(number * size, (number + 1) * size)) else ("rows", *rows)
+    return (
+        (number,) if rows == tuple(range(number * size, (number + 1) * size)) else ("rows", *rows)
+    )
 
 
 @cache

@@ -1,4 +1,5 @@
-"""Who watches an audit. Attacks never see this side: they write on a blackboard that watchers read."""
+"""Who watches an audit. Attacks never see this side: they write on a blackboard that watchers
+read."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

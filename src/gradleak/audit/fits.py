@@ -50,7 +50,9 @@ class Fits:
     def _find_or_make(self, key: str, attack: TrainableAttack) -> FittedAttack:
         spec = self.spec
         defenses = spec.defenses if Fact.DEFENSE in spec.granted else ()
-        setting = ClientSetting(spec.target, self.target, spec.protocol, defenses, spec.view, spec.batch_size)
+        setting = ClientSetting(
+            spec.target, self.target, spec.protocol, defenses, spec.view, spec.batch_size
+        )
         if attack.weights is not None:
             return attack.load(Path(attack.weights), setting)
         if self.public is None:
@@ -103,7 +105,8 @@ def public_examples(spec: AuditSpec, private: Sequence[Example] | None = None) -
     found = [example for example in source.load() if simplify(example.content) not in known]
     if not found:
         raise GradleakError(
-            f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out: add --public with other data."
+            f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out:"
+            " add --public with other data."
         )
     return found
 

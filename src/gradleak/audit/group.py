@@ -1,4 +1,5 @@
-"""Attacks several audits in one call: what differs between them is only the secrets and what was seen of them."""
+"""Attacks several audits in one call: what differs between them is only the secrets and what was
+seen of them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,8 @@ class Member:
     spec: AuditSpec
     private: Sequence[PrivateBatch]
     remarks: tuple[str, ...] = ()  # how its data was read
-    refusal: GradleakError | None = None  # why it cannot be attacked, where that is known beforehand
+    # Why it cannot be attacked, where that is known beforehand
+    refusal: GradleakError | None = None
 
     def visible(self, target: Target) -> tuple[Part, ...]:
         """Returns the parts of the model that its view shows."""
@@ -53,7 +55,8 @@ class MemberResult:
 
 @dataclass(frozen=True, eq=False)
 class SharedBench(Bench):
-    """A bench on which every member's observation of a batch has the stream it would have in an audit of its own."""
+    """A bench on which every member's observation of a batch has the stream it would have in an
+    audit of its own."""
 
     by_index: tuple[Streams, ...] = ()
 
@@ -61,8 +64,11 @@ class SharedBench(Bench):
         return self.by_index[observation.index]
 
 
-def attackers_streams(audits: Sequence[tuple[AuditSpec, int]], root: Streams) -> tuple[Streams, ...]:
-    """The stream of every observation of audits that have so many batches; each takes as many places as the longest."""
+def attackers_streams(
+    audits: Sequence[tuple[AuditSpec, int]], root: Streams
+) -> tuple[Streams, ...]:
+    """The stream of every observation of audits that have so many batches; each takes as many
+    places as the longest."""
     stride = max(count for _, count in audits)
     return tuple(
         root.child("observation", *batch_name(spec, index)) if index < count else root
@@ -72,7 +78,8 @@ def attackers_streams(audits: Sequence[tuple[AuditSpec, int]], root: Streams) ->
 
 
 class AuditGroup:
-    """Audits that share target, attacks, prior, seed and knowledge; their batches are attacked a group at a time."""
+    """Audits that share target, attacks, prior, seed and knowledge; their batches are attacked a
+    group at a time."""
 
     def __init__(
         self,
@@ -87,10 +94,15 @@ class AuditGroup:
         self.shared = members[0].spec
         self.priors = priors or open_priors(self.shared, target)
         names = self.shared.attack_keys()
-        self.results = [MemberResult({name: AttackOutcomes() for name in names}, refusal=member.refusal) for member in members]
+        self.results = [
+            MemberResult({name: AttackOutcomes() for name in names}, refusal=member.refusal)
+            for member in members
+        ]
         self.stride = max(len(member.private) for member in members)
         self.root = Streams.root("attacker", self.shared.seed)
-        self.streams = attackers_streams([(member.spec, len(member.private)) for member in members], self.root)
+        self.streams = attackers_streams(
+            [(member.spec, len(member.private)) for member in members], self.root
+        )
         # Bytes the process may hold on the device; none: most of what is free when an attack starts
         self.memory = memory
         self.peak_memory: int | None = None
@@ -134,7 +146,8 @@ class AuditGroup:
         return batches_in_memory(entries * self.target.dtype.itemsize, self.memory, self.target)
 
     def _plan_calls(self, attack: Attack, group: range) -> list[range]:
-        """Returns the turns of a group that are attacked in one call, which is lost where it is cut.
+        """Returns the turns of a group that are attacked in one call, which is lost where it is
+        cut.
 
         A time limit is one for the whole group, which it ends early enough.
         """
@@ -224,7 +237,9 @@ class AuditGroup:
         for number, observation in enumerate(seen):
             self._result_of(observation).attacks[key].add(*outcomes[number :: len(seen)])
 
-    def _attack(self, key: str, attack: Attack, seen: Sequence[Observation], checkpoint: Path | None) -> list[Outcome]:
+    def _attack(
+        self, key: str, attack: Attack, seen: Sequence[Observation], checkpoint: Path | None
+    ) -> list[Outcome]:
         """Returns the attack's outcomes, then those of the blind guesses with the same knowledge,
         the likeliest and the drawn ones."""
         bench = replace(self._make_bench(), checkpoint=checkpoint)

@@ -18,4 +18,6 @@ class OpenedPriors:
 def open_priors(spec: AuditSpec, target: Target) -> OpenedPriors:
     """Opens the prior of an audit for its target."""
     words: Prior = spec.prior.open(target) if isinstance(spec.prior, PriorSpec) else NoWords()
-    return OpenedPriors(words, spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None)
+    return OpenedPriors(
+        words, spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None
+    )

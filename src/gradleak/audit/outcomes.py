@@ -1,4 +1,5 @@
-"""What attacking one group of observations gave, kept on disk as soon as it is known so that an interrupted audit goes on."""
+"""What attacking one group of observations gave, kept on disk as soon as it is known so that an
+interrupted audit goes on."""
 
 import contextlib
 import json
@@ -13,7 +14,8 @@ from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain
 from gradleak.records.files import write_whole
 
 CALL = "call.json"
-KEPT = "[0-9]*-*-*.*"  # files of parts, finished or with what is finished of them; not such as are being written (.0-0-8…)
+# Files of parts, finished or with what is finished of them; not such as are being written (.0-0-8…)
+KEPT = "[0-9]*-*-*.*"
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,11 @@ class AttackOutcomes:
 
 
 class Parts:
-    """A folder of finished parts of one call, removed when its records are written. Holds guesses, never secrets.
+    """A folder of finished parts of one call, removed when its records are written. Holds guesses,
+    never secrets.
 
-    A file beside them names the audits of the call, so that whoever goes on from them makes the same one.
+    A file beside them names the audits of the call, so that whoever goes on from them makes the
+    same one.
     """
 
     def __init__(self, folder: Path | None, call: str, audits: Sequence[str] = ()) -> None:
@@ -54,7 +58,8 @@ class Parts:
         self.folder = None if folder is None else folder / "parts" / call
 
     def load(self, name: str, count: int | None = None) -> list[Outcome] | None:
-        """A finished part, if there is one of so many outcomes: an older version may have cut a call in other parts."""
+        """A finished part, if there is one of so many outcomes: an older version may have cut a
+        call in other parts."""
         path = None if self.folder is None else self.folder / f"{name}.json"
         if path is None or not path.is_file():
             return None
@@ -66,7 +71,9 @@ class Parts:
         checkpoint = self.checkpoint(name)
         if self.folder is None or checkpoint is None:
             return
-        write_whole(self.folder / f"{name}.json", json.dumps([_plain(outcome) for outcome in outcomes]))
+        write_whole(
+            self.folder / f"{name}.json", json.dumps([_plain(outcome) for outcome in outcomes])
+        )
         checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self, name: str) -> Path | None:
@@ -87,7 +94,8 @@ class Parts:
 
 
 def begun_calls(folder: Path) -> list[tuple[str, ...]]:
-    """The audits, by their ids, of each call that was cut in this folder and left finished parts."""
+    """The audits, by their ids, of each call that was cut in this folder and left finished
+    parts."""
     calls: set[tuple[str, ...]] = set()
     for path in folder.glob(f"parts/*/{CALL}"):
         with contextlib.suppress(OSError):  # another run has just finished it
@@ -103,7 +111,8 @@ def has_kept(folder: Path, call: str = "") -> bool:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a call that was cut has left: on how many batches each attack, by its place, has finished; and how many are a part.
+    """What a call that was cut has left: on how many batches each attack, by its place, has
+    finished; and how many are a part.
 
     Of several audits in one call it is the mean over them.
     """

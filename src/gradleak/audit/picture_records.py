@@ -12,13 +12,19 @@ from gradleak.records.png import Pixels, data_uri, from_data_uri
 
 
 def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
-    """Secrets of one batch with the guesses nearest to them; what was not guessed counts as grey."""
+    """Secrets of one batch with the guesses nearest to them; what was not guessed counts as
+    grey."""
     secrets = [example.picture for example in private.examples if example.picture is not None]
     grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
     guesses = [*guess.pictures, *grey][: len(secrets)]
-    values = [torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)]
+    values = [
+        torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)
+    ]
     order = nearest_pictures(values[0], values[1])
-    return [Pair(_seen(secret), _seen(guesses[chosen])) for secret, chosen in zip(secrets, order, strict=True)]
+    return [
+        Pair(_seen(secret), _seen(guesses[chosen]))
+        for secret, chosen in zip(secrets, order, strict=True)
+    ]
 
 
 def as_data_uri(picture: Picture) -> str:

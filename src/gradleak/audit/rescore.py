@@ -10,7 +10,15 @@ from gradleak.audit.client import observe, private_batches
 from gradleak.audit.group import SharedBench, attackers_streams
 from gradleak.audit.opened_priors import open_priors
 from gradleak.audit.picture_records import from_record
-from gradleak.audit.scoring import Values, clusters_of, pair_up, score_of, sentence, values_of, worst_case
+from gradleak.audit.scoring import (
+    Values,
+    clusters_of,
+    pair_up,
+    score_of,
+    sentence,
+    values_of,
+    worst_case,
+)
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
@@ -34,12 +42,16 @@ def rescore(
     device: str,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Record:
-    """The record with these metrics added, or put in the place of those it has; its spec and so its id stay as they are."""
+    """The record with these metrics added, or put in the place of those it has; its spec and so
+    its id stay as they are."""
     spec = spec_of(record)
     target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
     private = private_batches(spec, target, examples) * spec.draws
     keys = spec.attack_keys()
-    attacks = {key: _attack(spec, target, private, keys[key], attack, metrics, say) for key, attack in record.attacks.items()}
+    attacks = {
+        key: _attack(spec, target, private, keys[key], attack, metrics, say)
+        for key, attack in record.attacks.items()
+    }
     new = worst_case(replace(spec, metrics=tuple(metrics)), attacks)
     return replace(record, attacks=attacks, worst_case={**record.worst_case, **new})
 
@@ -53,18 +65,24 @@ def _attack(
     metrics: Sequence[Metric],
     say: Callable[[str], None],
 ) -> AttackRecord:
-    """Blind guesses are not stored; they are drawn again from the same streams, which takes no search."""
+    """Blind guesses are not stored; they are drawn again from the same streams, which takes no
+    search."""
     guessed = _blind(spec, target, private, attack, say)
     nothing = [Reconstruction(()) for _ in private]
     blind, drawn = (pair_up(target, private, one) for one in guessed or (nothing, nothing))
-    pairs = [Pair(pair.secret, _guess(target, example), pair.marked) for pair, example in zip(blind, found.examples, strict=True)]
+    pairs = [
+        Pair(pair.secret, _guess(target, example), pair.marked)
+        for pair, example in zip(blind, found.examples, strict=True)
+    ]
     values, clusters = values_of(metrics, pairs), clusters_of(private)
     if guessed is not None:
         chance, draws = values_of(metrics, blind), values_of(metrics, drawn)
     else:
         chance = _stored(metrics, [example.blind_values for example in found.examples])
         draws = _stored(metrics, [example.draw_values for example in found.examples])
-    scores = {one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics}
+    scores = {
+        one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics
+    }
     examples = tuple(
         replace(
             example,
@@ -78,7 +96,11 @@ def _attack(
 
 
 def _blind(
-    spec: AuditSpec, target: Target, private: Sequence[PrivateBatch], attack: Attack, say: Callable[[str], None]
+    spec: AuditSpec,
+    target: Target,
+    private: Sequence[PrivateBatch],
+    attack: Attack,
+    say: Callable[[str], None],
 ) -> tuple[list[Reconstruction], list[Reconstruction]] | None:
     """The blind guess, and the one drawn for this attack.
 
@@ -95,7 +117,9 @@ def _blind(
     streams = attackers_streams([(spec, len(private))], root)
     bench = SharedBench(root, priors.words, pictures=priors.pictures, by_index=streams)
     told = spec.told(attack) | {Fact.DEFENSE}
-    observations = [observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)]
+    observations = [
+        observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)
+    ]
     guess = Blind().reconstruct(observations, bench)
     return guess, draw_beside(attack, observations, bench)
 
@@ -110,7 +134,9 @@ def _guess(target: Target, example: ExampleRecord) -> Sentence:
     if example.guess is not None and target.medium == "image":
         return from_record(example.guess)
     if example.guess is None or example.guess_legacy is None:
-        raise GradleakError("This record does not hold its guesses: there is nothing to score. Run the audit again.")
+        raise GradleakError(
+            "This record does not hold its guesses: there is nothing to score. Run the audit again."
+        )
     cut = sentence(target, target.encode([example.guess])[0])
     return Sentence(example.guess, example.guess_legacy, cut.ids)
 

@@ -1,4 +1,5 @@
-"""Runs audits: client, attacks, objectives, scores, record. Those that share a target and attacks run in one call."""
+"""Runs audits: client, attacks, objectives, scores, record. Those that share a target and
+attacks run in one call."""
 
 import hashlib
 import os
@@ -28,7 +29,8 @@ from gradleak.records.store import SecretKey, check_writable, open_key, write_re
 
 @dataclass(frozen=True)
 class Finished:
-    """A record, where it lies, and the secrets it is about (which the record itself does not hold)."""
+    """A record, where it lies, and the secrets it is about (which the record itself does not
+    hold)."""
 
     record: Record
     path: Path | None
@@ -45,12 +47,22 @@ def run_audit(
     display: Display | None = None,
     key: SecretKey | None = None,
 ) -> Finished:
-    """Audits one member. With `out`, the record is written there, and finished parts survive an interruption.
+    """Audits one member. With `out`, the record is written there, and finished parts survive an
+    interruption.
 
-    Hashes are keyed by the folder's key; where the record is written elsewhere, by whoever asked for it, by theirs.
-    `memory` is what the process may hold on the device, in bytes; how much it is changes no id.
+    Hashes are keyed by the folder's key; where the record is written elsewhere, by whoever asked
+    for it, by theirs. `memory` is what the process may hold on the device, in bytes; how much it is
+    changes no id.
     """
-    (finished,) = run_audits([spec], device=device, memory=memory, out=out, keep_secrets=keep_secrets, display=display, key=key)
+    (finished,) = run_audits(
+        [spec],
+        device=device,
+        memory=memory,
+        out=out,
+        keep_secrets=keep_secrets,
+        display=display,
+        key=key,
+    )
     if isinstance(finished, GradleakError):
         raise finished
     return finished
@@ -68,9 +80,13 @@ def run_audits(
     priors: OpenedPriors | None = None,
     key: SecretKey | None = None,
 ) -> list[Finished | GradleakError]:
-    """Audits settings of one group key in one call; of several, one that cannot be attacked gives its error and no record."""
+    """Audits settings of one group key in one call; of several, one that cannot be attacked
+    gives its error and no record."""
     if len({group_key(spec) for spec in specs}) > 1:
-        raise GradleakError("These audits cannot run in one call: target, attacks, prior, seed and knowledge must be the same.")
+        raise GradleakError(
+            "These audits cannot run in one call: target, attacks, prior, seed and knowledge must"
+            " be the same."
+        )
     display = display or Silent()
     if out is not None:
         check_writable(out)
@@ -81,7 +97,8 @@ def run_audits(
         display.say(f"Opening {to_string(specs[0].target)} on {device}")
         target = specs[0].target.open(torch.device(device), getattr(torch, specs[0].dtype))
         display.say(f"It is a {target.in_words}.")
-    secrets: dict[tuple[object, ...], list[PrivateBatch]] = {}  # views of one update share its secret
+    # Views of one update share its secret
+    secrets: dict[tuple[object, ...], list[PrivateBatch]] = {}
     remarks: dict[tuple[object, ...], tuple[str, ...]] = {}
     members = []
     for spec, loaded in zip(specs, examples, strict=True):
@@ -93,9 +110,14 @@ def run_audits(
                 display.say(sentence)
         refusal = accounting_refusal(spec.defenses)
         members.append(Member(spec, secrets[data] * spec.draws, remarks[data], refusal))
-    # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited file starts anew.
+    # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited
+    # file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
-    versions = "".join(f"-v{attack.version}" for attack in specs[0].attacks) if _has_changed(specs[0]) else ""
+    versions = (
+        "".join(f"-v{attack.version}" for attack in specs[0].attacks)
+        if _has_changed(specs[0])
+        else ""
+    )
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
     parts = Parts(out, name, [spec.id for spec in specs])
     group = AuditGroup(members, target, parts, display, priors, memory)
@@ -114,10 +136,21 @@ def run_audits(
 
 
 def group_key(spec: AuditSpec) -> tuple[object, ...]:
-    """What audits that run in one call have in common. Under a time limit every one runs alone, and so does what learns first."""
+    """What audits that run in one call have in common. Under a time limit every one runs alone,
+    and so does what learns first."""
     learns = any(isinstance(attack, TrainableAttack) for attack in spec.attacks)
     alone = spec.id if spec.time_limit is not None or learns else None
-    return (spec.target, spec.dtype, spec.attacks, spec.prior, spec.seed, spec.granted, spec.protocol, spec.batch_size, alone)
+    return (
+        spec.target,
+        spec.dtype,
+        spec.attacks,
+        spec.prior,
+        spec.seed,
+        spec.granted,
+        spec.protocol,
+        spec.batch_size,
+        alone,
+    )
 
 
 def name_of(specs: Sequence[AuditSpec]) -> str:
@@ -131,10 +164,15 @@ def has_parts(folder: Path, specs: Sequence[AuditSpec]) -> bool:
 
 
 def _has_changed(spec: AuditSpec) -> bool:
-    """Whether an attack has a later version: parts of the first ones are called as they always were."""
+    """Whether an attack has a later version: parts of the first ones are called as they always
+    were."""
     return any(attack.version > 1 for attack in spec.attacks)
 
 
 def _joined(hashes: Sequence[str]) -> str:
     unlike = list(dict.fromkeys(hashes))
-    return unlike[0] if len(unlike) == 1 else hashlib.sha256(" ".join(unlike).encode()).hexdigest()[:16]
+    return (
+        unlike[0]
+        if len(unlike) == 1
+        else hashlib.sha256(" ".join(unlike).encode()).hexdigest()[:16]
+    )

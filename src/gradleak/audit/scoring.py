@@ -1,4 +1,5 @@
-"""Scores of an attack beside the blind one, with intervals, flags and the worst case over attacks."""
+"""Scores of an attack beside the blind one, with intervals, flags and the worst case over
+attacks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,15 @@ from gradleak.metrics.alignment import align
 from gradleak.records import flags
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.judgement import LEADING
-from gradleak.records.schema import AttackRecord, BatchRecord, CostRecord, ExampleRecord, FateRecord, Score, StageRecord
+from gradleak.records.schema import (
+    AttackRecord,
+    BatchRecord,
+    CostRecord,
+    ExampleRecord,
+    FateRecord,
+    Score,
+    StageRecord,
+)
 from gradleak.records.scores import beside_blind
 from gradleak.records.settings import worst_score
 from gradleak.records.statistics import paired_difference
@@ -61,12 +70,18 @@ def _score_alone(
     drawn_pairs = pair_up(target, private, [one.reconstruction for one in attacked.draw])
     draw_values = values_of(spec.metrics, drawn_pairs)
     clusters = clusters_of(private)
-    places = [(index, position) for index, batch in enumerate(private) for position in range(len(batch.examples))]
+    places = [
+        (index, position)
+        for index, batch in enumerate(private)
+        for position in range(len(batch.examples))
+    ]
     examples = tuple(
         ExampleRecord(
             batch=index,
             position=position,
-            guess=pair.guess.text if pair.guess.picture is None else as_data_uri(pair.guess.picture),
+            guess=(
+                pair.guess.text if pair.guess.picture is None else as_data_uri(pair.guess.picture)
+            ),
             guess_legacy=pair.guess.legacy if pair.guess.picture is None else None,
             certified=outcomes[index].reconstruction.certified,
             values={name: column[place] for name, column in values.items()},
@@ -79,7 +94,8 @@ def _score_alone(
     return AttackRecord(
         spec=to_dict(attack),
         scores={
-            metric.name: score_of(metric, values[metric.name], blind_values[metric.name], clusters) for metric in spec.metrics
+            metric.name: score_of(metric, values[metric.name], blind_values[metric.name], clusters)
+            for metric in spec.metrics
         },
         examples=examples,
         batches=tuple(
@@ -105,25 +121,33 @@ def _score_alone(
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
             peak_memory_bytes=peak_memory,
         ),
-        label_accuracy=None if Fact.LABELS in spec.told(attack) else label_accuracy(private, outcomes),
+        label_accuracy=(
+            None if Fact.LABELS in spec.told(attack) else label_accuracy(private, outcomes)
+        ),
         version=attack.version,
     )
 
 
 def facts_behind(spec: AuditSpec, attack: Attack, outcomes: Sequence[Outcome]) -> frozenset[Fact]:
-    """What guesses rest on: where a member proved its guess, what that member was told and not what the others were."""
+    """What guesses rest on: where a member proved its guess, what that member was told and not
+    what the others were."""
     told = {member.name: spec.told(member) for member in attack.members}
     provers = [
-        next((stage.attack for stage in outcome.reconstruction.stages if stage.certified), None)
-        if outcome.reconstruction.certified
-        else None
+        (
+            next((stage.attack for stage in outcome.reconstruction.stages if stage.certified), None)
+            if outcome.reconstruction.certified
+            else None
+        )
         for outcome in outcomes
     ]
-    return frozenset[Fact]().union(*(told.get(prover or "", spec.told(attack)) for prover in provers))
+    return frozenset[Fact]().union(
+        *(told.get(prover or "", spec.told(attack)) for prover in provers)
+    )
 
 
 def label_accuracy(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]) -> float | None:
-    """The share of the labels that were guessed right, as a bag within each batch; none where none were guessed."""
+    """The share of the labels that were guessed right, as a bag within each batch; none where
+    none were guessed."""
     right = total = 0
     for batch, outcome in zip(private, outcomes, strict=True):
         guessed = outcome.reconstruction.labels
@@ -153,10 +177,16 @@ def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str
 def clusters_of(private: Sequence[PrivateBatch]) -> list[int]:
     """For every example its secret batch: several draws of one are no independent ones."""
     firsts: dict[int, int] = {}
-    return [firsts.setdefault(id(batch), index) for index, batch in enumerate(private) for _ in batch.examples]
+    return [
+        firsts.setdefault(id(batch), index)
+        for index, batch in enumerate(private)
+        for _ in batch.examples
+    ]
 
 
-def pair_up(target: Target, private: Sequence[PrivateBatch], guesses: Sequence[Reconstruction]) -> list[Pair]:
+def pair_up(
+    target: Target, private: Sequence[PrivateBatch], guesses: Sequence[Reconstruction]
+) -> list[Pair]:
     """Secrets with the guesses aligned to them inside each batch."""
     pairs = []
     for batch, guess in zip(private, guesses, strict=True):
@@ -164,13 +194,20 @@ def pair_up(target: Target, private: Sequence[PrivateBatch], guesses: Sequence[R
             pairs += picture_pairs(batch, guess)
             continue
         assert batch.batch.ids is not None
-        rows = [ids[:length] for ids, length in zip(batch.batch.ids.tolist(), batch.lengths, strict=True)]
+        rows = [
+            ids[:length]
+            for ids, length in zip(batch.batch.ids.tolist(), batch.lengths, strict=True)
+        ]
         secrets = [sentence(target, row) for row in rows]
         guessed = [sentence(target, row) for row in guess.sentences]
         for place, chosen in enumerate(align(secrets, guessed) if len(secrets) > 1 else [0]):
             example = batch.examples[place]
             marked = tuple(example.text[start:end] for start, end in example.secrets)
-            pairs.append(Pair(secrets[place], guessed[chosen] if chosen >= 0 else Sentence("", "", ()), marked))
+            pairs.append(
+                Pair(
+                    secrets[place], guessed[chosen] if chosen >= 0 else Sentence("", "", ()), marked
+                )
+            )
     return pairs
 
 
@@ -178,7 +215,9 @@ def sentence(target: Target, ids: Sequence[int]) -> Sentence:
     """Token ids as metrics see them."""
     around = {*target.vocabulary.prefix, *target.vocabulary.suffix, target.vocabulary.pad}
     inside = tuple(number for number in ids if number not in around)
-    return Sentence(text=target.decode(inside), legacy=target.decode(ids, keep_special=True), ids=inside)
+    return Sentence(
+        text=target.decode(inside), legacy=target.decode(ids, keep_special=True), ids=inside
+    )
 
 
 def values_of(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
@@ -186,12 +225,19 @@ def values_of(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
     return {metric.name: metric.values(pairs) for metric in metrics}
 
 
-def score_of(metric: Metric, values: Sequence[float | None], blind: Sequence[float | None], clusters: Sequence[int]) -> Score:
+def score_of(
+    metric: Metric,
+    values: Sequence[float | None],
+    blind: Sequence[float | None],
+    clusters: Sequence[int],
+) -> Score:
     """One metric with its interval, beside the blind attack's."""
     return beside_blind(values, blind, clusters, metric.unit, metric.direction)
 
 
-def _batch_record(target: Target, index: int, outcome: Outcome, private: PrivateBatch) -> BatchRecord:
+def _batch_record(
+    target: Target, index: int, outcome: Outcome, private: PrivateBatch
+) -> BatchRecord:
     found = outcome.reconstruction
     return BatchRecord(
         batch=index,
@@ -202,7 +248,10 @@ def _batch_record(target: Target, index: int, outcome: Outcome, private: Private
         objective_rounding=None if outcome.objective_at_truth is None else outcome.scale.rounding,
         update_norm=outcome.update_norm,
         losses=found.trace.losses,
-        guesses=tuple((step, tuple(target.decode(ids) for ids in guess)) for step, guess in found.trace.guesses),
+        guesses=tuple(
+            (step, tuple(target.decode(ids) for ids in guess))
+            for step, guess in found.trace.guesses
+        ),
         seconds=found.cost.seconds,
         steps=found.cost.steps,
         right=None if private.batch.pixels is not None else is_right(found, private),
@@ -223,19 +272,28 @@ def _flags(
         flags.few_examples(len(clusters) // spec.draws),
         flags.generous_knowledge(told),
         flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
-        flags.no_objective(has_objective or all(outcome.reconstruction.certified for outcome in outcomes)),
+        flags.no_objective(
+            has_objective or all(outcome.reconstruction.certified for outcome in outcomes)
+        ),
         flags.unmodelled_dropout(spec.protocol.dropout),
     ]
     leading = next((metric for metric in spec.metrics if metric.name in LEADING), None)
     if leading is not None and not rebuilt:
-        ours, theirs = ([value or 0.0 for value in column[leading.name]] for column in (values, blind))
+        ours, theirs = (
+            [value or 0.0 for value in column[leading.name]] for column in (values, blind)
+        )
         worse, better = (theirs, ours) if leading.direction == "higher" else (ours, theirs)
-        raised.append(flags.near_chance(paired_difference(better, worse, clusters).low, leading.name))
+        raised.append(
+            flags.near_chance(paired_difference(better, worse, clusters).low, leading.name)
+        )
     return tuple(flag for flag in raised if flag is not None)
 
 
-def _objective_flags(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]) -> list[RaisedFlag]:
-    """A wrong guess is the search's fault or the objective's; of pictures, never right to the last bit, only one is told."""
+def _objective_flags(
+    private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]
+) -> list[RaisedFlag]:
+    """A wrong guess is the search's fault or the objective's; of pictures, never right to the
+    last bit, only one is told."""
     at_guess = [outcome.objective_at_guess for outcome in outcomes]
     at_truth = [outcome.objective_at_truth for outcome in outcomes]
     scales = [(outcome.scale.unit, outcome.scale.rounding) for outcome in outcomes]
@@ -243,13 +301,20 @@ def _objective_flags(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome
         batch.batch.pixels is not None or is_right(outcome.reconstruction, batch)
         for batch, outcome in zip(private, outcomes, strict=True)
     ]
-    raised = flags.search_failed(at_guess, at_truth, scales), flags.other_answer_fits(at_guess, at_truth, right, scales)
+    raised = (
+        flags.search_failed(at_guess, at_truth, scales),
+        flags.other_answer_fits(at_guess, at_truth, right, scales),
+    )
     return [flag for flag in raised if flag is not None]
 
 
 def _beyond_luck(ours: Pair, blind: Pair) -> bool:
-    """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the blind guess."""
-    return len(ours.secret.ids) >= flags.BEYOND_LUCK and ours.guess.ids == ours.secret.ids != blind.guess.ids
+    """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the
+    blind guess."""
+    return (
+        len(ours.secret.ids) >= flags.BEYOND_LUCK
+        and ours.guess.ids == ours.secret.ids != blind.guess.ids
+    )
 
 
 def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:
@@ -264,7 +329,11 @@ def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:
 
 
 def _fates_of(stages: Sequence[StageRecord]) -> list[flags.MemberFate]:
-    return [flags.MemberFate(one.attack, fate.fate, len(fate.batches), fate.reason) for one in stages for fate in one.fates]
+    return [
+        flags.MemberFate(one.attack, fate.fate, len(fate.batches), fate.reason)
+        for one in stages
+        for fate in one.fates
+    ]
 
 
 def stage_records(
@@ -274,8 +343,11 @@ def stage_records(
     outcomes: Sequence[Outcome],
     blind: Sequence[Outcome],
 ) -> tuple[StageRecord, ...]:
-    """One record an attack, in the order in which they had their turn; none for an attack that is only itself."""
-    names = dict.fromkeys(stage.attack for outcome in outcomes for stage in outcome.reconstruction.stages)
+    """One record an attack, in the order in which they had their turn; none for an attack that
+    is only itself."""
+    names = dict.fromkeys(
+        stage.attack for outcome in outcomes for stage in outcome.reconstruction.stages
+    )
     return tuple(_stage_record(name, metrics, target, private, outcomes, blind) for name in names)
 
 
@@ -287,18 +359,31 @@ def _stage_record(
     outcomes: Sequence[Outcome],
     blind: Sequence[Outcome],
 ) -> StageRecord:
-    stages = {index: stage for index, outcome in enumerate(outcomes) if (stage := _find_stage(outcome, name)) is not None}
+    stages = {
+        index: stage
+        for index, outcome in enumerate(outcomes)
+        if (stage := _find_stage(outcome, name)) is not None
+    }
     reached = {index: stage for index, stage in stages.items() if stage.has_guess}
     secrets = [private[index] for index in reached]
-    values = values_of(metrics, pair_up(target, secrets, [Reconstruction(stage.sentences) for stage in reached.values()]))
-    chance = values_of(metrics, pair_up(target, secrets, [blind[index].reconstruction for index in reached]))
+    values = values_of(
+        metrics,
+        pair_up(target, secrets, [Reconstruction(stage.sentences) for stage in reached.values()]),
+    )
+    chance = values_of(
+        metrics, pair_up(target, secrets, [blind[index].reconstruction for index in reached])
+    )
     clusters = clusters_of(secrets)
     return StageRecord(
         attack=name,
         batches=tuple(reached),
         certified=sum(stage.certified for stage in reached.values()),
         seconds=sum(stage.cost.seconds for stage in stages.values()),
-        scores={one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics if reached},
+        scores={
+            one.name: score_of(one, values[one.name], chance[one.name], clusters)
+            for one in metrics
+            if reached
+        },
         fates=_fates(stages),
     )
 
@@ -309,7 +394,9 @@ def _fates(stages: Mapping[int, Stage]) -> tuple[FateRecord, ...]:
     for index, stage in stages.items():
         if stage.fate != "ran":
             found.setdefault((stage.fate, stage.reason), []).append(index)
-    return tuple(FateRecord(fate, tuple(batches), reason) for (fate, reason), batches in found.items())
+    return tuple(
+        FateRecord(fate, tuple(batches), reason) for (fate, reason), batches in found.items()
+    )
 
 
 def _find_stage(outcome: Outcome, name: str) -> Stage | None:

@@ -28,7 +28,8 @@ for _package in ("attacks", "defenses", "priors", "protocols", "views"):
     importlib.import_module(f"gradleak.{_package}")  # registers their components
 
 EVERY_FACT = tuple(Fact)
-DEFAULT_ATTACKS = ("portfolio",)  # the strongest there is: a weaker one would call a setting safer than it is
+# The strongest there is: a weaker one would call a setting safer than it is
+DEFAULT_ATTACKS = ("portfolio",)
 DEFAULTS: dict[str, dict[str, Any]] = {  # of what depends on whether texts or pictures are attacked
     "text": {"data": "canaries", "attacks": DEFAULT_ATTACKS, "metrics": DEFAULT_METRICS},
     "image": {"data": "shapes", "attacks": ("ig",), "metrics": PICTURE_METRICS},
@@ -51,17 +52,24 @@ class AuditSpec:
     batch_size: int = 1
     defenses: tuple[Defense, ...] = ()
     know: tuple[Fact, ...] = EVERY_FACT
-    metrics: tuple[Metric, ...] = field(default_factory=lambda: tuple(read("metric", name, Metric) for name in DEFAULT_METRICS))
+    metrics: tuple[Metric, ...] = field(
+        default_factory=lambda: tuple(read("metric", name, Metric) for name in DEFAULT_METRICS)
+    )
     draws: int = 1  # updates of each batch that are attacked, each with randomness of its own
     seed: int = 0
     dtype: str = "float32"
-    time_limit: float | None = None  # seconds for each attack on each group of batches; the best guess so far then counts
-    public: Dataset | None = None  # what attacks that learn may learn from; none: what the data itself offers
-    truncate: bool = True  # cut texts that are longer than the model reads, as its tokenizer does; else they are refused
+    # Seconds for each attack on each group of batches; the best guess so far then counts
+    time_limit: float | None = None
+    # What attacks that learn may learn from; none: what the data itself offers
+    public: Dataset | None = None
+    # Cut texts that are longer than the model reads, as its tokenizer does; else they are refused
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         if self.limit < 1 or self.batch_size < 1:
-            raise GradleakError(f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}.")
+            raise GradleakError(
+                f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}."
+            )
         if self.draws < 1:
             raise GradleakError(f"draws count from 1; they are {self.draws}.")
         if not self.attacks:
@@ -79,17 +87,21 @@ class AuditSpec:
         medium = self.target.medium
         for part in (self.data, *self.attacks, self.prior, *self.metrics):
             if part.medium not in (medium, "any"):
-                fitting = [name for name, other in registered(part.kind).items() if other.medium in (medium, "any")]
+                fitting = [
+                    name
+                    for name, other in registered(part.kind).items()
+                    if other.medium in (medium, "any")
+                ]
                 raise GradleakError(
-                    f"{self.target.name} reads {medium}s and the {part.kind} {part.name} is for {part.medium}s: "
-                    f"use one of {', '.join(fitting)}."
+                    f"{self.target.name} reads {medium}s and the {part.kind} {part.name} is for"
+                    f" {part.medium}s: use one of {', '.join(fitting)}."
                 )
 
     def _refuse_per_example(self) -> None:
         if self.defenses and self.defenses[0].wants_per_example and not self.protocol.one_gradient:
             raise GradleakError(
-                f"{self.defenses[0].name} needs the gradient of each example and {self.protocol.name} sends none: "
-                "use --protocol fedsgd, or --defense client_dp."
+                f"{self.defenses[0].name} needs the gradient of each example and"
+                f" {self.protocol.name} sends none: use --protocol fedsgd, or --defense client_dp."
             )
 
     def _refuse_missing_knowledge(self) -> None:
@@ -98,18 +110,29 @@ class AuditSpec:
             missing = sorted(self.told(attack) - granted)
             if missing:
                 grants = ", ".join(sorted(granted)) or "nothing"
-                way_out = f", or use {attack.name}:{missing[0]}=enumerate" if missing[0] in ("labels", "lengths") else ""
+                way_out = (
+                    f", or use {attack.name}:{missing[0]}=enumerate"
+                    if missing[0] in ("labels", "lengths")
+                    else ""
+                )
                 raise GradleakError(
-                    f"{attack.name} requires {missing[0]}; this audit grants {grants}. Add --know {missing[0]}{way_out}."
+                    f"{attack.name} requires {missing[0]}; this audit grants {grants}. Add --know"
+                    f" {missing[0]}{way_out}."
                 )
 
     @property
     def granted(self) -> tuple[Fact, ...]:
-        """What the attacker may be told. The labels of a language model are the secret itself, whatever `know` says."""
-        return tuple(fact for fact in self.know if not (self.target.labels_are_tokens and fact is Fact.LABELS))
+        """What the attacker may be told. The labels of a language model are the secret itself,
+        whatever `know` says."""
+        return tuple(
+            fact
+            for fact in self.know
+            if not (self.target.labels_are_tokens and fact is Fact.LABELS)
+        )
 
     def told(self, attack: Attack) -> frozenset[Fact]:
-        """The facts an attack requires or uses of this target: without labels where its guess is its labels."""
+        """The facts an attack requires or uses of this target: without labels where its guess is
+        its labels."""
         wanted = attack.requires | (attack.uses & frozenset(self.know))
         return wanted - ({Fact.LABELS} if self.target.labels_are_tokens else set())
 
@@ -132,11 +155,13 @@ class AuditSpec:
             "dtype": self.dtype,
             "time_limit": self.time_limit,
             **self._learning(),
-            **({} if self.truncate else {"truncate": False}),  # other audits keep the id they always had
+            # Other audits keep the id they always had
+            **({} if self.truncate else {"truncate": False}),
         }
 
     def _learning(self) -> dict[str, Any]:
-        """What is learnt from, where something is learnt: other audits keep the id they always had."""
+        """What is learnt from, where something is learnt: other audits keep the id they always
+        had."""
         if not any(isinstance(attack, TrainableAttack) for attack in self.attacks):
             return {}
         return {"public": None if self.public is None else to_dict(self.public)}
@@ -148,15 +173,20 @@ class AuditSpec:
     def attack_keys(self) -> dict[str, Attack]:
         """Attacks by the key they have in the record: the name alone where that is enough."""
         names = [attack.name for attack in self.attacks]
-        return {attack.name if names.count(attack.name) == 1 else to_string(attack): attack for attack in self.attacks}
+        return {
+            attack.name if names.count(attack.name) == 1 else to_string(attack): attack
+            for attack in self.attacks
+        }
 
     @staticmethod
     def from_plain(plain: dict[str, Any], allow_pickle: bool = False) -> "AuditSpec":
-        """From names, one-line strings or mappings, as the command line and YAML write them; what is left out has its default."""
+        """From names, one-line strings or mappings, as the command line and YAML write them;
+        what is left out has its default."""
         unknown = [key for key in plain if key not in FIELDS]
         if unknown:
             raise GradleakError(
-                f"An audit has no field {unknown[0]!r}{did_you_mean(unknown[0], list(FIELDS))} Fields: {', '.join(FIELDS)}."
+                f"An audit has no field {unknown[0]!r}{did_you_mean(unknown[0], list(FIELDS))}"
+                f" Fields: {', '.join(FIELDS)}."
             )
         target = _target(plain.get("target", "minilm"), allow_pickle)
         defaults = DEFAULTS[target.medium]
@@ -164,15 +194,23 @@ class AuditSpec:
         return AuditSpec(
             target=target,
             data=data,
-            attacks=tuple(read("attack", one, Attack) for one in listed(plain.get("attacks", defaults["attacks"]))),
+            attacks=tuple(
+                read("attack", one, Attack)
+                for one in listed(plain.get("attacks", defaults["attacks"]))
+            ),
             protocol=read("protocol", plain.get("protocol", "fedsgd"), Protocol),
             view=read("view", plain.get("view", "everything"), View),
             prior=_prior(plain.get("prior", "auto"), target, data),
             limit=_whole("limit", plain.get("limit", 4)),
             batch_size=_whole("batch_size", plain.get("batch_size", 1)),
-            defenses=tuple(read("defense", one, Defense) for one in listed(plain.get("defenses", []))),
+            defenses=tuple(
+                read("defense", one, Defense) for one in listed(plain.get("defenses", []))
+            ),
             know=_facts(plain.get("know", list(EVERY_FACT))),
-            metrics=tuple(read("metric", one, Metric) for one in listed(plain.get("metrics", defaults["metrics"]))),
+            metrics=tuple(
+                read("metric", one, Metric)
+                for one in listed(plain.get("metrics", defaults["metrics"]))
+            ),
             draws=_whole("draws", plain.get("draws", 1)),
             seed=_whole("seed", plain.get("seed", 0)),
             dtype=str(plain.get("dtype", "float32")),
@@ -199,21 +237,32 @@ def listed(value: Any) -> list[Any]:
 
 
 def _target(described: Any, allow_pickle: bool) -> TargetSpec:
-    return resolve_target(described, allow_pickle) if isinstance(described, str) else read("target", described, TargetSpec)
+    return (
+        resolve_target(described, allow_pickle)
+        if isinstance(described, str)
+        else read("target", described, TargetSpec)
+    )
 
 
 def _prior(described: Any, target: TargetSpec, data: Dataset) -> PriorSpec | PicturePriorSpec:
-    """`auto`, of pictures, is the mean of what the data's owner publishes, and grey where that is nothing."""
+    """`auto`, of pictures, is the mean of what the data's owner publishes, and grey where that
+    is nothing."""
     if described == "auto" and target.medium == "image":
         public = data.public()
-        described = "grey" if public is None else {"name": "mean_picture", "data": to_string(public)}
+        described = (
+            "grey" if public is None else {"name": "mean_picture", "data": to_string(public)}
+        )
     component = resolve("prior", described)
     assert isinstance(component, (PriorSpec, PicturePriorSpec))
     return component
 
 
 def _dataset(described: Any) -> Dataset:
-    return resolve_dataset(described) if isinstance(described, str) else read("dataset", described, Dataset)
+    return (
+        resolve_dataset(described)
+        if isinstance(described, str)
+        else read("dataset", described, Dataset)
+    )
 
 
 def _facts(described: Any) -> tuple[Fact, ...]:
@@ -225,7 +274,10 @@ def _facts(described: Any) -> tuple[Fact, ...]:
 def _fact(word: Any) -> Fact:
     known = [str(fact) for fact in Fact]
     if str(word) not in known:
-        raise GradleakError(f"Unknown fact {str(word)!r}{did_you_mean(str(word), known)} An audit can grant: {', '.join(known)}.")
+        raise GradleakError(
+            f"Unknown fact {str(word)!r}{did_you_mean(str(word), known)} An audit can grant:"
+            f" {', '.join(known)}."
+        )
     return Fact(str(word))
 
 

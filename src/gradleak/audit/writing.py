@@ -18,7 +18,8 @@ from gradleak.core.target import Target
 from gradleak.records.schema import DataRecord, Record, SecretRecord, TargetRecord, now
 from gradleak.records.store import SecretKey, keyed_hash
 
-OF_THE_WHOLE = ("few_examples", "dead_gradient", "one_draw", "seen_before_defense")  # flags of the audit, not of one attack
+# Flags of the audit, not of one attack
+OF_THE_WHOLE = ("few_examples", "dead_gradient", "one_draw", "seen_before_defense")
 PACKAGES = ("gradleak", "torch", "transformers", "numpy", "rouge-score")
 
 
@@ -39,7 +40,9 @@ def record_of(
     }
     secrets = private[: len(private) // spec.draws]
     examples = [example for batch in secrets for example in batch.examples]
-    raised = [flag for attack in attacks.values() for flag in attack.flags if flag.name in OF_THE_WHOLE]
+    raised = [
+        flag for attack in attacks.values() for flag in attack.flags if flag.name in OF_THE_WHOLE
+    ]
     return Record(
         created=now(),
         spec=spec.to_dict(),
@@ -74,11 +77,22 @@ def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
     return keyed_hash(key, "\n".join(f"{example.label}\t{example.content}" for example in examples))
 
 
-def _secrets(private: Sequence[PrivateBatch], key: SecretKey, keep: bool) -> tuple[SecretRecord, ...]:
+def _secrets(
+    private: Sequence[PrivateBatch], key: SecretKey, keep: bool
+) -> tuple[SecretRecord, ...]:
     return tuple(
-        SecretRecord(index, position, keyed_hash(key, example.content), tokens, shown(example) if keep else None, example.row)
+        SecretRecord(
+            index,
+            position,
+            keyed_hash(key, example.content),
+            tokens,
+            shown(example) if keep else None,
+            example.row,
+        )
         for index, batch in enumerate(private)
-        for position, (example, tokens) in enumerate(zip(batch.examples, batch.lengths, strict=True))
+        for position, (example, tokens) in enumerate(
+            zip(batch.examples, batch.lengths, strict=True)
+        )
     )
 
 
@@ -93,5 +107,14 @@ def _versions() -> dict[str, str]:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or platform.machine()
-    return {"device": device, "name": name, "cpu_count": os.cpu_count(), "threads": torch.get_num_threads()}
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else platform.processor() or platform.machine()
+    )
+    return {
+        "device": device,
+        "name": name,
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }

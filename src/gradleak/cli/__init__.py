@@ -1,4 +1,5 @@
-"""The command line. Everything heavy is imported inside commands, so that --help answers at once."""
+"""The command line. Everything heavy is imported inside commands, so that --help answers at
+once."""
 
 from gradleak.cli.main import main
 

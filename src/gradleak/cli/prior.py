@@ -1,4 +1,5 @@
-"""`gradleak prior`: train, pack and judge a language model, or a generator of pictures, of your own for the attacker."""
+"""`gradleak prior`: train, pack and judge a language model, or a generator of pictures, of your
+own for the attacker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,15 @@ from gradleak.cli.options import Device, option
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-prior_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Trains, packs and evaluates priors.")
+prior_app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Trains, packs and evaluates priors."
+)
 Corpus = Annotated[
-    list[Path], option("Text files, one sentence a line; .gz, .xz and .bz2 are read too. Repeat for several.", "--corpus")
+    list[Path],
+    option(
+        "Text files, one sentence a line; .gz, .xz and .bz2 are read too. Repeat for several.",
+        "--corpus",
+    ),
 ]
 
 
@@ -21,7 +28,9 @@ Corpus = Annotated[
 def train(
     corpus: Corpus,
     out: Annotated[Path, option("Folder for the model, in Hugging Face format.")],
-    tokenizer: Annotated[str, option("Whose vocabulary: a target's name, a hub id or a folder. [minilm]")] = "minilm",
+    tokenizer: Annotated[
+        str, option("Whose vocabulary: a target's name, a hub id or a folder. [minilm]")
+    ] = "minilm",
     width: Annotated[int, option("Hidden size. [320]")] = 320,
     layers: Annotated[int, option("Layers. [6]")] = 6,
     heads: Annotated[int, option("Attention heads. [5]")] = 5,
@@ -31,7 +40,8 @@ def train(
     seed: Annotated[int, option("Of weights and order. [0]")] = 0,
     device: Device = "auto",
 ) -> None:
-    """Trains a causal language model over a target's vocabulary; interrupted, the same command goes on from the last epoch."""
+    """Trains a causal language model over a target's vocabulary; interrupted, the same command
+    goes on from the last epoch."""
     import torch
 
     from gradleak.cli.device import resolve_device
@@ -39,17 +49,28 @@ def train(
     from gradleak.training.prior import PriorTraining, train_prior
 
     feed_forward = int(width * 2.7) // 32 * 32
-    settings = PriorTraining(width, layers, heads, feed_forward, 64, epochs, tokens_a_batch, learning_rate, seed=seed)
+    settings = PriorTraining(
+        width, layers, heads, feed_forward, 64, epochs, tokens_a_batch, learning_rate, seed=seed
+    )
     words = _tokenizer(tokenizer)
     text = read_corpus(corpus, words, settings.longest)
-    typer.echo(f"{text.tokens} tokens for training, {sum(t.numel() for t in text.held_out.values())} held out", err=True)
+    typer.echo(
+        f"{text.tokens} tokens for training, {sum(t.numel() for t in text.held_out.values())}"
+        " held out",
+        err=True,
+    )
     for news in train_prior(settings, text, words, out, torch.device(resolve_device(device))):
-        typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err="validation" not in news)
+        typer.echo(
+            "  ".join(f"{name} {value:.4g}" for name, value in news.items()),
+            err="validation" not in news,
+        )
 
 
 @prior_app.command("eval", cls=PlainHelp)
 def evaluate(
-    prior: Annotated[str, typer.Argument(help="A prior, such as english or causal_lm:path=FOLDER.")],
+    prior: Annotated[
+        str, typer.Argument(help="A prior, such as english or causal_lm:path=FOLDER.")
+    ],
     corpus: Corpus,
     target: Annotated[str, option("Whose vocabulary. [minilm]")] = "minilm",
     limit: Annotated[int, option("Sentences. [2000]")] = 2000,
@@ -69,10 +90,19 @@ def evaluate(
     scorer = read("prior", prior, PriorSpec).open(opened)
     total, tokens, left = 0.0, 0, limit
     for length, table in tables.items():
-        ids = table[: max(1, limit * len(table) // sum(map(len, tables.values())))].to(opened.device, torch.int64)
+        ids = table[: max(1, limit * len(table) // sum(map(len, tables.values())))].to(
+            opened.device, torch.int64
+        )
         nll = scorer.nll(ids, torch.full((len(ids),), length, device=opened.device))
-        total, tokens, left = total + float(nll.sum()) * (length - 1), tokens + len(ids) * (length - 1), left - len(ids)
-    typer.echo(f"{prior}: {total / tokens:.4f} nats a token over {limit - left} held-out sentences, {tokens} tokens")
+        total, tokens, left = (
+            total + float(nll.sum()) * (length - 1),
+            tokens + len(ids) * (length - 1),
+            left - len(ids),
+        )
+    typer.echo(
+        f"{prior}: {total / tokens:.4f} nats a token over {limit - left} held-out sentences,"
+        f" {tokens} tokens"
+    )
 
 
 @prior_app.command(cls=PlainHelp)
@@ -91,7 +121,8 @@ def pack(
 
 @prior_app.command(cls=PlainHelp)
 def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> None:
-    """Writes the shipped prior as a Hugging Face folder: to train on, or to audit (--target causal_lm:path=FOLDER)."""
+    """Writes the shipped prior as a Hugging Face folder: to train on, or to audit (--target
+    causal_lm:path=FOLDER)."""
     from gradleak.core.errors import GradleakError
     from gradleak.priors.english import english_model
 
@@ -100,18 +131,27 @@ def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> N
     words = _tokenizer("minilm")
     english_model().save_pretrained(out)
     words.save_pretrained(out)
-    typer.echo(f"{out}: 6 layers, BERT's uncased vocabulary. Audit it: gradleak audit --target causal_lm:path={out}")
+    typer.echo(
+        f"{out}: 6 layers, BERT's uncased vocabulary. Audit it: gradleak audit --target"
+        f" causal_lm:path={out}"
+    )
 
 
 @prior_app.command(cls=PlainHelp)
 def pictures(
-    data: Annotated[str, option("Public pictures to learn from, such as cifar10:split=train or shapes:part=public.")],
+    data: Annotated[
+        str,
+        option("Public pictures to learn from, such as cifar10:split=train or shapes:part=public."),
+    ],
     out: Annotated[Path, option("The generator's file, .safetensors.")],
     limit: Annotated[int | None, option("Pictures. [all]")] = None,
     latents: Annotated[int, option("Numbers a picture is made of. [128]")] = 128,
     width: Annotated[int, option("Channels. [64]")] = 64,
     epochs: Annotated[int, option("Passes over the pictures. [30]")] = 30,
-    how: Annotated[str, option("decoder of an autoencoder, or gan, against an adversary: more epochs. [decoder]")] = "decoder",
+    how: Annotated[
+        str,
+        option("decoder of an autoencoder, or gan, against an adversary: more epochs. [decoder]"),
+    ] = "decoder",
     seed: Annotated[int, option("Of weights, order and noise. [0]")] = 0,
     device: Device = "auto",
 ) -> None:

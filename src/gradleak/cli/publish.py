@@ -11,13 +11,22 @@ FILE = "published.xz"
 
 
 def publish(
-    run: Annotated[list[Path], typer.Argument(help="Folders of records of one study, or published files of it; one or more.")],
-    out: Annotated[Path | None, option("Folder of the file. [docs/results/ and the study's name]")] = None,
+    run: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of records of one study, or published files of it; one or more."
+        ),
+    ],
+    out: Annotated[
+        Path | None, option("Folder of the file. [docs/results/ and the study's name]")
+    ] = None,
 ) -> None:
-    """Writes what tables need of a study, and no text: rows of public data sets by their numbers, scores, flags, cost.
+    """Writes what tables need of a study, and no text: rows of public data sets by their numbers,
+    scores, flags, cost.
 
-    What the file holds already is kept: batches of several runs and machines add up, those that are there twice count once, and
-    those of an older version of an attack stay apart. `gradleak tables` reads such files as it reads runs.
+    What the file holds already is kept: batches of several runs and machines add up, those that are
+    there twice count once, and those of an older version of an attack stay apart. `gradleak tables`
+    reads such files as it reads runs.
     """
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
@@ -25,7 +34,11 @@ def publish(
     from gradleak.report.terminal.console import open_console
     from gradleak.study.publishing import published_runs
 
-    parts = [part for one in run for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))]
+    parts = [
+        part
+        for one in run
+        for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))
+    ]
     whole = add_up(parts)
     path = (out or Path("docs/results") / whole.study) / FILE
     if path.exists():

@@ -17,13 +17,17 @@ NAMED = 5  # files of a kind that are named
 def purge(
     folder: Annotated[Path, typer.Argument(help="Folder of a run, or of several.")],
     yes: Annotated[bool, option("Do not ask first.", "--yes", "-y")] = False,
-    everything: Annotated[bool, option("Remove scores too: records whole, tables, plans. [scores stay]", "--all")] = False,
+    everything: Annotated[
+        bool, option("Remove scores too: records whole, tables, plans. [scores stay]", "--all")
+    ] = False,
 ) -> None:
-    """Removes what holds private text: guesses, kept texts, parts, fits, keys, failure files, pictures, reports.
+    """Removes what holds private text: guesses, kept texts, parts, fits, keys, failure files,
+    pictures, reports.
 
-    Records stay, without guesses and texts: scores, intervals, flags and cost can still be shown, compared and gated (with
-    --spec only by --accept other_data: their keyed hashes can no longer be tested against any text). The same study would
-    run again. Files that gradleak did not write are not touched.
+    Records stay, without guesses and texts: scores, intervals, flags and cost can still be shown,
+    compared and gated (with --spec only by --accept other_data: their keyed hashes can no longer be
+    tested against any text). The same study would run again. Files that gradleak did not write are
+    not touched.
     Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
     from gradleak.core.errors import GradleakError, RunFailed
@@ -38,7 +42,9 @@ def purge(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise GradleakError("Nobody is there to be asked, and nothing was removed. Add --yes if you are sure.")
+            raise GradleakError(
+                "Nobody is there to be asked, and nothing was removed. Add --yes if you are sure."
+            )
         for line in what_goes(plan, folder):
             console.print(line, soft_wrap=True)
         if not typer.confirm("Remove all this for good?"):
@@ -52,14 +58,21 @@ def purge(
         console.print(line, soft_wrap=True)
     if left:
         names = ", ".join(str(path) for path in left)
-        raise RunFailed(f"These files still hold a guess or text of the records, and were not written by gradleak: {names}.")
+        raise RunFailed(
+            "These files still hold a guess or text of the records, and were not written by"
+            f" gradleak: {names}."
+        )
 
 
 def what_goes(plan: "Purge", folder: Path) -> list[str]:
     """A line for each kind of thing that is removed."""
     from gradleak.report.numbers import write_count
 
-    lines = [f"guesses and texts in {write_count(len(plan.records), 'record', 'records')}"] if plan.records else []
+    lines = (
+        [f"guesses and texts in {write_count(len(plan.records), 'record', 'records')}"]
+        if plan.records
+        else []
+    )
     return lines + [f"{kind}: {named(paths, folder)}" for kind, paths in plan.remove.items()]
 
 
@@ -68,10 +81,18 @@ def what_stays(plan: "Purge", folder: Path) -> list[str]:
     from gradleak.report.numbers import write_count
 
     bare = len(plan.records) + len(plan.bare)
-    ours = [f"{write_count(bare, 'record', 'records')} without texts (scores, flags, cost)"] if bare else []
+    ours = (
+        [f"{write_count(bare, 'record', 'records')} without texts (scores, flags, cost)"]
+        if bare
+        else []
+    )
     ours += [named(plan.keep, folder)] if plan.keep else []
     lines = [f"Stays: {'; '.join(ours)}." if ours else "Nothing of the run stays."]
-    return lines + ([f"Not written by gradleak, not touched: {named(plan.foreign, folder)}."] if plan.foreign else [])
+    return lines + (
+        [f"Not written by gradleak, not touched: {named(plan.foreign, folder)}."]
+        if plan.foreign
+        else []
+    )
 
 
 def named(paths: "list[Path]", folder: Path) -> str:

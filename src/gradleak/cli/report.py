@@ -16,25 +16,38 @@ SUFFIXES = {"html": ".html", "pdf": ".pdf", "markdown": ".md", "json": ".json"}
 
 def report(
     run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
-    out: Annotated[Path | None, option("File to write. [report.html, .pdf, .md or .json in the run's folder]")] = None,
+    out: Annotated[
+        Path | None, option("File to write. [report.html, .pdf, .md or .json in the run's folder]")
+    ] = None,
     form: Annotated[
         str,
         option(
-            "html (one file, no network), pdf (printed by Chromium), markdown, or json (docs/report.schema.json). [html]",
+            "html (one file, no network), pdf (printed by Chromium), markdown, or json"
+            " (docs/report.schema.json). [html]",
             "--format",
         ),
     ] = "html",
     show_secrets: Annotated[
-        bool, option("Show private texts and guesses; otherwise none of them is in the file.", "--show-secrets")
+        bool,
+        option(
+            "Show private texts and guesses; otherwise none of them is in the file.",
+            "--show-secrets",
+        ),
     ] = False,
     index: Annotated[
         bool,
-        option("Write index.html instead: every run at and below the folder, with a sentence and a link.", "--index"),
+        option(
+            "Write index.html instead: every run at and below the folder, with a sentence and a"
+            " link.",
+            "--index",
+        ),
     ] = False,
 ) -> None:
-    """Draws a run: what happened, verdict, threat model, attacks × defenses, trade-off, leak map, searches, guesses, cost.
+    """Draws a run: what happened, verdict, threat model, attacks × defenses, trade-off, leak map,
+    searches, guesses, cost.
 
-    Secrets come from the records (--keep-secrets), or are read again from the data and checked against their hashes.
+    Secrets come from the records (--keep-secrets), or are read again from the data and checked
+    against their hashes.
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole_bytes
@@ -46,7 +59,10 @@ def report(
         raise GradleakError(f"Unknown format {form!r}. Use --format {', '.join(SUFFIXES)}.")
     if index:
         if show_secrets or form != "html":
-            raise GradleakError("An index is an HTML page without private texts: leave --show-secrets and --format out.")
+            raise GradleakError(
+                "An index is an HTML page without private texts: leave --show-secrets and --format"
+                " out."
+            )
         write_index(run, out)
         return
     if form == "pdf":
@@ -59,7 +75,9 @@ def report(
     console, opening = open_console(), found.find(Opening)
     console.print(opening.story.happened)
     console.print(opening.verdict.headline)
-    console.print(f"Report: {path}" + (" (holds private texts)" if show_secrets else ""), soft_wrap=True)
+    console.print(
+        f"Report: {path}" + (" (holds private texts)" if show_secrets else ""), soft_wrap=True
+    )
 
 
 def write_index(folder: Path, out: Path | None) -> None:
@@ -72,7 +90,9 @@ def write_index(folder: Path, out: Path | None) -> None:
     from gradleak.report.terminal.console import open_console
 
     if out is not None and out.parent.resolve() != folder.resolve():
-        raise GradleakError(f"Links of an index start from its folder: write it into {folder}, or leave --out out.")
+        raise GradleakError(
+            f"Links of an index start from its folder: write it into {folder}, or leave --out out."
+        )
     runs = read_runs(folder)
     path = out or folder / "index.html"
     write_whole(path, write_runs_page(str(folder), runs, read_style()))
@@ -83,7 +103,8 @@ def write_index(folder: Path, out: Path | None) -> None:
 
 
 def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
-    """Where private texts come from. Without them guesses cannot be compared word by word, though none is shown."""
+    """Where private texts come from. Without them guesses cannot be compared word by word,
+    though none is shown."""
     folder = run if run.is_dir() else run.parent
     if not any(folder.glob("**/keys/*.key")):
         return lambda record: {}  # nothing could be checked against its hash

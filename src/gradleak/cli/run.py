@@ -20,44 +20,81 @@ if TYPE_CHECKING:
 
 
 def run(
-    spec: Annotated[list[Path], typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid.")],
+    spec: Annotated[
+        list[Path],
+        typer.Argument(help="YAML with the fields of an audit; a list is an axis of the grid."),
+    ],
     out: Out = Path("runs"),
     device: Annotated[
-        str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one; with commas, one for each worker. [auto]")
+        str,
+        option(
+            "cpu, cuda, cuda:N, or auto: a GPU where there is one; with commas, one for each"
+            " worker. [auto]"
+        ),
     ] = "auto",
     memory: Memory = None,
     workers: Annotated[
-        int | None, option("Processes that share the cells, each on its own device. [one for each device]", minimum=1)
+        int | None,
+        option(
+            "Processes that share the cells, each on its own device. [one for each device]",
+            minimum=1,
+        ),
     ] = None,
     change: Annotated[
-        list[str] | None, option("Replace a field of the file: --set limit=10. Repeat for several.", "--set")
+        list[str] | None,
+        option("Replace a field of the file: --set limit=10. Repeat for several.", "--set"),
     ] = None,
     only: Annotated[
-        list[str] | None, option("Run the cells on this value of an axis: --only 'attacks=lamp*'. Repeat for several.")
+        list[str] | None,
+        option(
+            "Run the cells on this value of an axis: --only 'attacks=lamp*'. Repeat for several."
+        ),
     ] = None,
-    limit_cells: Annotated[int | None, option("Run the first cells of each grid only.", minimum=1)] = None,
-    engine: Annotated[str, option("local, or ray: the cells are shared out over a Ray cluster. [local]")] = "local",
+    limit_cells: Annotated[
+        int | None, option("Run the first cells of each grid only.", minimum=1)
+    ] = None,
+    engine: Annotated[
+        str, option("local, or ray: the cells are shared out over a Ray cluster. [local]")
+    ] = "local",
     address: Annotated[
-        str | None, option("Of the Ray cluster: auto, or host:port. [a cluster of this machine's own, ended with the run]")
+        str | None,
+        option(
+            "Of the Ray cluster: auto, or host:port. [a cluster of this machine's own, ended with"
+            " the run]"
+        ),
     ] = None,
-    retry_failed: Annotated[bool, option("Run cells again that failed before.", "--retry-failed")] = False,
+    retry_failed: Annotated[
+        bool, option("Run cells again that failed before.", "--retry-failed")
+    ] = False,
     time_given: Annotated[
-        str | None, option("Run as many cells as fit in this time, from now on: 9m, 90s, 1h30m. [no limit]", "--for")
+        str | None,
+        option(
+            "Run as many cells as fit in this time, from now on: 9m, 90s, 1h30m. [no limit]",
+            "--for",
+        ),
     ] = None,
     priority: Annotated[
         Path | None,
-        option("With --for: YAML list that says which cells come first. [the order of the studies, or a list among them]"),
+        option(
+            "With --for: YAML list that says which cells come first. [the order of the studies, or"
+            " a list among them]"
+        ),
     ] = None,
-    full: Annotated[bool, option("Print the scores of every cell too, above the verdict.", "--full")] = False,
+    full: Annotated[
+        bool, option("Print the scores of every cell too, above the verdict.", "--full")
+    ] = False,
 ) -> None:
-    """Audits every cell of a grid, one record each. Cells that have a record already are skipped, and cells that failed.
+    """Audits every cell of a grid, one record each. Cells that have a record already are skipped,
+    and cells that failed.
 
-    A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a list of lists an axis.
-    Under cases stand names and the fields each one changes; every case is crossed with the axes.
+    A flat list under attacks is an axis; under metrics, know and defenses it is one value, and a
+    list of lists an axis. Under cases stand names and the fields each one changes; every case is
+    crossed with the axes.
 
-    Several studies run one after another, each in the folder of its name. With --for, cells that would not fit in the time
-    left are not begun, smaller ones further down the list are, and one that takes longer than foretold is cut when the time is
-    over. The same command goes on from there. That cells did not fit is no failure: the exit code is 0.
+    Several studies run one after another, each in the folder of its name. With --for, cells that
+    would not fit in the time left are not begun, smaller ones further down the list are, and one
+    that takes longer than foretold is cut when the time is over. The same command goes on from
+    there. That cells did not fit is no failure: the exit code is 0.
     """
     began = time.monotonic()
     if time_given is None:  # with a time, studies that cannot be read are left out
@@ -78,16 +115,29 @@ def run(
     files, ordering = _studies_and_list(spec, priority, is_timed=seconds is not None)
     entries = read_priority(ordering) if ordering else []
     display = TerminalDisplay(open_console(to_stderr=True))
-    jobs, left_out = _jobs(files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None)
+    jobs, left_out = _jobs(
+        files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None
+    )
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
     most = resolve_memory(memory)
-    devices = [] if engine == "ray" else [resolve_device(word.strip()) for word in device.split(",")]
+    devices = (
+        [] if engine == "ray" else [resolve_device(word.strip()) for word in device.split(",")]
+    )
     if seconds is not None:
         shares, unused = in_order(jobs, entries)
         for sentence in unused:
             display.say(f"{ordering}: {sentence}")
         allowance = Allowance(began, seconds)
-        summary = fill_minutes(shares, out, devices, workers or len(devices), allowance, display, retry=retry_failed, memory=most)
+        summary = fill_minutes(
+            shares,
+            out,
+            devices,
+            workers or len(devices),
+            allowance,
+            display,
+            retry=retry_failed,
+            memory=most,
+        )
         print_summary(summary, seconds, left_out, full=full)
         return
     results: list[CellResult] = []
@@ -97,7 +147,15 @@ def run(
             cluster = Cluster(address, device, workers, most)
             found = run_on_ray(job.cells, job.folder, cluster, display, retry=retry_failed)
         else:
-            found = run_on(devices, workers or len(devices), job.cells, job.folder, display, retry=retry_failed, memory=most)
+            found = run_on(
+                devices,
+                workers or len(devices),
+                job.cells,
+                job.folder,
+                display,
+                retry=retry_failed,
+                memory=most,
+            )
         print_results(found, job.folder, before, full=full)
         results += found
     refuse_failures(results)
@@ -112,11 +170,17 @@ def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
     if address is not None and engine != "ray":
         raise GradleakError("--address is of a Ray cluster: add --engine ray, or leave it out.")
     if is_timed and engine == "ray":
-        raise GradleakError("--for counts the time of this machine's own processes: leave --engine ray out, or --for.")
+        raise GradleakError(
+            "--for counts the time of this machine's own processes: leave --engine ray out, or"
+            " --for."
+        )
 
 
-def _studies_and_list(named: Sequence[Path], priority: Path | None, *, is_timed: bool) -> tuple[list[Path], Path | None]:
-    """The studies among the files that are named, and the priority list: the one asked for, or the one among them."""
+def _studies_and_list(
+    named: Sequence[Path], priority: Path | None, *, is_timed: bool
+) -> tuple[list[Path], Path | None]:
+    """The studies among the files that are named, and the priority list: the one asked for, or
+    the one among them."""
     from gradleak.core.errors import GradleakError
     from gradleak.study.priority import is_priority_list
 
@@ -125,7 +189,8 @@ def _studies_and_list(named: Sequence[Path], priority: Path | None, *, is_timed:
     lists = [priority] if priority else lists
     if lists and not is_timed:
         raise GradleakError(
-            f"{lists[0]} is a priority list, which says what a given time is used for: add --for 9m, or leave it out."
+            f"{lists[0]} is a priority list, which says what a given time is used for: add --for"
+            " 9m, or leave it out."
         )
     if len(lists) > 1:
         raise GradleakError(f"{' and '.join(map(str, lists))} are priority lists: name one.")
@@ -144,10 +209,12 @@ def _jobs(
     *,
     forgiving: bool,
 ) -> "tuple[list[Job], list[str]]":
-    """The studies in files, with the cells that were chosen; what they set out to do is written into their folders.
+    """The studies in files, with the cells that were chosen; what they set out to do is written
+    into their folders.
 
-    All that is wrong with any of them is one error. A run that fills a time goes on with the others (`forgiving`) and returns the
-    names of those it left out, since what lacks its data here may be run elsewhere.
+    All that is wrong with any of them is one error. A run that fills a time goes on with the others
+    (`forgiving`) and returns the names of those it left out, since what lacks its data here may be
+    run elsewhere.
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.store import check_writable
@@ -163,11 +230,21 @@ def _jobs(
             study = read_study(path, changes)
             cells = chosen(study.cells, only)[:limit_cells]
         except GradleakError as error:
-            problems.append((path, str(error) if len(files) == 1 or str(path) in str(error) else f"{path}: {error}"))
+            problems.append(
+                (
+                    path,
+                    (
+                        str(error)
+                        if len(files) == 1 or str(path) in str(error)
+                        else f"{path}: {error}"
+                    ),
+                )
+            )
             continue
         if any(job.name == study.name for job in jobs):
             raise GradleakError(
-                f"{path} is called {study.name}, as another of these studies is: their records would mix. Change name."
+                f"{path} is called {study.name}, as another of these studies is: their records"
+                " would mix. Change name."
             )
         studies.append(study)
         jobs.append(Job(study.name, out / study.name, tuple(cells)))
@@ -185,8 +262,11 @@ def _all_made_up(jobs: "Sequence[Job]") -> bool:
     return all(cell.spec.data.made_up for job in jobs for cell in job.cells)
 
 
-def print_results(results: "Sequence[CellResult]", folder: Path, before: int, *, full: bool) -> None:
-    """The verdict over a study's cells, last and short; above it, where asked for, the scores of each.
+def print_results(
+    results: "Sequence[CellResult]", folder: Path, before: int, *, full: bool
+) -> None:
+    """The verdict over a study's cells, last and short; above it, where asked for, the scores of
+    each.
 
     So many cells had a record `before` the run.
     """
@@ -222,9 +302,16 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
     found, settings = reach_verdict(run), run.settings
     standing = {name for judgement in run.judgements.values() for name in judgement.doubts}
     raised = [flag for flag in found.flags if flag.name in standing]
-    doubts = [f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})" for flag in raised]
+    doubts = [
+        f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})"
+        for flag in raised
+    ]
     where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
-    return [found.headline, *where, *([f"In doubt, so that it may be more: {', '.join(doubts)}."] if doubts else [])]
+    return [
+        found.headline,
+        *where,
+        *([f"In doubt, so that it may be more: {', '.join(doubts)}."] if doubts else []),
+    ]
 
 
 def print_cells(results: "Sequence[CellResult]") -> None:
@@ -233,32 +320,48 @@ def print_cells(results: "Sequence[CellResult]") -> None:
     from gradleak.report.terminal.listing import CellRow, build_cell_tables
 
     console = open_console()
-    rows = [CellRow(result.cell.axes, result.record, "" if result.record else "failed") for result in results]
+    rows = [
+        CellRow(result.cell.axes, result.record, "" if result.record else "failed")
+        for result in results
+    ]
     for table in build_cell_tables(console, rows):
         console.print(table)
         console.print()
-    console.print("Worst case over the attacks of a cell, in %: mean [95 % interval], the blind attack below.", style="dim")
+    console.print(
+        "Worst case over the attacks of a cell, in %: mean [95 % interval], the blind attack"
+        " below.",
+        style="dim",
+    )
     console.print()
 
 
 def refuse_failures(results: "Sequence[CellResult]") -> None:
-    """Names cells that failed, at the very end, and gives the command the exit code of a failure."""
+    """Names cells that failed, at the very end, and gives the command the exit code of a
+    failure."""
     from gradleak.core.errors import RunFailed
 
     failures = [str(result.failure) for result in results if result.failure]
     if failures:
-        raise RunFailed(f"{len(failures)} of {len(results)} cells failed; their tracebacks are in {', '.join(failures)}.")
+        raise RunFailed(
+            f"{len(failures)} of {len(results)} cells failed; their tracebacks are in"
+            f" {', '.join(failures)}."
+        )
 
 
-def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *, full: bool) -> None:
-    """What ran, study by study; what did not fit, with what it would take; and what failed, which alone is a failure."""
+def print_summary(
+    summary: "Summary", seconds: float, left_out: Sequence[str], *, full: bool
+) -> None:
+    """What ran, study by study; what did not fit, with what it would take; and what failed,
+    which alone is a failure."""
     from gradleak.core.errors import RunFailed
     from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import open_console
 
     over = (*summary.ran, *summary.failed)
     for folder in dict.fromkeys(job.folder for job, _ in over):
-        print_results([result for job, result in over if job.folder == folder], folder, 0, full=full)
+        print_results(
+            [result for job, result in over if job.folder == folder], folder, 0, full=full
+        )
     console = open_console()
     counts = [
         "1 cell ran" if len(summary.ran) == 1 else f"{len(summary.ran)} cells ran",
@@ -268,18 +371,27 @@ def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *
     before = f"; {summary.before} were finished before" + (
         f", {summary.failed_before} had failed" if summary.failed_before else ""
     )
-    console.print(f"{write_duration(summary.seconds)} of {write_duration(seconds)}: {', '.join(counts)}{before}.", soft_wrap=True)
+    console.print(
+        f"{write_duration(summary.seconds)} of {write_duration(seconds)}:"
+        f" {', '.join(counts)}{before}.",
+        soft_wrap=True,
+    )
     for one in summary.waiting[:SHOWN]:
-        console.print(f"did not fit: {one.job.name}: {one.cell.title}: {_length(one)}", soft_wrap=True)
+        console.print(
+            f"did not fit: {one.job.name}: {one.cell.title}: {_length(one)}", soft_wrap=True
+        )
     if len(summary.waiting) > SHOWN:
         console.print(f"… and {len(summary.waiting) - SHOWN} more.")
     too_long = [one for one in summary.waiting if one.seconds is not None and one.seconds > seconds]
     if too_long:
         console.print(
-            f"{len(too_long)} of these take longer than the whole time: give them more, or make them smaller (--set limit=N)."
+            f"{len(too_long)} of these take longer than the whole time: give them more, or make"
+            " them smaller (--set limit=N)."
         )
     if left_out:
-        console.print(f"Left out, since they cannot be read here: {', '.join(left_out)}.", soft_wrap=True)
+        console.print(
+            f"Left out, since they cannot be read here: {', '.join(left_out)}.", soft_wrap=True
+        )
     if summary.waiting:
         console.print("The same command goes on from here.")
     if summary.failed:
@@ -290,5 +402,9 @@ def print_summary(summary: "Summary", seconds: float, left_out: Sequence[str], *
 def _length(one: "Waiting") -> str:
     from gradleak.report.numbers import write_duration
 
-    known = "not known how long it takes" if one.seconds is None else f"about {write_duration(one.seconds)}"
+    known = (
+        "not known how long it takes"
+        if one.seconds is None
+        else f"about {write_duration(one.seconds)}"
+    )
     return f"{known}, begun: finished parts are kept" if one.begun else known

@@ -11,14 +11,17 @@ from gradleak.cli.options import Device, option
 
 def score(
     run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
-    metric: Annotated[list[str] | None, option("Metric to add; repeat for several. `gradleak list metrics` names them.")] = None,
+    metric: Annotated[
+        list[str] | None,
+        option("Metric to add; repeat for several. `gradleak list metrics` names them."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Adds metrics to records without attacking again.
 
-    Secrets are read again from the data and must have the hashes that the records hold; the folder's key is needed for that.
-    Guesses are cut into tokens again, from their text; blind ones are drawn again (of pictures they are left
-    out where the generator is gone).
+    Secrets are read again from the data and must have the hashes that the records hold; the
+    folder's key is needed for that. Guesses are cut into tokens again, from their text; blind ones
+    are drawn again (of pictures they are left out where the generator is gone).
     """
     from gradleak.audit.rescore import rescore
     from gradleak.audit.spec import read
@@ -38,15 +41,27 @@ def score(
     for path in record_paths(run):
         record = read_record(path)
         found = finder.examples(record)
-        places = [(secret.batch, secret.position) for secret in record.secrets[: record.data.examples]]
+        places = [
+            (secret.batch, secret.position) for secret in record.secrets[: record.data.examples]
+        ]
         if any(place not in found for place in places):
             raise GradleakError(
-                f"The secrets of {path} are not at hand: its data is gone or has changed, or the key in keys/ is another one. "
-                "Put the data back, or run the audit again with --metric."
+                f"The secrets of {path} are not at hand: its data is gone or has changed, or the"
+                " key in keys/ is another one. Put the data back, or run the audit again with"
+                " --metric."
             )
-        scored = rescore(record, [found[place] for place in places], metrics, where, partial(console.print, soft_wrap=True))
+        scored = rescore(
+            record,
+            [found[place] for place in places],
+            metrics,
+            where,
+            partial(console.print, soft_wrap=True),
+        )
         rewrite_record(path, scored)
         for one in metrics:
             worst = scored.worst_case[one.name]
-            told = f"{one.name} {write_interval(worst)}, blind {write_number(worst.blind, worst.unit)}, n = {worst.n}"
+            told = (
+                f"{one.name} {write_interval(worst)}, blind"
+                f" {write_number(worst.blind, worst.unit)}, n = {worst.n}"
+            )
             console.print(f"{path.name}: {told}", soft_wrap=True)

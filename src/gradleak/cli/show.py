@@ -8,20 +8,30 @@ import typer
 if TYPE_CHECKING:
     from gradleak.records.schema import Record
 
-RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec; other files (tuning.json) may lie beside
+# A record is called by the hash of its spec; other files (tuning.json) may lie beside
+RECORD = "[0-9a-f]" * 16 + ".json"
 
 
 def show(
     record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
-    trace: Annotated[bool, typer.Option("--trace", help="Show the guesses as the search went on.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Show every metric, legacy ones too.")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Show the guesses as the search went on.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show every metric, legacy ones too.")
+    ] = False,
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="Draw guessed pictures, below their secrets where kept, into PNG files beside it.")
+        bool,
+        typer.Option(
+            "--pictures",
+            help="Draw guessed pictures, below their secrets where kept, into PNG files beside it.",
+        ),
     ] = False,
 ) -> None:
     """Shows a record as its audit did, or lists the records of a folder.
 
-    Secrets are shown only if the audit kept them (--keep-secrets); guesses always are, and a good guess is the private text.
+    Secrets are shown only if the audit kept them (--keep-secrets); guesses always are, and a good
+    guess is the private text.
     """
     from gradleak.records.store import read_record
     from gradleak.report.shown_guesses import find_kept_secrets
@@ -45,7 +55,9 @@ def draw(read: "Record", record: Path) -> None:
 
     written = write_pictures(read, find_kept_secrets(read), record)
     if not written:
-        raise RecordError(f"{record} holds no pictures: its guesses are texts. Leave --pictures out.")
+        raise RecordError(
+            f"{record} holds no pictures: its guesses are texts. Leave --pictures out."
+        )
     for path in written:
         typer.echo(f"Pictures: {path}")
 

@@ -12,8 +12,13 @@ if TYPE_CHECKING:
 SHOWN = 10
 
 
-def status(run: Annotated[Path, typer.Argument(help="The folder of a study's records, such as runs/lamp_table1.")]) -> None:
-    """Says how many cells of a run are finished, failed, begun and waiting, and about how long the rest will take."""
+def status(
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a study's records, such as runs/lamp_table1.")
+    ],
+) -> None:
+    """Says how many cells of a run are finished, failed, begun and waiting, and about how long
+    the rest will take."""
     from gradleak.records.errors import RecordError
     from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import open_console
@@ -23,15 +28,24 @@ def status(run: Annotated[Path, typer.Argument(help="The folder of a study's rec
         raise RecordError(f"{run} is not a folder. Name the folder a study wrote its records into.")
     state = read_state(run)
     if not state.cells:
-        raise RecordError(f"{run} holds neither a study nor records. Name the folder a study wrote its records into.")
+        raise RecordError(
+            f"{run} holds neither a study nor records. Name the folder a study wrote its records"
+            " into."
+        )
     console = open_console()
-    parts = [f"{len(state.finished)} finished", f"{len(state.failed)} failed", f"{len(state.begun)} begun"]
+    parts = [
+        f"{len(state.finished)} finished",
+        f"{len(state.failed)} failed",
+        f"{len(state.begun)} begun",
+    ]
     console.print(f"{len(state.cells)} cells: {', '.join(parts)}, {len(state.waiting)} waiting.")
     if state.beside:
         console.print(f"{state.beside} records beside these, of other settings.")
     for reason, count in Counter(reason for _, reason in state.outdated).items():
         have = "has a record" if count == 1 else "have records"
-        console.print(f"{count} of the waiting cells {have}, of an older attack ({reason}): to be run again.")
+        console.print(
+            f"{count} of the waiting cells {have}, of an older attack ({reason}): to be run again."
+        )
     if state.finished:
         console.print(f"Attacks took {write_duration(state.seconds)} so far.")
     if state.left:
@@ -45,7 +59,8 @@ def status(run: Annotated[Path, typer.Argument(help="The folder of a study's rec
 
 
 def foretell(state: "State") -> str:
-    """How long the rest will take, from finished cells with the same attacks; and of how many cells that cannot be told."""
+    """How long the rest will take, from finished cells with the same attacks; and of how many
+    cells that cannot be told."""
     from gradleak.report.numbers import write_duration
 
     told = len(state.left) - len(state.unforetold)
@@ -53,7 +68,11 @@ def foretell(state: "State") -> str:
     if not state.unforetold:
         return f"{about}, by finished cells with the same attacks."
     attacks = ", ".join(state.unknown_attacks[:SHOWN])
-    why = f"none with {attacks} has finished" if attacks else "the plan is of an older version; gradleak run writes a new one"
+    why = (
+        f"none with {attacks} has finished"
+        if attacks
+        else "the plan is of an older version; gradleak run writes a new one"
+    )
     cannot = f"of {_cells(len(state.unforetold))} it cannot be told, since {why}."
     return f"{about}; {cannot}" if told else f"How long the rest takes cannot be told, since {why}."
 

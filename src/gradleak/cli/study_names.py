@@ -19,7 +19,8 @@ REST = "\n  Values, files and combinations are looked at when these are mended."
 
 
 def check_names(paths: Sequence[Path], changes: Sequence[str]) -> None:
-    """Refuses studies with a misspelt name or field. All else is left to whoever reads them in full."""
+    """Refuses studies with a misspelt name or field. All else is left to whoever reads them in
+    full."""
     refused = [str(error) for path in paths if (error := _refusal(path, changes)) is not None]
     if refused:
         raise GradleakError("\n".join(refused))
@@ -29,9 +30,16 @@ def _refusal(path: Path, changes: Sequence[str]) -> GradleakError | None:
     if isinstance(read_yaml(path, "a study")[0], list):
         return None  # a priority list
     written = read_grids(path, changes)
-    values = [(field, value) for axes in written.grids.values() for field in axes.keys() & KINDS.keys() for value in axes[field]]
+    values = [
+        (field, value)
+        for axes in written.grids.values()
+        for field in axes.keys() & KINDS.keys()
+        for value in axes[field]
+    ]
     misspelt = [
-        Problem(value.line, f"{field}: {error}") for field, value in values for error in _misspelt(KINDS[field], value.plain)
+        Problem(value.line, f"{field}: {error}")
+        for field, value in values
+        for error in _misspelt(KINDS[field], value.plain)
     ]
     if not misspelt and not written.problems:
         return None
@@ -56,7 +64,8 @@ def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:
 def _check_mapping(kind: str, described: dict[Any, Any]) -> None:
     name, known = described.get("name"), read_index()[kind]
     if not isinstance(name, str) or name in registered(kind):
-        return  # without a name it is refused later, and what a program registered is looked at then
+        # Without a name it is refused later, and what a program registered is looked at then
+        return
     if name not in known:
         raise unknown_component(kind, name, known)
     for field in described:

@@ -1,4 +1,5 @@
-"""`gradleak tables`: the papers' tables, ours beside theirs; a study's results as pages that can be published."""
+"""`gradleak tables`: the papers' tables, ours beside theirs; a study's results as pages that can
+be published."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,23 +18,43 @@ if TYPE_CHECKING:
 
 def tables(
     run: Annotated[
-        list[Path], typer.Argument(help="Folders of records, or of studies, or files that gradleak publish wrote; one or more.")
+        list[Path],
+        typer.Argument(
+            help=(
+                "Folders of records, or of studies, or files that gradleak publish wrote; one or"
+                " more."
+            )
+        ),
     ],
     out: Annotated[Path | None, option("Folder for what is written. [the first run's]")] = None,
-    table: Annotated[list[str] | None, option("Only this table, run or not: --table lamp_table1. Repeat for several.")] = None,
-    spec: Annotated[Path | None, option("YAML of a study: lists its cells, run or not, in results.md and results.csv.")] = None,
-    change: Annotated[list[str] | None, option("Replace a field of the study: --set limit=10.", "--set")] = None,
+    table: Annotated[
+        list[str] | None,
+        option("Only this table, run or not: --table lamp_table1. Repeat for several."),
+    ] = None,
+    spec: Annotated[
+        Path | None,
+        option("YAML of a study: lists its cells, run or not, in results.md and results.csv."),
+    ] = None,
+    change: Annotated[
+        list[str] | None, option("Replace a field of the study: --set limit=10.", "--set")
+    ] = None,
     examples: Annotated[
-        bool, typer.Option("--examples", help="With --spec: examples.csv too, each secret by its keyed hash and its scores.")
+        bool,
+        typer.Option(
+            "--examples",
+            help="With --spec: examples.csv too, each secret by its keyed hash and its scores.",
+        ),
     ] = False,
 ) -> None:
-    """Writes the tables of LAMP, of partial gradients and of Learning to Invert, ours beside theirs with intervals.
+    """Writes the tables of LAMP, of partial gradients and of Learning to Invert, ours beside theirs
+    with intervals.
 
-    A table appears once one of its places was run; places that were not say so. Attacks that a table does not have stand
-    below its rows. The papers attack BERT-base; each line names our target. With --spec, every cell of a study is listed
-    and of the tables only those that it is for. Of an attack whose answers have changed the newest version stands in its
-    place and older ones beside it, named so. Nothing written holds a guess or a secret, but of the canaries, so that it can
-    be published.
+    A table appears once one of its places was run; places that were not say so. Attacks that a
+    table does not have stand below its rows. The papers attack BERT-base; each line names our
+    target. With --spec, every cell of a study is listed and of the tables only those that it is
+    for. Of an attack whose answers have changed the newest version stands in its place and older
+    ones beside it, named so. Nothing written holds a guess or a secret, but of the canaries, so
+    that it can be published.
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_to_publish
@@ -46,7 +67,9 @@ def tables(
     if (change or examples) and spec is None:
         raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
     if examples and any(one.suffix == SUFFIX for one in run):
-        raise GradleakError("--examples is about records: published files hold no hashes. Name folders of records.")
+        raise GradleakError(
+            "--examples is about records: published files hold no hashes. Name folders of records."
+        )
     chosen = [one for one in _chosen(table) if table or spec is None or spec.stem in one.studies]
     summaries = read_sources(run)
     shown = [one for one in (fill_table(paper, summaries) for paper in chosen) if table or one.run]
@@ -55,9 +78,14 @@ def tables(
         texts = _study_texts(spec, change or (), run, summaries, shown, examples=examples)
     elif not shown:
         known = ", ".join(one.name for one in chosen)
-        raise GradleakError(f"{run[0]} holds no cell of a table we know ({known}). Name one with --table to see it empty.")
+        raise GradleakError(
+            f"{run[0]} holds no cell of a table we know ({known}). Name one with --table to see it"
+            " empty."
+        )
     else:
-        texts["tables.md"] = write_tables_markdown(shown, f"gradleak tables {' '.join(map(str, run))}")
+        texts["tables.md"] = write_tables_markdown(
+            shown, f"gradleak tables {' '.join(map(str, run))}"
+        )
     if shown:
         texts |= {"tables.csv": write_csv(shown), "tables.tex": write_latex(shown)}
     folder = out or (run[0] if run[0].is_dir() else run[0].parent)
@@ -77,7 +105,9 @@ def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
     known = [one.name for one in read_paper_tables()]
     for name in names or ():
         if name not in known:
-            raise GradleakError(f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}.")
+            raise GradleakError(
+                f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}."
+            )
     return [one for one in read_paper_tables() if not names or one.name in names]
 
 
@@ -104,7 +134,12 @@ def _study_texts(
 
     study = read_study(spec, changes)
     planned = [
-        StudyCell(cell.axes, cell.spec.to_dict(), _usual(cell.spec), {one.name: one.version for one in cell.spec.attacks})
+        StudyCell(
+            cell.axes,
+            cell.spec.to_dict(),
+            _usual(cell.spec),
+            {one.name: one.version for one in cell.spec.attacks},
+        )
         for cell in study.cells
     ]
     answered = find_answers(planned, summaries)
@@ -117,10 +152,18 @@ def _study_texts(
             f"gradleak tables RUN --spec {shlex.join(named)}",
             [line.record for one in shown for line in one.lines if line.record],
         ),
-        *write_guesses(answered, lambda record: {place: text for one in finders for place, text in one.texts(record).items()}),
+        *write_guesses(
+            answered,
+            lambda record: {
+                place: text for one in finders for place, text in one.texts(record).items()
+            },
+        ),
         *write_sections(shown),
     ]
-    texts = {"results.md": "\n".join(page).rstrip() + "\n", "results.csv": write_results_csv(named, answered)}
+    texts = {
+        "results.md": "\n".join(page).rstrip() + "\n",
+        "results.csv": write_results_csv(named, answered),
+    }
     return texts | ({"examples.csv": write_examples_csv(answered)} if examples else {})
 
 

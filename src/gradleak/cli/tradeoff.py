@@ -6,7 +6,8 @@ from typing import Annotated
 from gradleak.cli.options import Device, Memory, option
 
 TARGET = "tiny:hidden=64,heads=4"
-# Quick rather than strong: span needs seconds and bears some noise; the other adapts to a defense and can tell a failed search
+# Quick rather than strong: span needs seconds and bears some noise; the other adapts to a defense
+# and can tell a failed search
 ATTACKS = ("span", "lamp_quick:steps=30,starts=10,polish_rounds=1")
 DEFENSES = (
     "none",
@@ -21,46 +22,77 @@ def tradeoff(
     defense: Annotated[
         list[str] | None,
         option(
-            "A setting to compare; repeat for more. A chain is written 'clipping:clip=1 + gaussian_noise:std=0.01'. "
+            "A setting to compare; repeat for more. A chain is written 'clipping:clip=1 +"
+            " gaussian_noise:std=0.01'. "
             f"[{', '.join(DEFENSES)}]"
         ),
     ] = None,
     target: Annotated[
-        str, option(f"Text classifier to audit and to train; the default is small enough for a laptop. [{TARGET}]")
+        str,
+        option(
+            "Text classifier to audit and to train; the default is small enough for a laptop."
+            f" [{TARGET}]"
+        ),
     ] = TARGET,
     data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
     attack: Annotated[
         list[str] | None,
-        option(f"Who guesses; repeat: the worst case counts. These are quick, portfolio is stronger. [{' and '.join(ATTACKS)}]"),
+        option(
+            "Who guesses; repeat: the worst case counts. These are quick, portfolio is stronger."
+            f" [{' and '.join(ATTACKS)}]"
+        ),
     ] = None,
     limit: Annotated[int, option("Client batches to attack. [30]")] = 30,
     batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
-    draws: Annotated[int, option("Updates of each batch to attack, where a defense is random. [1]")] = 1,
-    metric: Annotated[str, option("How a leak is read; the usual ones are all kept. [rouge1]")] = "rouge1",
-    utility: Annotated[str, option("How utility is read: mcc, f1 or accuracy; all are shown. [mcc]")] = "mcc",
+    draws: Annotated[
+        int, option("Updates of each batch to attack, where a defense is random. [1]")
+    ] = 1,
+    metric: Annotated[
+        str, option("How a leak is read; the usual ones are all kept. [rouge1]")
+    ] = "rouge1",
+    utility: Annotated[
+        str, option("How utility is read: mcc, f1 or accuracy; all are shown. [mcc]")
+    ] = "mcc",
     max_leak: Annotated[
-        float, option("Target: the upper end of the 95 % interval of the gain over blind; 0.05 is 5 %. [0.05]")
+        float,
+        option(
+            "Target: the upper end of the 95 % interval of the gain over blind; 0.05 is 5 %. [0.05]"
+        ),
     ] = 0.05,
-    train_data: Annotated[str | None, option("Labelled examples to train on. [the private data, all of it]")] = None,
-    eval_data: Annotated[str | None, option("Examples to test on. [the data's dev split, or a third held out]")] = None,
+    train_data: Annotated[
+        str | None, option("Labelled examples to train on. [the private data, all of it]")
+    ] = None,
+    eval_data: Annotated[
+        str | None, option("Examples to test on. [the data's dev split, or a third held out]")
+    ] = None,
     epochs: Annotated[int, option("Passes over the training data. [20]")] = 20,
     train_batch_size: Annotated[int, option("Examples in a training step. [8]")] = 8,
-    learning_rate: Annotated[float, option("At the first step; for a pretrained target try 1e-4. [2e-3]")] = 2e-3,
+    learning_rate: Annotated[
+        float, option("At the first step; for a pretrained target try 1e-4. [2e-3]")
+    ] = 2e-3,
     know: Annotated[
         list[str] | None,
-        option("What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated; or none. [all]"),
+        option(
+            "What the attacker is told: labels, lengths, batch_size, defense, with commas or"
+            " repeated; or none. [all]"
+        ),
     ] = None,
     seed: Annotated[int, option("Of the random streams of audits and trainings. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,
-    out: Annotated[Path, option("Folder for records, tradeoff.json and tradeoff.svg. [runs/tradeoff]")] = Path("runs/tradeoff"),
-    show: Annotated[bool, option("Show guesses while attacks run; of made-up texts they always are.", "--show")] = False,
+    out: Annotated[
+        Path, option("Folder for records, tradeoff.json and tradeoff.svg. [runs/tradeoff]")
+    ] = Path("runs/tradeoff"),
+    show: Annotated[
+        bool, option("Show guesses while attacks run; of made-up texts they always are.", "--show")
+    ] = False,
 ) -> None:
-    """Audits and fine-tunes a target under each defense, and names the weakest one that meets a target.
+    """Audits and fine-tunes a target under each defense, and names the weakest one that meets a
+    target.
 
-    Weakest: of the settings whose leak is small enough the one with the best utility. Canaries have labels that can be
-    learnt (does the writer ask for something?). Every audit leaves a record, every training its scores; the same command
-    again takes those that are there.
+    Weakest: of the settings whose leak is small enough the one with the best utility. Canaries have
+    labels that can be learnt (does the writer ask for something?). Every audit leaves a record,
+    every training its scores; the same command again takes those that are there.
     """
     from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.core.errors import RunFailed
@@ -71,7 +103,14 @@ def tradeoff(
     from gradleak.study.tradeoff_plan import plan_tradeoff
     from gradleak.training.finetune import FineTuning
 
-    settings = {"target": target, "data": data, "limit": limit, "batch_size": batch_size, "draws": draws, "seed": seed}
+    settings = {
+        "target": target,
+        "data": data,
+        "limit": limit,
+        "batch_size": batch_size,
+        "draws": draws,
+        "seed": seed,
+    }
     plan = plan_tradeoff(
         defense or DEFENSES,
         {**settings, "attacks": attack or list(ATTACKS), **({"know": know} if know else {})},
@@ -82,10 +121,18 @@ def tradeoff(
         utility=utility,
         max_leak=max_leak,
     )
-    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up)
+    display = TerminalDisplay(
+        open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up
+    )
     found = run_tradeoff(plan, out, resolve_device(device), display, resolve_memory(memory))
     console = open_console()
     print_tradeoff(console, found)
-    console.print(f"Result: {out / FILE}, picture: {out / PICTURE}, a record for each audit beside them.", soft_wrap=True)
+    console.print(
+        f"Result: {out / FILE}, picture: {out / PICTURE}, a record for each audit beside them.",
+        soft_wrap=True,
+    )
     if found.missing:
-        raise RunFailed(f"{len(found.missing)} of {len(plan.settings)} settings have no result; the others are above.")
+        raise RunFailed(
+            f"{len(found.missing)} of {len(plan.settings)} settings have no result; the others are"
+            " above."
+        )

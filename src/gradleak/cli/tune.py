@@ -1,4 +1,5 @@
-"""`gradleak tune`: the numbers of an attack, searched on sentences that no figure is reported on."""
+"""`gradleak tune`: the numbers of an attack, searched on sentences that no figure is reported
+on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,29 +17,53 @@ if TYPE_CHECKING:
 
 
 def tune(
-    attack: Annotated[str, typer.Argument(help="Attack to tune, such as lamp_cos; fields written here are held.")],
-    data: Annotated[str, option("Tuning sentences: a name or a file. cola and its like are taken with selection=lamp_tune.")],
-    target: Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")] = "minilm",
-    combinations: Annotated[int, option("Combinations to try, the attack's defaults first. [50]", minimum=1)] = 50,
+    attack: Annotated[
+        str, typer.Argument(help="Attack to tune, such as lamp_cos; fields written here are held.")
+    ],
+    data: Annotated[
+        str,
+        option(
+            "Tuning sentences: a name or a file. cola and its like are taken with"
+            " selection=lamp_tune."
+        ),
+    ],
+    target: Annotated[
+        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
+    ] = "minilm",
+    combinations: Annotated[
+        int, option("Combinations to try, the attack's defaults first. [50]", minimum=1)
+    ] = 50,
     coarse: Annotated[int, option("Sentences all combinations are tried on. [10]", minimum=1)] = 10,
     best: Annotated[int, option("Combinations that go on to the fine stage. [10]", minimum=1)] = 10,
     fine: Annotated[int, option("Other sentences, which decide. [20]", minimum=2)] = 20,
-    hold: Annotated[list[str] | None, option("Hold a field of the attack: --set steps=300. Repeat.", "--set")] = None,
+    hold: Annotated[
+        list[str] | None, option("Hold a field of the attack: --set steps=300. Repeat.", "--set")
+    ] = None,
     search: Annotated[
         list[str] | None,
-        option("Search a field: --range learning_rate=0.001:0.5:log, or :linear. Repeat. [LAMP's supplement D]", "--range"),
+        option(
+            "Search a field: --range learning_rate=0.001:0.5:log, or :linear. Repeat. [LAMP's"
+            " supplement D]",
+            "--range",
+        ),
     ] = None,
     metric: Annotated[str, option("What decides. [rouge2]")] = "rouge2",
     view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
-    prior: Annotated[str, option("What the attacker believes of text beforehand. [auto: english where it fits]")] = "auto",
+    prior: Annotated[
+        str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
+    ] = "auto",
     seed: Annotated[int, option("Of the combinations, and of the audits' random streams. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,
-    out: Annotated[Path, option("Folder for records and tuning.json. [runs/tune]")] = Path("runs/tune"),
+    out: Annotated[Path, option("Folder for records and tuning.json. [runs/tune]")] = Path(
+        "runs/tune"
+    ),
 ) -> None:
-    """Searches an attack's numbers in two stages, as LAMP's authors did: many combinations on few sentences, the best on others.
+    """Searches an attack's numbers in two stages, as LAMP's authors did: many combinations on few
+    sentences, the best on others.
 
-    Every combination and stage is an audit with a record; the same command again takes those that are there.
+    Every combination and stage is an audit with a record; the same command again takes those that
+    are there.
     """
     from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
@@ -46,16 +71,25 @@ def tune(
     from gradleak.study import tuning
     from gradleak.study.ranges import read_range
 
-    line = attack + "".join(f"{',' if ':' in attack or place else ':'}{field}" for place, field in enumerate(hold or ()))
+    line = attack + "".join(
+        f"{',' if ':' in attack or place else ':'}{field}" for place, field in enumerate(hold or ())
+    )
     effort = tuning.Effort(combinations, coarse, best, fine)
     settings = {"target": target, "data": data, "view": view, "prior": prior, "seed": seed}
-    planned = tuning.plan_tuning(line, [read_range(one) for one in search or ()], effort, metric, settings)
+    planned = tuning.plan_tuning(
+        line, [read_range(one) for one in search or ()], effort, metric, settings
+    )
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=planned.base.data.made_up)
     if planned.effort != effort:
         display.say(
-            f"{data} has fewer examples: {planned.effort.coarse} serve the coarse stage, {planned.effort.fine} the fine one."
+            f"{data} has fewer examples: {planned.effort.coarse} serve the coarse stage,"
+            f" {planned.effort.fine} the fine one."
         )
-    print_tuned(planned, tuning.tune(planned, out, resolve_device(device), display, resolve_memory(memory)), out)
+    print_tuned(
+        planned,
+        tuning.tune(planned, out, resolve_device(device), display, resolve_memory(memory)),
+        out,
+    )
 
 
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
@@ -66,13 +100,19 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     console = open_console()
     console.print(ranking_table(tuned))
     console.print()
-    console.print(f"{tuned.metric}: mean [95 % interval]; gain: over the defaults, sentence by sentence.", style="dim")
+    console.print(
+        f"{tuned.metric}: mean [95 % interval]; gain: over the defaults, sentence by sentence.",
+        style="dim",
+    )
     console.print(planned.where_to_report(), style="dim")
     console.print(tuned.verdict)
     console.print(f"Winner: {tuned.winner}", soft_wrap=True)
     console.print(f"Ranking: {folder / 'tuning.json'}", soft_wrap=True)
     if tuned.failures:
-        raise RunFailed(f"{len(tuned.failures)} audits failed; their tracebacks are in {', '.join(tuned.failures)}.")
+        raise RunFailed(
+            f"{len(tuned.failures)} audits failed; their tracebacks are in"
+            f" {', '.join(tuned.failures)}."
+        )
 
 
 def ranking_table(tuned: "Tuned") -> "Table":
@@ -82,7 +122,8 @@ def ranking_table(tuned: "Tuned") -> "Table":
     table = build_table()
     table.add_column("", no_wrap=True)
     for one in tuned.ranges:
-        table.add_column(one.field.replace("_", "_\n"), justify="right", overflow="fold")  # narrow: an attack has up to five
+        # narrow: an attack has up to five
+        table.add_column(one.field.replace("_", "_\n"), justify="right", overflow="fold")
     table.add_column("coarse", justify="right", no_wrap=True)
     table.add_column("fine", justify="right", no_wrap=True)
     table.add_column("gain", justify="right", no_wrap=True)
@@ -98,8 +139,18 @@ def _cells(place: int, ranked: "Ranked") -> list[str]:
     assert ranked.fine is not None
     name = "defaults" if ranked.is_default else str(place)
     values = [f"{value:g}" for value in ranked.values.values()]
-    gain = MISSING if ranked.gain is None or ranked.is_default else signed(ranked.gain, ranked.fine.unit)
-    return [name, *values, write_number(ranked.coarse.mean, ranked.coarse.unit), write_interval(ranked.fine), gain]
+    gain = (
+        MISSING
+        if ranked.gain is None or ranked.is_default
+        else signed(ranked.gain, ranked.fine.unit)
+    )
+    return [
+        name,
+        *values,
+        write_number(ranked.coarse.mean, ranked.coarse.unit),
+        write_interval(ranked.fine),
+        gain,
+    ]
 
 
 def signed(gain: "Interval", unit: str) -> str:
@@ -107,4 +158,7 @@ def signed(gain: "Interval", unit: str) -> str:
     from gradleak.report.numbers import write_number
 
     mean = write_number(gain.mean, unit)
-    return f"{'+' if gain.mean > 0 else ''}{mean} [{write_number(gain.low, unit)}, {write_number(gain.high, unit)}]"
+    return (
+        f"{'+' if gain.mean > 0 else ''}{mean} [{write_number(gain.low, unit)},"
+        f" {write_number(gain.high, unit)}]"
+    )

@@ -1,4 +1,5 @@
-"""Writes components.json, the index of all components: `python -m gradleak.cli.write_index`, whenever one has changed."""
+"""Writes components.json, the index of all components: `python -m gradleak.cli.write_index`,
+whenever one has changed."""
 
 import dataclasses
 import json
@@ -15,7 +16,9 @@ from gradleak.records.files import write_to_publish
 
 def index_text() -> str:
     """The file as it should be."""
-    kinds = {kind: {name: describe(cls) for name, cls in registered(kind).items()} for kind in KINDS}
+    kinds = {
+        kind: {name: describe(cls) for name, cls in registered(kind).items()} for kind in KINDS
+    }
     return json.dumps(kinds, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -42,7 +45,9 @@ def default(field: "dataclasses.Field[Any]") -> str | None:
     """A field's default as it would be written in a line; none where the field is required."""
     if field.default is not dataclasses.MISSING:
         return written(field.default)
-    return None if field.default_factory is dataclasses.MISSING else written(field.default_factory())
+    return (
+        None if field.default_factory is dataclasses.MISSING else written(field.default_factory())
+    )
 
 
 def written(value: object) -> str:

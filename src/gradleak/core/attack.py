@@ -22,13 +22,14 @@ from gradleak.core.streams import Streams
 
 TokenIds = tuple[int, ...]  # of one sentence, special ones included
 Sentences = tuple[TokenIds, ...]
-# What an objective may be off by, as a share of the sums it is made of. Those are sums of up to 1e8 products in float32 (unit
-# roundoff 6e-8): taken in blocks, as every library does, they are off by about log2(1e8) = 27 roundoffs; one is held against
-# another: 3e-6; and the gradients in the products carry some roundoffs themselves.
+# What an objective may be off by, as a share of the sums it is made of. Those are sums of up to 1e8
+# products in float32 (unit roundoff 6e-8): taken in blocks, as every library does, they are off by
+# about log2(1e8) = 27 roundoffs; one is held against another: 3e-6; and the gradients in the
+# products carry some roundoffs themselves.
 ROUNDING = 1e-5
 
-# Of one attack of several: it came to its end, its time was up before, it would not begin, it ended with an error, or there was
-# no time to begin.
+# Of one attack of several: it came to its end, its time was up before, it would not begin, it ended
+# with an error, or there was no time to begin.
 Fate = Literal["ran", "cut", "refused", "failed", "no_time"]
 
 
@@ -42,7 +43,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one reconstruction took. Observations attacked together share the wall clock: each carries its part."""
+    """What one reconstruction took. Observations attacked together share the wall clock: each
+    carries its part."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -50,7 +52,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an objective is counted in, and by how much two of them may differ for no reason but rounding."""
+    """What an objective is counted in, and by how much two of them may differ for no reason but
+    rounding."""
 
     unit: str = ""  # "nats" of a likelihood, "log" of a distance; a distance itself has none
     rounding: float = ROUNDING
@@ -74,7 +77,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The guess for one observation: token ids of each sentence, special ones included; or its pictures."""
+    """The guess for one observation: token ids of each sentence, special ones included; or its
+    pictures."""
 
     sentences: Sentences
     certified: bool = False  # the update itself proves the guess
@@ -89,7 +93,8 @@ class Reconstruction:
 
 @dataclass
 class Phase:
-    """A stretch of work that is counted to one total: what was done of it, and when (time.monotonic)."""
+    """A stretch of work that is counted to one total: what was done of it, and when
+    (time.monotonic)."""
 
     total: int
     first_done: int
@@ -106,7 +111,8 @@ class Phase:
 
 @dataclass
 class Progress:
-    """A blackboard the attack writes on and the display reads from. It calls nobody, so it can lead nowhere."""
+    """A blackboard the attack writes on and the display reads from. It calls nobody, so it can
+    lead nowhere."""
 
     done: int = 0
     total: int = 0
@@ -115,7 +121,9 @@ class Progress:
     phases: list[Phase] = field(default_factory=list)
     tries: int = 1  # how often all phases may be gone through
 
-    def report(self, done: int, total: int, loss: float | None = None, guesses: Sequence[str] | None = None) -> None:
+    def report(
+        self, done: int, total: int, loss: float | None = None, guesses: Sequence[str] | None = None
+    ) -> None:
         self.done, self.total, self.loss = done, total, loss
         if guesses is not None:
             self.guesses = tuple(guesses)
@@ -128,15 +136,18 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What an attack works with: its own randomness, opened priors, a place to report progress, a deadline, some memory."""
+    """What an attack works with: its own randomness, opened priors, a place to report progress,
+    a deadline, some memory."""
 
     streams: Streams
     prior: Prior
     progress: Progress = field(default_factory=Progress)
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
-    checkpoint: Path | None = None  # a file of one's own for what is learnt, or which attacks of several have ended
+    # A file of one's own for what is learnt, or which attacks of several have ended
+    checkpoint: Path | None = None
     pictures: PicturePrior | None = None  # where pictures are attacked
-    memory: int | None = None  # bytes the process may hold on its device in all; none: most of what is free
+    # Bytes the process may hold on its device in all; none: most of what is free
+    memory: int | None = None
 
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""
@@ -146,14 +157,17 @@ class Bench:
         """The same with a share of the time left kept back for what comes after."""
         if self.deadline is None:
             return self
-        return replace(self, deadline=self.deadline - share * max(0.0, self.deadline - time.monotonic()))
+        return replace(
+            self, deadline=self.deadline - share * max(0.0, self.deadline - time.monotonic())
+        )
 
     @property
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the deadline is less than so many seconds away: what takes longer is not begun."""
+        """Whether the deadline is less than so many seconds away: what takes longer is not
+        begun."""
         sooner = self if self.deadline is None else replace(self, deadline=self.deadline - seconds)
         return sooner.out_of_time
 
@@ -166,7 +180,8 @@ class Attack(Component, ABC):
     """Guesses what clients had. No argument can carry the answer."""
 
     medium: ClassVar[Medium] = "text"
-    version: ClassVar[int] = 1  # raised by its author when its answers change: published rows of two versions are never mixed
+    # Raised by its author when its answers change: published rows of two versions are never mixed
+    version: ClassVar[int] = 1
 
     @property
     def members(self) -> "tuple[Attack, ...]":
@@ -175,12 +190,14 @@ class Attack(Component, ABC):
 
     @property
     def passes(self) -> int:
-        """About how many passes through the target, forward and back, it makes for a batch: calls are sized by it."""
+        """About how many passes through the target, forward and back, it makes for a batch:
+        calls are sized by it."""
         return 2000
 
     @property
     def requires(self) -> frozenset[Fact]:
-        """Facts without which it cannot run. Labels are granted of classifiers only: of a language model they are the secret."""
+        """Facts without which it cannot run. Labels are granted of classifiers only: of a
+        language model they are the secret."""
         return frozenset()
 
     @property
@@ -193,21 +210,28 @@ class Attack(Component, ABC):
         return False
 
     def before(self, channel: Channel) -> Mapping[str, Any]:
-        """What fields that a record is too old to have stood for through that channel, where it is not their default."""
+        """What fields that a record is too old to have stood for through that channel, where it
+        is not their default."""
         return {}
 
     @abstractmethod
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         """One reconstruction for each observation."""
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"] | None:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"] | None:
         """What it minimises, at given batches of token ids; none where it has no such number."""
         return None
 
     def objective_scale(self, observation: Observation) -> Scale:
-        """What the objective of this observation is counted in; as it stands, of something like a share or a cosine."""
+        """What the objective of this observation is counted in; as it stands, of something like
+        a share or a cosine."""
         return Scale()
 
     def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
-        """What its search adds to the objective for texts that are unlikely beforehand, in the objective's unit."""
+        """What its search adds to the objective for texts that are unlikely beforehand, in the
+        objective's unit."""
         return 0.0

@@ -10,18 +10,22 @@ from gradleak.core.picture import Picture
 
 
 class ClassNumber(int):
-    """A class by its number for certain, also where the target's names of classes are numbers themselves."""
+    """A class by its number for certain, also where the target's names of classes are numbers
+    themselves."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One private text with its label and the spans of it (character offsets) that would hurt most; or one private picture."""
+    """One private text with its label and the spans of it (character offsets) that would hurt
+    most; or one private picture."""
 
     text: str
-    label: int | str | None = None  # a class by its number, or by the name that the target knows it by
+    # A class by its number, or by the name that the target knows it by
+    label: int | str | None = None
     secrets: tuple[tuple[int, int], ...] = ()
     picture: Picture | None = None
-    row: int | None = field(default=None, compare=False)  # its number in the split it comes from, counted from 0
+    # Its number in the split it comes from, counted from 0
+    row: int | None = field(default=None, compare=False)
     where: str = field(
         default="", compare=False
     )  # how errors name it, such as `notes.csv, line 4`; empty: by its place in a batch
@@ -29,22 +33,29 @@ class Example:
     @property
     def content(self) -> str:
         """All that is private of it, as text to be hashed."""
-        return self.text if self.picture is None else f"{self.picture.shape}{self.picture.pixels.hex()}"
+        return (
+            self.text
+            if self.picture is None
+            else f"{self.picture.shape}{self.picture.pixels.hex()}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Anything shaped like client data; attackers make their own.
 
-    Leading axes are free: [examples] for one client, [clients, examples] for many at once.
-    Exactly one of `ids`, `embeddings` and `pixels` (between 0 and 1) is given; a picture is a single position. `labels` are class
-    numbers or probabilities over the classes; of a language model they are the tokens themselves, one a position, as ids or as
-    probabilities over the vocabulary.
+    Leading axes are free: [examples] for one client, [clients, examples] for many at once. Exactly
+    one of `ids`, `embeddings` and `pixels` (between 0 and 1) is given; a picture is a single
+    position. `labels` are class numbers or probabilities over the classes; of a language model they
+    are the tokens themselves, one a position, as ids or as probabilities over the vocabulary.
     """
 
     mask: Bool[Tensor, "*lead tokens"]  # positions the model attends to
     labels: (
-        Int[Tensor, "*lead"] | Float[Tensor, "*lead classes"] | Int[Tensor, "*lead tokens"] | Float[Tensor, "*lead tokens words"]
+        Int[Tensor, "*lead"]
+        | Float[Tensor, "*lead classes"]
+        | Int[Tensor, "*lead tokens"]
+        | Float[Tensor, "*lead tokens words"]
     )
     ids: Int[Tensor, "*lead tokens"] | None = None
     embeddings: Float[Tensor, "*lead tokens hidden"] | None = None
@@ -58,7 +69,11 @@ class Batch:
     def of_pixels(pixels: Float[Tensor, "*lead channels height width"], labels: Tensor) -> "Batch":
         """A batch of pictures."""
         lead = pixels.shape[:-3]
-        return Batch(mask=torch.ones(*lead, 1, dtype=torch.bool, device=pixels.device), labels=labels, pixels=pixels)
+        return Batch(
+            mask=torch.ones(*lead, 1, dtype=torch.bool, device=pixels.device),
+            labels=labels,
+            pixels=pixels,
+        )
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -68,7 +83,10 @@ class Batch:
     @property
     def asks_for_gradients(self) -> bool:
         """Whether an attacker differentiates what follows from it."""
-        return any(part is not None and part.requires_grad for part in (self.embeddings, self.pixels, self.labels))
+        return any(
+            part is not None and part.requires_grad
+            for part in (self.embeddings, self.pixels, self.labels)
+        )
 
     def __getitem__(self, index: "int | slice | Tensor | None") -> "Batch":
         """Along the first axis; `None` puts one of size one before it."""
@@ -84,13 +102,15 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class PrivateBatch:
-    """The secret: one client's batch with its texts and marked spans. Only protocols, metrics and the audit hold one.
+    """The secret: one client's batch with its texts and marked spans. Only protocols, metrics and
+    the audit hold one.
 
-    A text that is longer than the model reads is truncated in the batch and whole in its example, but for the marked spans:
-    those that were cut are not among its secrets, since nobody sent them.
+    A text that is longer than the model reads is truncated in the batch and whole in its example,
+    but for the marked spans: those that were cut are not among its secrets, since nobody sent them.
     """
 
     batch: Batch
     examples: tuple[Example, ...]
     lengths: tuple[int, ...]  # tokens of each example that the model reads, special ones included
-    dropped: tuple[int, ...] = ()  # tokens of each example that were cut off; nothing where none were
+    # Tokens of each example that were cut off; nothing where none were
+    dropped: tuple[int, ...] = ()

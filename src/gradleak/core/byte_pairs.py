@@ -1,4 +1,5 @@
-"""GPT-2's byte-pair encoding, from its two published files: gpt2_bpe/encoder.json and gpt2_bpe/vocab.bpe."""
+"""GPT-2's byte-pair encoding, from its two published files: gpt2_bpe/encoder.json and
+gpt2_bpe/vocab.bpe."""
 
 from typing import Any
 
@@ -18,9 +19,14 @@ def byte_pairs() -> Any:
     try:
         tokenizer = Tokenizer(models.BPE.from_file(*files))
     except Exception as error:  # the library raises plain Exception
-        raise GradleakError(f"{' and '.join(files)} cannot be read as GPT-2's vocabulary: {error}.") from error
+        raise GradleakError(
+            f"{' and '.join(files)} cannot be read as GPT-2's vocabulary: {error}."
+        ) from error
     if tokenizer.get_vocab_size() != WORDS:
-        raise GradleakError(f"{files[0]} holds {tokenizer.get_vocab_size()} words, GPT-2's {WORDS}: it is another vocabulary.")
+        raise GradleakError(
+            f"{files[0]} holds {tokenizer.get_vocab_size()} words, GPT-2's {WORDS}: it is another"
+            " vocabulary."
+        )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -32,4 +38,6 @@ def byte_pair_tokenizer() -> Any:
 
     special = dict.fromkeys(("eos_token", "bos_token", "unk_token"), END_OF_TEXT)
     # Spaces stay as they are in any case; unless told so, the library warns of it.
-    return PreTrainedTokenizerFast(tokenizer_object=byte_pairs(), clean_up_tokenization_spaces=False, **special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_pairs(), clean_up_tokenization_spaces=False, **special
+    )

@@ -7,7 +7,8 @@ from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component, Medium
 
-Rows = tuple[str, ...]  # ranges of places in a selection, counted from 0, such as 200-299; none: every place
+# Ranges of places in a selection, counted from 0, such as 200-299; none: every place
+Rows = tuple[str, ...]
 
 
 class Dataset(Component, ABC):
@@ -21,16 +22,21 @@ class Dataset(Component, ABC):
 
     @abstractmethod
     def load(self, count: int | None = None) -> list[Example]:
-        """The first `count` examples of the selection, or of its chosen `rows`, or all; each knows its row of the split."""
+        """The first `count` examples of the selection, or of its chosen `rows`, or all; each
+        knows its row of the split."""
 
     def remarks(self) -> tuple[str, ...]:
-        """How the data was read, where that is not plain, and how many rows were left out: sentences without any of its text."""
+        """How the data was read, where that is not plain, and how many rows were left out:
+        sentences without any of its text."""
         return ()
 
     def without_bad_rows(self) -> "Dataset":
         """The same data, less the rows that cannot be used."""
-        raise GradleakError(f"{self.name} has no rows that cannot be used: --skip-bad is for files of your own.")
+        raise GradleakError(
+            f"{self.name} has no rows that cannot be used: --skip-bad is for files of your own."
+        )
 
     def public(self) -> "Dataset | None":
-        """Like data that an attacker may have: a split of its own where the data has one; none where there is no such split."""
+        """Like data that an attacker may have: a split of its own where the data has one; none
+        where there is no such split."""
         return None

@@ -25,18 +25,24 @@ class Survivors(StrEnum):
 
 @dataclass(frozen=True)
 class Channel:
-    """What a defense does to the information in an update. Attacks adapt to this, never to a defense's name."""
+    """What a defense does to the information in an update. Attacks adapt to this, never to a
+    defense's name."""
 
     noise_std: float = 0.0  # of Gaussian noise on every entry that arrives
-    rounding: float = 0.0  # from one number that can be sent to the next, as a share of it, at a power of 2
+    # From one number that can be sent to the next, as a share of it, at a power of 2
+    rounding: float = 0.0
     smallest_step: float = 0.0  # the same between the numbers nearest to zero, in absolute terms
     noise_std_of_sum: float = 0.0  # the same, put on the sum over a batch of which the mean is sent
     survivors: Survivors = Survivors.ALL
     signs_only: bool = False
-    quantisation_levels: int | None = None  # between zero and the largest entry; rounded at random, right in the mean
-    clip: float | None = None  # the norm above which an update (an example's, in DP-SGD) is scaled down, by nobody knows how much
+    # Between zero and the largest entry; rounded at random, right in the mean
+    quantisation_levels: int | None = None
+    # The norm above which an update (an example's, in DP-SGD) is scaled down, by nobody knows how
+    # much
+    clip: float | None = None
     randomised: bool = False  # another draw gives another update
-    after_server: bool = False  # done by the server itself, after it has seen the update: no protection from it
+    # Done by the server itself, after it has seen the update: no protection from it
+    after_server: bool = False
 
     @property
     def clear(self) -> bool:
@@ -55,8 +61,13 @@ class Channel:
 
     @property
     def every_entry(self) -> bool:
-        """Whether every entry that arrives is the gradient's, up to its size, rounding and Gaussian noise."""
-        return self.survivors is Survivors.ALL and not self.signs_only and self.quantisation_levels is None
+        """Whether every entry that arrives is the gradient's, up to its size, rounding and
+        Gaussian noise."""
+        return (
+            self.survivors is Survivors.ALL
+            and not self.signs_only
+            and self.quantisation_levels is None
+        )
 
     @property
     def noisy(self) -> bool:
@@ -64,7 +75,8 @@ class Channel:
 
     @property
     def kind(self) -> "Channel":
-        """The same but for how much: what an attack does about it is the same for all channels of a kind."""
+        """The same but for how much: what an attack does about it is the same for all channels
+        of a kind."""
         return replace(
             self,
             noise_std=float(self.noise_std > 0),
@@ -77,9 +89,12 @@ class Channel:
         return math.hypot(self.noise_std, self.noise_std_of_sum / batch_size)
 
     def errors(self, tensor: Float[Tensor, "*shape"], batch_size: int) -> Float[Tensor, "*shape"]:
-        """The standard deviation of every entry of an update that was seen: noise, and rounding spread evenly over a step."""
+        """The standard deviation of every entry of an update that was seen: noise, and rounding
+        spread evenly over a step."""
         steps = self.rounding * tensor.abs().log2().floor().exp2()
-        return (steps.clamp_min(self.smallest_step).square() / 12 + self.noise_std_for(batch_size) ** 2).sqrt()
+        return (
+            steps.clamp_min(self.smallest_step).square() / 12 + self.noise_std_for(batch_size) ** 2
+        ).sqrt()
 
     def then(self, after: "Channel") -> "Channel":
         """Both in turn; of two roundings the coarser counts.
@@ -88,7 +103,11 @@ class Channel:
         """
         survivors = after.survivors
         if self.survivors is not Survivors.ALL and survivors is not Survivors.SEEN:
-            survivors = Survivors.HIDDEN if after.noisy or self.survivors is Survivors.HIDDEN else self.survivors
+            survivors = (
+                Survivors.HIDDEN
+                if after.noisy or self.survivors is Survivors.HIDDEN
+                else self.survivors
+            )
         return Channel(
             noise_std=math.hypot(self.noise_std, after.noise_std),
             noise_std_of_sum=math.hypot(self.noise_std_of_sum, after.noise_std_of_sum),
@@ -96,7 +115,11 @@ class Channel:
             smallest_step=max(self.smallest_step, after.smallest_step),
             survivors=survivors,
             signs_only=self.signs_only or after.signs_only,
-            quantisation_levels=self.quantisation_levels if after.quantisation_levels is None else after.quantisation_levels,
+            quantisation_levels=(
+                self.quantisation_levels
+                if after.quantisation_levels is None
+                else after.quantisation_levels
+            ),
             clip=self.clip if after.clip is None else after.clip,
             randomised=self.randomised or after.randomised,
             after_server=self.after_server or after.after_server,
@@ -156,7 +179,11 @@ def channel_of(defenses: Sequence[Defense]) -> Channel:
 
 
 def refuse_wrong_order(defenses: Sequence[Defense]) -> None:
-    """A defense that wants each example's gradient can only be the first: after another there is one update a client."""
+    """A defense that wants each example's gradient can only be the first: after another there is
+    one update a client."""
     late = next((defense for defense in defenses[1:] if defense.wants_per_example), None)
     if late is not None:
-        raise GradleakError(f"{late.name} needs the gradient of each example and must be the first defense: write it first.")
+        raise GradleakError(
+            f"{late.name} needs the gradient of each example and must be the first defense: write"
+            " it first."
+        )

@@ -2,7 +2,8 @@
 
 
 class GradleakError(Exception):
-    """Something the user can mend. The message is a whole sentence; the exit code is what the command returns."""
+    """Something the user can mend. The message is a whole sentence; the exit code is what the
+    command returns."""
 
     exit_code = 2
 

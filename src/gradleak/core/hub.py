@@ -1,6 +1,8 @@
-"""Whether a model of the Hugging Face hub can be had: from the network, from the cache, or not at all, said within seconds.
+"""Whether a model of the Hugging Face hub can be had: from the network, from the cache, or not at
+all, said within seconds.
 
-Left to itself the library asks an unreachable hub ten times over, for most of a minute, and says so each time.
+Left to itself the library asks an unreachable hub ten times over, for most of a minute, and says so
+each time.
 """
 
 import os
@@ -27,15 +29,21 @@ def is_beside_folders(path: str) -> bool:
 
 
 def find_model(path: str) -> None:
-    """Refuses a hub id that neither network nor cache holds. Where only the cache can be had the library is told so."""
+    """Refuses a hub id that neither network nor cache holds. Where only the cache can be had the
+    library is told so."""
     if not HUB_ID.fullmatch(path):
         return  # whoever loads it says what is wrong with it
     stay_offline_unless_reachable()
     if is_offline() and not is_cached(path):
-        reason = f"{_endpoint()} cannot be reached" if _endpoint() in _unreachable else f"{' or '.join(OFFLINE)} is set"
+        reason = (
+            f"{_endpoint()} cannot be reached"
+            if _endpoint() in _unreachable
+            else f"{' or '.join(OFFLINE)} is set"
+        )
         raise GradleakError(
-            f"{path} is no folder here, and as a hub id it is not in the cache ({cache_folder()}) while {reason}. "
-            "Check the spelling, connect to the network, or name a folder that save_pretrained wrote."
+            f"{path} is no folder here, and as a hub id it is not in the cache ({cache_folder()})"
+            f" while {reason}. Check the spelling, connect to the network, or name a folder that"
+            " save_pretrained wrote."
         )
 
 
@@ -45,7 +53,8 @@ def stay_offline_unless_reachable() -> None:
         return
     _unreachable.add(_endpoint())
     os.environ["HF_HUB_OFFLINE"] = "1"
-    if constants := sys.modules.get("huggingface_hub.constants"):  # imported before: it has read the environment already
+    # Imported before: it has read the environment already
+    if constants := sys.modules.get("huggingface_hub.constants"):
         vars(constants)["HF_HUB_OFFLINE"] = True
 
 
@@ -56,20 +65,26 @@ def is_offline() -> bool:
 
 def is_cached(model: str) -> bool:
     """Whether some version of a model lies in the cache."""
-    return any((cache_folder() / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json"))
+    return any(
+        (cache_folder() / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json")
+    )
 
 
 def cache_folder() -> Path:
     """Where the hub's library keeps what it has downloaded."""
     if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(named).expanduser()
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    home = (
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
     return Path(home).expanduser() / "hub"
 
 
 @cache
 def is_reachable(address: str) -> bool:
-    """Whether the server of an address, or the proxy that stands before it, takes a connection within four seconds."""
+    """Whether the server of an address, or the proxy that stands before it, takes a connection
+    within four seconds."""
     asked = urlsplit(address)
     proxy = None if proxy_bypass(asked.hostname or "") else getproxies().get(asked.scheme)
     if proxy and "://" not in proxy:  # as HTTPS_PROXY often is, and libraries read it

@@ -11,7 +11,9 @@ from gradleak.core.picture import Picture
 
 def guess_to_plain(guess: Reconstruction) -> dict[str, Any]:
     """A guess with its pictures as text."""
-    pictures = [[*picture.shape, base64.b64encode(picture.pixels).decode()] for picture in guess.pictures]
+    pictures = [
+        [*picture.shape, base64.b64encode(picture.pixels).decode()] for picture in guess.pictures
+    ]
     return {**asdict(guess), "pictures": pictures}
 
 
@@ -30,7 +32,9 @@ def guess_from_plain(plain: Mapping[str, Any]) -> Reconstruction:
         Cost(**plain["cost"]),
         tuple(map(stage_from_plain, plain["stages"])),
         plain["note"],
-        pictures=tuple(Picture((*shape,), base64.b64decode(pixels)) for *shape, pixels in plain["pictures"]),
+        pictures=tuple(
+            Picture((*shape,), base64.b64decode(pixels)) for *shape, pixels in plain["pictures"]
+        ),
     )
 
 

@@ -14,8 +14,10 @@ import torch
 
 from gradleak.core.errors import GradleakError
 
-MOST = 0.8  # of what is free when an attack starts, where no limit is given: others live on the machine too
-LEAST = 0.25  # of the limit that must be left, or else freed memory is handed back before it is measured again
+# Of what is free when an attack starts, where no limit is given: others live on the machine too
+MOST = 0.8
+# Of the limit that must be left, or else freed memory is handed back before it is measured again
+LEAST = 0.25
 SECONDS_BETWEEN_LOOKS = 0.02
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
@@ -28,7 +30,9 @@ def parse_memory(text: str) -> int:
         base = 1024 if found[3] else 1000
         amount = int(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))
     if amount <= 0:
-        raise GradleakError(f"--memory {text!r} is no amount of memory: write for example 6GB, 512MB or 1.5GiB.")
+        raise GradleakError(
+            f"--memory {text!r} is no amount of memory: write for example 6GB, 512MB or 1.5GiB."
+        )
     return amount
 
 
@@ -51,7 +55,11 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    known = [amount for amount in (_available(), _of_control_group(), _of_address_space()) if amount is not None]
+    known = [
+        amount
+        for amount in (_available(), _of_control_group(), _of_address_space())
+        if amount is not None
+    ]
     return max(0, min(known)) if known else None
 
 
@@ -62,7 +70,8 @@ def limit_by_default(device: torch.device) -> int | None:
 
 
 def memory_left(limit: int | None, device: torch.device) -> float:
-    """The bytes left of a limit on all that this process holds; without a limit most of what is free."""
+    """The bytes left of a limit on all that this process holds; without a limit most of what is
+    free."""
     free = free_memory(device)
     most = float("inf") if free is None else float(free)
     if limit is None:
@@ -83,9 +92,11 @@ class Peak:
 
 @contextmanager
 def measured_peak(device: torch.device) -> Iterator[Peak]:
-    """Measures the most that this process holds on the device meanwhile, the model and what was there before included.
+    """Measures the most that this process holds on the device meanwhile, the model and what was
+    there before included.
 
-    On a CPU a thread looks at the process now and then; where the process has never been as large, the system knows exactly.
+    On a CPU a thread looks at the process now and then; where the process has never been as large,
+    the system knows exactly.
     """
     peak = Peak()
     if device.type == "cuda":
@@ -129,7 +140,9 @@ def _largest_ever() -> int | None:
         import resource
     except ImportError:
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _available() -> int | None:
@@ -142,16 +155,32 @@ def _available() -> int | None:
 
 
 def _of_control_group() -> int | None:
-    """What a container's limit leaves; both versions of control groups. Cached files do not count: they give way."""
+    """What a container's limit leaves; both versions of control groups. Cached files do not
+    count: they give way."""
     root, own = Path("/sys/fs/cgroup"), ""
     with suppress(OSError):
-        own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "")
+        own = next(
+            (
+                line[3:]
+                for line in Path("/proc/self/cgroup").read_text().splitlines()
+                if line.startswith("0::")
+            ),
+            "",
+        )
     second = ("memory.max", "memory.current", "memory.stat", "inactive_file")
     first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
-    for folder, (limit, used, stat, cached) in ((root / own.strip("/"), second), (root, second), (root / "memory", first)):
+    for folder, (limit, used, stat, cached) in (
+        (root / own.strip("/"), second),
+        (root, second),
+        (root / "memory", first),
+    ):
         with suppress(OSError, ValueError):  # `max` is no number: no limit
             most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-            kept = [line.split() for line in (folder / stat).read_text().splitlines() if line.startswith(f"{cached} ")]
+            kept = [
+                line.split()
+                for line in (folder / stat).read_text().splitlines()
+                if line.startswith(f"{cached} ")
+            ]
             return max(0, most - now + (int(kept[0][1]) if kept else 0))
     return None
 

@@ -34,7 +34,8 @@ class Metric(Component, ABC):
     medium: ClassVar[Medium] = "text"
     unit: ClassVar[str] = "fraction"  # between 0 and 1
     direction: ClassVar[str] = "higher"  # "higher" or "lower" leaks more
-    chance: ClassVar[str] = "blind"  # what a guess without the update scores: measured by the blind attack
+    # What a guess without the update scores: measured by the blind attack
+    chance: ClassVar[str] = "blind"
 
     @abstractmethod
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:

@@ -31,7 +31,8 @@ class Fact(StrEnum):
 class Knowledge:
     """What the threat model grants; what is not granted is absent."""
 
-    labels: Int[Tensor, "examples"] | None = None  # classes; those of a language model are the secret and never granted
+    # classes; those of a language model are the secret and never granted
+    labels: Int[Tensor, "examples"] | None = None
     lengths: tuple[int, ...] | None = None  # tokens of each example, special ones included
     batch_size: int | None = None
     defenses: tuple[Defense, ...] | None = None
@@ -59,7 +60,8 @@ class Knowledge:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One exchange: the model state that was sent out and what was seen of the update that came back (clients axis of size 1)."""
+    """One exchange: the model state that was sent out and what was seen of the update that came
+    back (clients axis of size 1)."""
 
     target: Target
     update: Update
@@ -90,24 +92,28 @@ class Observation:
 
     @property
     def channel(self) -> Channel:
-        """What was done to the update, as far as the attacker knows; clear, if nothing is known of defenses."""
+        """What was done to the update, as far as the attacker knows; clear, if nothing is known
+        of defenses."""
         return channel_of(self.knows.defenses or ())
 
     @property
     def noise_std(self) -> float:
-        """The known noise on every entry that was seen; of noise shared by a batch of unknown size, all of it."""
+        """The known noise on every entry that was seen; of noise shared by a batch of unknown
+        size, all of it."""
         return self.channel.noise_std_for(self.knows.batch_size or 1)
 
     @property
     def gradient_scale(self) -> float:
-        """What to divide the update by to have the size of a gradient; of a batch of unknown size, as if it were one example."""
+        """What to divide the update by to have the size of a gradient; of a batch of unknown
+        size, as if it were one example."""
         return self.protocol.gradient_scale(self.knows.batch_size or 1)
 
     def simulate(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
-        """What clients holding `batches` [clients, examples, …] would have sent, as far as it can be seen.
+        """What clients holding `batches` [clients, examples, …] would have sent, as far as it can
+        be seen.
 
-        The same code as the client's, with the attacker's own randomness, and without dropout: another mask than the client's
-        would only add noise.
+        The same code as the client's, with the attacker's own randomness, and without dropout:
+        another mask than the client's would only add noise.
         """
         defenses = self.knows.defenses or ()
         per_example = bool(defenses) and defenses[0].wants_per_example
@@ -127,14 +133,15 @@ class Observation:
 
 
 def check_update(target: Target, update: Update, called: str = "The update") -> None:
-    """Refuses an update that cannot be this model's, by the tensor that does not fit, and one that says nothing at all."""
+    """Refuses an update that cannot be this model's, by the tensor that does not fit, and one
+    that says nothing at all."""
     for name, tensor in update.tensors.items():
         part = target.part(name)
         shape = tuple(tensor.shape[2 if update.per_example else 1 :])
         if shape != part.shape:
             raise GradleakError(
-                f"{called} has {name} of shape {list(shape)}, which is {list(part.shape)} in this model: "
-                "it was made with another one."
+                f"{called} has {name} of shape {list(shape)}, which is {list(part.shape)} in this"
+                " model: it was made with another one."
             )
         if not bool(torch.isfinite(tensor).all()):
             raise GradleakError(
@@ -144,5 +151,6 @@ def check_update(target: Target, update: Update, called: str = "The update") -> 
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         names = ", ".join(list(update.tensors)[:3]) + (" …" if len(update.tensors) > 3 else "")
         raise GradleakError(
-            f"{called} is zero in all that is seen ({names}): nothing can be rebuilt from it. Choose another view."
+            f"{called} is zero in all that is seen ({names}): nothing can be rebuilt from it."
+            " Choose another view."
         )

@@ -1,4 +1,5 @@
-"""Parts of a model: every parameter, or slice of one, has a layer and a module that are called alike in every architecture."""
+"""Parts of a model: every parameter, or slice of one, has a layer and a module that are called
+alike in every architecture."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ from gradleak.core.registry import did_you_mean
 
 WITHOUT_LAYER = ("word_embedding", "position_embedding", "pooler", "head")
 MODULES = (
-    *("query", "key", "value", "attention_output", "ffn_in", "ffn_out"),  # weights alone; both halves of a gated FFN are ffn_in
+    # Weights alone; both halves of a gated FFN are ffn_in
+    *("query", "key", "value", "attention_output", "ffn_in", "ffn_out"),
     "convolution",  # weights alone
     "layernorm",  # weight and bias, RMSNorm too; of image models, GroupNorm and fixed BatchNorm
     "bias",  # of every linear layer or convolution but those of pooler and head
@@ -25,7 +27,8 @@ ATTENTION_INPUTS = ("query", "key", "value", FUSED)
 
 @dataclass(frozen=True)
 class Cut:
-    """One share of an axis that reads as [blocks, shares, width]: GPT-2's query is share 0 of 3 in one block of all columns."""
+    """One share of an axis that reads as [blocks, shares, width]: GPT-2's query is share 0 of 3
+    in one block of all columns."""
 
     axis: int  # of the parameter, counted from the end so that leading axes are free
     place: int
@@ -33,7 +36,8 @@ class Cut:
     blocks: int = 1  # attention heads, where those of one head lie together (GPT-NeoX)
 
     def of(self, tensor: Tensor, axis: int | None = None) -> Tensor:
-        """The share of a parameter's gradient, or of another axis: a layer's outputs are cut as its weight's rows are."""
+        """The share of a parameter's gradient, or of another axis: a layer's outputs are cut as
+        its weight's rows are."""
         axis = self.axis if axis is None else axis
         apart: Tensor = tensor.unflatten(axis, (self.blocks, self.shares, -1))  # type: ignore[no-untyped-call]
         return apart.select(axis - 1, self.place).flatten(axis - 1, axis)
@@ -41,7 +45,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Part:
-    """A parameter, or the slice of one, and what it is. Layers count from 1; what lies outside of layers has none."""
+    """A parameter, or the slice of one, and what it is. Layers count from 1; what lies outside
+    of layers has none."""
 
     name: str  # the parameter's, or `PARAMETER[query]` for a slice
     parameter: str
@@ -57,7 +62,8 @@ class Part:
 
     @property
     def is_bias(self) -> bool:
-        """Whether it is added: a linear layer's bias or a LayerNorm's (DeBERTa's are called q_bias and v_bias)."""
+        """Whether it is added: a linear layer's bias or a LayerNorm's (DeBERTa's are called
+        q_bias and v_bias)."""
         return self.parameter.rpartition(".")[2].endswith("bias")
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -76,10 +82,13 @@ def by_name(parts: Iterable[Part], parameters: Mapping[str, Tensor]) -> dict[str
     return found
 
 
-def select_parts(parts: Sequence[Part], layers: str = "", modules: Sequence[str] = ()) -> tuple[Part, ...]:
+def select_parts(
+    parts: Sequence[Part], layers: str = "", modules: Sequence[str] = ()
+) -> tuple[Part, ...]:
     """Those in the named layers and of the named modules; an empty choice restricts nothing.
 
-    Layers leave out what has none, except for modules that never have one: these are taken wherever they are named.
+    Layers leave out what has none, except for modules that never have one: these are taken wherever
+    they are named.
     """
     check_modules(modules)
     numbers = numbered(layers, parts) if layers else frozenset()
@@ -87,7 +96,9 @@ def select_parts(parts: Sequence[Part], layers: str = "", modules: Sequence[str]
         part
         for part in parts
         if (not modules or part.module in modules)
-        and (not layers or part.layer in numbers or (bool(modules) and part.module in WITHOUT_LAYER))
+        and (
+            not layers or part.layer in numbers or (bool(modules) and part.module in WITHOUT_LAYER)
+        )
     )
 
 
@@ -99,7 +110,9 @@ def numbered(layers: str, parts: Iterable[Part]) -> frozenset[int]:
     ranges = read_layers(layers)
     beyond = max((named[-1] for named in ranges), default=0)
     if beyond > count:
-        raise GradleakError(f"There is no layer {beyond}: this model has {count} layers, counted from 1.")
+        raise GradleakError(
+            f"There is no layer {beyond}: this model has {count} layers, counted from 1."
+        )
     return frozenset(number for named in ranges or (range(1, count + 1),) for number in named)
 
 
@@ -112,7 +125,9 @@ def read_layers(layers: str) -> tuple[range, ...]:
         first, dash, last = (word.strip() for word in piece.partition("-"))
         ends = [first, last if dash else first]
         if not all(end.isdecimal() for end in ends) or not 1 <= int(ends[0]) <= int(ends[1]):
-            raise GradleakError(f"Layers are written as all, 5, 3-6 or 1,4-6, counted from 1, not {layers!r}.")
+            raise GradleakError(
+                f"Layers are written as all, 5, 3-6 or 1,4-6, counted from 1, not {layers!r}."
+            )
         ranges.append(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(ranges)
 
@@ -121,4 +136,7 @@ def check_modules(modules: Iterable[str]) -> None:
     """Refuses names that no module has."""
     for module in modules:
         if module not in MODULES:
-            raise GradleakError(f"Unknown module {module!r}{did_you_mean(module, list(MODULES))} Modules: {', '.join(MODULES)}.")
+            raise GradleakError(
+                f"Unknown module {module!r}{did_you_mean(module, list(MODULES))} Modules:"
+                f" {', '.join(MODULES)}."
+            )

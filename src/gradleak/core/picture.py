@@ -1,4 +1,5 @@
-"""A picture as data: what a client holds, and what an attack guesses. Its numbers as tensors are in pixels.py."""
+"""A picture as data: what a client holds, and what an attack guesses. Its numbers as tensors are
+in pixels.py."""
 
 from dataclasses import dataclass
 
@@ -13,4 +14,7 @@ class Picture:
     def __post_init__(self) -> None:
         height, width, channels = self.shape
         if len(self.pixels) != height * width * channels:
-            raise ValueError(f"a picture of shape {self.shape} has {height * width * channels} bytes, not {len(self.pixels)}")
+            raise ValueError(
+                f"a picture of shape {self.shape} has {height * width * channels} bytes, not"
+                f" {len(self.pixels)}"
+            )

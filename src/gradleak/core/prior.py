@@ -16,8 +16,11 @@ class Prior(ABC):
     """An opened prior over the target's tokens."""
 
     @abstractmethod
-    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
-        """Mean negative log-likelihood of a token, in nats, of sentences framed by their special tokens and padded at the end."""
+    def nll(
+        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
+        """Mean negative log-likelihood of a token, in nats, of sentences framed by their special
+        tokens and padded at the end."""
 
     @abstractmethod
     def likely(self, length: int, streams: Streams) -> list[int]:
@@ -45,7 +48,9 @@ class PriorSpec(Component, ABC):
 class NoWords(Prior):
     """Stands where a prior over text would, in audits of pictures."""
 
-    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+    def nll(
+        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
         raise TypeError("this audit is of pictures")
 
     def likely(self, length: int, streams: Streams) -> list[int]:
@@ -82,9 +87,12 @@ class Generator(PicturePrior):
 
     @abstractmethod
     def pictures(
-        self, latents: Float[Tensor, "rows examples latents"], weights: Float[Tensor, "rows weights"] | None = None
+        self,
+        latents: Float[Tensor, "rows examples latents"],
+        weights: Float[Tensor, "rows weights"] | None = None,
     ) -> Float[Tensor, "rows examples channels height width"]:
-        """Pictures between 0 and 1, with weights of its own or others for each row; differentiable in both."""
+        """Pictures between 0 and 1, with weights of its own or others for each row;
+        differentiable in both."""
 
 
 class PicturePriorSpec(Component, ABC):

@@ -1,4 +1,5 @@
-"""Which numbers a field of a component may hold: `steps: Count = 2500`, `clip: Annotated[float, Range(infinite=True)] = 1.0`."""
+"""Which numbers a field of a component may hold: `steps: Count = 2500`, `clip: Annotated[float,
+Range(infinite=True)] = 1.0`."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +8,8 @@ from typing import Annotated, Any
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`. A field that names none takes whatever is finite and not negative."""
+    """Numbers from `least` to `most`. A field that names none takes whatever is finite and not
+    negative."""
 
     least: float = 0.0
     most: float = math.inf
@@ -17,11 +19,16 @@ class Range:
     def __contains__(self, number: Any) -> bool:
         if math.isinf(number):
             return self.infinite and self.most == number
-        return self.least <= number <= self.most and not (self.above and number == self.least)  # false for nan
+        # False for nan
+        return self.least <= number <= self.most and not (self.above and number == self.least)
 
     def __str__(self) -> str:
         if self.most < math.inf:
-            return f"above {self.least:g} and at most {self.most:g}" if self.above else f"from {self.least:g} to {self.most:g}"
+            return (
+                f"above {self.least:g} and at most {self.most:g}"
+                if self.above
+                else f"from {self.least:g} to {self.most:g}"
+            )
         return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
 
 

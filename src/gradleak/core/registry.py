@@ -1,4 +1,5 @@
-"""Components by name: a decorator beside the class makes it known to the command line, YAML and the contract tests."""
+"""Components by name: a decorator beside the class makes it known to the command line, YAML and
+the contract tests."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -17,7 +18,8 @@ class Component:
     name: ClassVar[str] = ""
     cites: ClassVar[str] = ""  # the paper it comes from, where there is one
     medium: ClassVar[Medium] = "any"  # what private data it is about
-    added_later: ClassVar[frozenset[str]] = frozenset()  # fields that, at their default, leave ids what they were before them
+    # Fields that, at their default, leave ids what they were before them
+    added_later: ClassVar[frozenset[str]] = frozenset()
 
 
 Registered = TypeVar("Registered", bound=type[Component])
@@ -30,7 +32,8 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     def add(cls: Registered) -> Registered:
         if kind not in _registry:
             raise TypeError(f"unknown kind of component {kind!r}; kinds are {', '.join(KINDS)}")
-        params = vars(cls).get("__dataclass_params__")  # its own: a plain subclass inherits its parent's and loses its fields
+        # Its own: a plain subclass inherits its parent's and loses its fields
+        params = vars(cls).get("__dataclass_params__")
         if params is None or not params.frozen:
             raise TypeError(f"{cls.__name__} must be a frozen dataclass to be registered")
         if name in _registry[kind]:
@@ -57,13 +60,19 @@ def find(kind: str, name: str) -> type[Component]:
 
 def unknown_component(kind: str, name: str, known: Iterable[str]) -> GradleakError:
     """The error for a name that no component has."""
-    return GradleakError(f"Unknown {kind} {name!r}{did_you_mean(name, list(known))} Available: {', '.join(sorted(known))}.")
+    return GradleakError(
+        f"Unknown {kind} {name!r}{did_you_mean(name, list(known))} Available:"
+        f" {', '.join(sorted(known))}."
+    )
 
 
 def unknown_field(kind: str, name: str, field: str, fields: Iterable[str]) -> GradleakError:
     """The error for a field that a component does not have."""
     known = ", ".join(fields) or "none"
-    return GradleakError(f"{kind} {name!r} has no field {field!r}{did_you_mean(field, list(fields))} Fields: {known}.")
+    return GradleakError(
+        f"{kind} {name!r} has no field {field!r}{did_you_mean(field, list(fields))} Fields:"
+        f" {known}."
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -36,14 +36,18 @@ def list_fields(cls: type[Component]) -> "list[dataclasses.Field[Any]]":
 
 
 def to_dict(component: Component) -> dict[str, Any]:
-    """`{"name": …}` and every field, as plain JSON values; fields that were added later only where they are set."""
+    """`{"name": …}` and every field, as plain JSON values; fields that were added later only
+    where they are set."""
     hints = _hints(type(component))
     fields = {}
     for field in list_fields(type(component)):
         if field.name in component.added_later and getattr(component, field.name) == field.default:
             continue
-        # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have one id.
-        value = _coerce(f"{component.name}:{field.name}", getattr(component, field.name), hints[field.name])
+        # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must
+        # have one id.
+        value = _coerce(
+            f"{component.name}:{field.name}", getattr(component, field.name), hints[field.name]
+        )
         fields[field.name] = _plain(value)
     return {"name": component.name, **fields}
 
@@ -51,14 +55,21 @@ def to_dict(component: Component) -> dict[str, Any]:
 def defaults(component: Component) -> dict[str, Any]:
     """The fields that can be left out, as plain JSON values."""
     fields = list_fields(type(component))
-    return {field.name: _plain(field.default) for field in fields if field.default is not dataclasses.MISSING}
+    return {
+        field.name: _plain(field.default)
+        for field in fields
+        if field.default is not dataclasses.MISSING
+    }
 
 
 def from_dict(kind: str, described: dict[str, Any]) -> Component:
     """The component a dict describes; unknown or ill-typed fields are refused by name."""
     rest = dict(described)
     if not isinstance(name := rest.pop("name", None), str):
-        raise GradleakError(f"Every {kind} needs a name: {described!r} has none. Write for example {{name: …, field: value}}.")
+        raise GradleakError(
+            f"Every {kind} needs a name: {described!r} has none. Write for example {{name: …,"
+            " field: value}."
+        )
     cls = find(kind, name)
     hints = _hints(cls)
     fields = {field.name: hints[field.name] for field in list_fields(cls)}
@@ -86,13 +97,18 @@ def from_string(kind: str, line: str) -> Component:
     for part in split_fields(rest):
         key, equals, value = part.partition("=")
         if not equals:
-            raise GradleakError(f"Cannot read {part!r} in {line!r}: write {name}:field=value,field=value.")
+            raise GradleakError(
+                f"Cannot read {part!r} in {line!r}: write {name}:field=value,field=value."
+            )
         if key.strip() in described:
             raise GradleakError(f"{key.strip()!r} is given twice in {line!r}: keep one.")
         try:
             described[key.strip()] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date or a number and is none
-            raise GradleakError(f"Cannot read the value of {key.strip()!r} in {line!r}: {error}.") from error
+        # ValueError: what looks like a date or a number and is none
+        except (yaml.YAMLError, ValueError) as error:
+            raise GradleakError(
+                f"Cannot read the value of {key.strip()!r} in {line!r}: {error}."
+            ) from error
     return from_dict(kind, described)
 
 
@@ -104,17 +120,24 @@ def resolve(kind: str, described: Any) -> Component:
         return from_string(kind, described)
     if isinstance(described, dict):
         return from_dict(kind, described)
-    raise GradleakError(f"Every {kind} is written as a name, a line such as name:field=value, or a mapping, not {described!r}.")
+    raise GradleakError(
+        f"Every {kind} is written as a name, a line such as name:field=value, or a mapping, not"
+        f" {described!r}."
+    )
 
 
 def _build(cls: type[Component], name: str, values: dict[str, Any]) -> Component:
     missing = [
         field.name
         for field in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if field.name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise GradleakError(f"{cls.kind} {name!r} needs {', '.join(missing)}: write {name}:{missing[0]}=….")
+        raise GradleakError(
+            f"{cls.kind} {name!r} needs {', '.join(missing)}: write {name}:{missing[0]}=…."
+        )
     try:
         return cls(**values)
     except ValueError as error:
@@ -154,7 +177,9 @@ def _write(value: Any) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value) and _reads_as_itself(value):
         return value
     # YAML refuses or folds control characters and odd spaces that JSON leaves as they are.
-    return re.sub(r"[^ -~]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False))
+    return re.sub(
+        r"[^ -~]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False)
+    )
 
 
 def _reads_as_itself(text: str) -> bool:
@@ -169,7 +194,8 @@ def _escaped(letter: str) -> str:
 
 
 def _coerce(where: str, value: Any, wanted: Any, allowed: Range = ANY_SIZE) -> Any:
-    """The value as the field's type wants it, if it is in its range: YAML reads 1e-3 as text and lists as lists."""
+    """The value as the field's type wants it, if it is in its range: YAML reads 1e-3 as text and
+    lists as lists."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is typing.Annotated:
         given = next((extra for extra in arguments[1:] if isinstance(extra, Range)), allowed)
@@ -177,7 +203,12 @@ def _coerce(where: str, value: Any, wanted: Any, allowed: Range = ANY_SIZE) -> A
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _coerce_first(where, value, [argument for argument in arguments if argument is not type(None)], allowed)
+        return _coerce_first(
+            where,
+            value,
+            [argument for argument in arguments if argument is not type(None)],
+            allowed,
+        )
     if origin is typing.Literal:
         if value not in arguments:
             options = "|".join(map(str, arguments))
@@ -190,7 +221,9 @@ def _coerce(where: str, value: Any, wanted: Any, allowed: Range = ANY_SIZE) -> A
         return resolve(wanted.kind, value)
     read = _coerce_scalar(where, value, wanted)
     if wanted in (int, float) and read not in allowed:
-        raise GradleakError(f"{where} must be {'finite' if math.isinf(read) else allowed}, not {read!r}.")
+        raise GradleakError(
+            f"{where} must be {'finite' if math.isinf(read) else allowed}, not {read!r}."
+        )
     return read
 
 
@@ -224,4 +257,6 @@ def _coerce_scalar(where: str, value: Any, wanted: Any) -> Any:
 
 
 def _article(wanted: Any) -> str:
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(wanted, str(wanted))
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
+        wanted, str(wanted)
+    )

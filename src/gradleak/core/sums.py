@@ -1,8 +1,9 @@
 """Sums in a fixed order: the same bits on every processor, in whatever company a row is summed.
 
-A library's sum may take a row alone in another order than among others, and every processor has its own blocks. Additions entry
-by entry are rounded by the standard in one way only, so halves are folded onto each other until one entry is left: the order
-follows from the length alone, and errors grow with its logarithm (pairwise summation, Higham 2002, §4.2).
+A library's sum may take a row alone in another order than among others, and every processor has its
+own blocks. Additions entry by entry are rounded by the standard in one way only, so halves are
+folded onto each other until one entry is left: the order follows from the length alone, and errors
+grow with its logarithm (pairwise summation, Higham 2002, §4.2).
 """
 
 import torch
@@ -33,5 +34,8 @@ def sum_over(tensor: Tensor, axis: int) -> Tensor:
 def _folded(values: Float[Tensor, "... entries"]) -> Float[Tensor, "..."]:
     while (count := values.shape[-1]) > 1:
         half = (count + 1) // 2
-        values = torch.cat([values[..., : count - half] + values[..., half:], values[..., count - half : half]], dim=-1)
+        values = torch.cat(
+            [values[..., : count - half] + values[..., half:], values[..., count - half : half]],
+            dim=-1,
+        )
     return values.sum(-1)  # of one entry, or of none

@@ -19,7 +19,8 @@ from gradleak.core.registry import Component, Medium, did_you_mean
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """What a text attack has to know of the tokens: their embeddings, which may stand in a sentence, what frames one."""
+    """What a text attack has to know of the tokens: their embeddings, which may stand in a
+    sentence, what frames one."""
 
     embeddings: Float[Tensor, "words hidden"]
     allowed: Bool[Tensor, "words"]  # may stand inside a sentence: neither special nor [unused]
@@ -29,7 +30,8 @@ class Vocabulary:
     specials: tuple[int, ...] = ()  # [CLS], [SEP], [MASK] and the like; never allowed inside
 
     def frame(self, length: int) -> tuple[list[int], list[bool]]:
-        """Ids of a sentence of that many tokens with only its special ones filled in, and which places those are."""
+        """Ids of a sentence of that many tokens with only its special ones filled in, and which
+        places those are."""
         inside = length - len(self.prefix) - len(self.suffix)
         ids = [*self.prefix, *([self.pad] * inside), *self.suffix]
         fixed = [True] * len(self.prefix) + [False] * inside + [True] * len(self.suffix)
@@ -39,8 +41,12 @@ class Vocabulary:
     def twins(self) -> Bool[Tensor, "words"]:
         """Words that have another's embedding: nothing that a model computes tells them apart."""
         bits = self.embeddings.detach().cpu().float().contiguous().view(torch.int32).to(torch.int64)
-        odd = torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
-        _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)  # whole numbers: exact
+        odd = (
+            torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) * 2
+            + 1
+        )
+        # Whole numbers: exact
+        _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)
         shared: Tensor = count[row] > 1
         return shared.to(self.embeddings.device)
 
@@ -55,18 +61,22 @@ class Vocabulary:
 
 
 class Target(ABC):
-    """An opened model: weights on a device, its tokenizer and its per-example loss. Holds nothing of anyone's data."""
+    """An opened model: weights on a device, its tokenizer and its per-example loss. Holds
+    nothing of anyone's data."""
 
     medium: ClassVar[Medium] = "text"
-    labels_are_tokens: ClassVar[bool] = False  # a language model: what it learns to predict is the text itself
+    # A language model: what it learns to predict is the text itself
+    labels_are_tokens: ClassVar[bool] = False
 
     module: nn.Module
     vocabulary: Vocabulary
     classes: int  # how many labels there are: of a language model, words
     hidden_size: int
     attend_padding: bool  # the client passes no attention mask (LAMP's released code)
-    padding_is_free: bool  # masked positions change nothing, so that sentences of different lengths may share a pass
-    words_are_outputs: bool = False  # word embeddings tied to the output layer: every row has a gradient whatever the text
+    # Masked positions change nothing, so that sentences of different lengths may share a pass
+    padding_is_free: bool
+    # Word embeddings tied to the output layer: every row has a gradient whatever the text
+    words_are_outputs: bool = False
 
     @property
     @abstractmethod
@@ -76,7 +86,8 @@ class Target(ABC):
     @property
     @abstractmethod
     def groups(self) -> Mapping[str, tuple[str, ...]]:
-        """Parameter names by role: `word_embedding`, `position_embedding`, `head`, `head_bias`; empty where there is none."""
+        """Parameter names by role: `word_embedding`, `position_embedding`, `head`, `head_bias`;
+        empty where there is none."""
 
     @property
     @abstractmethod
@@ -89,15 +100,20 @@ class Target(ABC):
         """The same for the parameters that do not train, hence are never sent."""
 
     @abstractmethod
-    def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
-        """The loss of each example, differentiable in embeddings, soft labels and the given parameters.
+    def losses(
+        self, batch: Batch, parameters: Mapping[str, Tensor] | None = None
+    ) -> Float[Tensor, "*lead"]:
+        """The loss of each example, differentiable in embeddings, soft labels and the given
+        parameters.
 
-        A language model takes its labels from the batch's ids, and from its labels only where embeddings are given.
+        A language model takes its labels from the batch's ids, and from its labels only where
+        embeddings are given.
         """
 
     @abstractmethod
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
-        """The model's class probabilities for each example; of a language model, those of the word after its last."""
+        """The model's class probabilities for each example; of a language model, those of the
+        word after its last."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -109,17 +125,22 @@ class Target(ABC):
 
     @abstractmethod
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        """One client's batch, tokenised, truncated to what the model reads and padded; refuses empty texts and unknown labels."""
+        """One client's batch, tokenised, truncated to what the model reads and padded; refuses
+        empty texts and unknown labels."""
 
     def class_of(self, label: int | str) -> int:
         """The class that the data means by a label; refuses what is none of the model's."""
         if isinstance(label, str) or not 0 <= label < self.classes:
-            raise GradleakError(f"label {str(label)[:40]!r} is none of this model's {self.classes} classes, numbered from 0.")
+            raise GradleakError(
+                f"label {str(label)[:40]!r} is none of this model's {self.classes} classes,"
+                " numbered from 0."
+            )
         return label
 
     @property
     def in_words(self) -> str:
-        """What kind of model it is, as a noun without its article, and what of it was drawn at random."""
+        """What kind of model it is, as a noun without its article, and what of it was drawn at
+        random."""
         return f"model of {self.medium}s"
 
     @property
@@ -132,14 +153,19 @@ class Target(ABC):
 
     @property
     def in_double(self) -> "Target":
-        """The same model with its weights in double precision: what it computes has no rounding to speak of."""
+        """The same model with its weights in double precision: what it computes has no rounding
+        to speak of."""
         raise GradleakError("This kind of model has no copy in double precision.")
 
     def part(self, name: str) -> Part:
-        """The part of a name, as tensors of an update are called; the name of a fused parameter is the whole of it."""
+        """The part of a name, as tensors of an update are called; the name of a fused parameter
+        is the whole of it."""
         if name not in self._by_name:
             near = did_you_mean(name, list(self._by_name))
-            raise GradleakError(f"This model does not train {name!r}{near} Is it of another model, or frozen in this one?")
+            raise GradleakError(
+                f"This model does not train {name!r}{near} Is it of another model, or frozen in"
+                " this one?"
+            )
         return self._by_name[name]
 
     @cached_property
@@ -150,41 +176,73 @@ class Target(ABC):
         """Word embeddings of ids."""
         return self.vocabulary.embeddings[ids]
 
-    def any_labels(self, examples: int, tokens: int) -> Int[Tensor, "examples"] | Int[Tensor, "examples tokens"]:
-        """Labels as different as can be, for passes that ask how the model computes and not what."""
+    def any_labels(
+        self, examples: int, tokens: int
+    ) -> Int[Tensor, "examples"] | Int[Tensor, "examples tokens"]:
+        """Labels as different as can be, for passes that ask how the model computes and not
+        what."""
         shape = (examples, tokens) if self.labels_are_tokens else (examples,)
-        return torch.linspace(0, self.classes - 1, math.prod(shape), device=self.device).long().view(shape)
+        return (
+            torch.linspace(0, self.classes - 1, math.prod(shape), device=self.device)
+            .long()
+            .view(shape)
+        )
 
     def probe(self, examples: int, tokens: int, generator: torch.Generator | None = None) -> Batch:
-        """A batch of no meaning, to ask how the model computes: zeros, or random numbers of the size of word embeddings."""
+        """A batch of no meaning, to ask how the model computes: zeros, or random numbers of the
+        size of word embeddings."""
         shape = (examples, tokens, self.hidden_size)
         size = self.vocabulary.mean_norm / self.hidden_size**0.5
-        drawn = torch.zeros(shape) if generator is None else torch.randn(shape, generator=generator) * size
+        drawn = (
+            torch.zeros(shape)
+            if generator is None
+            else torch.randn(shape, generator=generator) * size
+        )
         mask = torch.ones(examples, tokens, dtype=torch.bool, device=self.device)
-        return Batch(embeddings=drawn.to(self.device, self.dtype), mask=mask, labels=self.any_labels(examples, tokens))
+        return Batch(
+            embeddings=drawn.to(self.device, self.dtype),
+            mask=mask,
+            labels=self.any_labels(examples, tokens),
+        )
 
     def ordinary(self) -> Batch:
         """Eight examples such as the model may meet, with labels that mean nothing."""
         words = self.vocabulary.allowed.nonzero()[:, 0]
         ids = words[torch.linspace(0, len(words) - 1, 64, device=words.device).long()].view(8, 8)
-        ends = (torch.tensor(part, device=ids.device).expand(8, -1) for part in (self.vocabulary.prefix, self.vocabulary.suffix))
+        ends = (
+            torch.tensor(part, device=ids.device).expand(8, -1)
+            for part in (self.vocabulary.prefix, self.vocabulary.suffix)
+        )
         before, after = (part.long() for part in ends)
         ids = torch.cat([before, ids, after], dim=1)
-        return Batch(ids=ids, mask=torch.ones_like(ids).bool(), labels=torch.zeros(8, dtype=torch.int64, device=ids.device))
+        return Batch(
+            ids=ids,
+            mask=torch.ones_like(ids).bool(),
+            labels=torch.zeros(8, dtype=torch.int64, device=ids.device),
+        )
 
     def batch_of(self, sentences: Sequence[Sequence[int]], labels: Sequence[int] | None) -> Batch:
-        """Sentences as a client would batch them; without labels the sentences themselves are the labels."""
+        """Sentences as a client would batch them; without labels the sentences themselves are
+        the labels."""
         lengths = [len(sentence) for sentence in sentences]
         ids = torch.full((len(sentences), max(lengths)), self.vocabulary.pad)
         for row, sentence in enumerate(sentences):
             ids[row, : len(sentence)] = torch.tensor(sentence)
         classes = ids if labels is None else torch.tensor(list(labels))
-        return Batch(ids=ids.to(self.device), mask=self.attention_mask(lengths), labels=classes.to(self.device))
+        return Batch(
+            ids=ids.to(self.device),
+            mask=self.attention_mask(lengths),
+            labels=classes.to(self.device),
+        )
 
     def attention_mask(self, lengths: Sequence[int]) -> Bool[Tensor, "examples tokens"]:
         """The mask a client passes for a batch of sentences of these lengths."""
         width = max(lengths)
-        counted = torch.full((len(lengths),), width) if self.attend_padding else torch.tensor(list(lengths))
+        counted = (
+            torch.full((len(lengths),), width)
+            if self.attend_padding
+            else torch.tensor(list(lengths))
+        )
         return (torch.arange(width) < counted[:, None]).to(self.device)
 
 

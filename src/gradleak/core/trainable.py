@@ -107,5 +107,9 @@ class TrainableAttack(Attack):
     def load(self, path: Path, setting: ClientSetting) -> FittedAttack:
         """Returns a saved fit; one of another setting is refused, by what differs."""
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
-        raise GradleakError(f"{self.name} has learnt nothing yet: call fit first, as an audit does.")
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        raise GradleakError(
+            f"{self.name} has learnt nothing yet: call fit first, as an audit does."
+        )

@@ -12,7 +12,8 @@ class View(Component, ABC):
 
     @abstractmethod
     def visible(self, target: Target) -> tuple[str, ...]:
-        """Names of the tensors that are seen: of parameters, or of parts (`PARAMETER[query]`) where a slice is seen."""
+        """Names of the tensors that are seen: of parameters, or of parts (`PARAMETER[query]`)
+        where a slice is seen."""
 
     def show(self, target: Target, update: Update) -> Update:
         """What is seen of an update of whole parameters."""

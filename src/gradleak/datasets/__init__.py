@@ -36,7 +36,8 @@ __all__ = [
 
 
 def resolve_dataset(described: str) -> Dataset:
-    """The dataset a line describes: `cola:split=dev`, or a file as in `notes.csv` and `notes.csv:text=note,label=null`."""
+    """The dataset a line describes: `cola:split=dev`, or a file as in `notes.csv` and
+    `notes.csv:text=note,label=null`."""
     dataset = resolve("dataset", _as_file(described) or described)
     if not isinstance(dataset, Dataset):
         raise GradleakError(f"{described!r} does not describe a dataset.")
@@ -44,9 +45,12 @@ def resolve_dataset(described: str) -> Dataset:
 
 
 def _as_file(described: str) -> str | None:
-    """The line spelled out as a `file` dataset, if what it begins with is a path and not a registered name."""
+    """The line spelled out as a `file` dataset, if what it begins with is a path and not a
+    registered name."""
     whole = Path(described.strip()).expanduser()
-    path, _, fields = (described.strip(), "", "") if whole.is_file() else described.strip().partition(":")
+    path, _, fields = (
+        (described.strip(), "", "") if whole.is_file() else described.strip().partition(":")
+    )
     if not path or path in registered("dataset"):
         return None
     if not Path(path).expanduser().exists() and known_format(Path(path)) is None:

@@ -1,4 +1,5 @@
-"""From a row with named columns to an example: which column is the text, which the label, which spans are secret."""
+"""From a row with named columns to an example: which column is the text, which the label, which
+spans are secret."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,23 +17,27 @@ PLACES = 12  # lines that are named for each kind of problem
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read. `source` names the data in errors; `marked`: a "secrets" column may mark spans of the text."""
+    """Which columns to read. `source` names the data in errors; `marked`: a "secrets" column may
+    mark spans of the text."""
 
     source: str
     text: str
     label: str | None
     marked: bool = False
-    labels: tuple[str, ...] = ()  # names of the classes 0, 1, …; none: labels are numbers, or names that the target knows
+    # Names of the classes 0, 1, …; none: labels are numbers, or names that the target knows
+    labels: tuple[str, ...] = ()
     skip_bad: bool = False  # leave out rows that cannot be used
 
     def examples(self, rows: Sequence[Row]) -> list[Example]:
-        """One example a row. Rows that cannot be used are refused, all at once, or left out where that is asked for."""
+        """One example a row. Rows that cannot be used are refused, all at once, or left out
+        where that is asked for."""
         good, bad = self.sort(rows)
         if bad and not self.skip_bad:
             raise GradleakError(
                 f"{self.source}: {_counted(len(bad), len(rows))} cannot be used.\n"
                 + "\n".join(f"  {line}" for line in listed(bad))
-                + "\nMend or remove them, or leave them out: add --skip-bad, or skip_bad=true to the fields of the data."
+                + "\nMend or remove them, or leave them out: add --skip-bad, or skip_bad=true to"
+                " the fields of the data."
             )
         if not good:
             raise GradleakError(f"{self.source}: no row can be used. {listed(bad)[0]}.")
@@ -41,7 +46,16 @@ class Columns:
     def left_out(self, rows: Sequence[Row]) -> tuple[str, ...]:
         """How many rows are left out and why, in a sentence; nothing where none are."""
         bad = self.sort(rows)[1] if self.skip_bad else []
-        return (f"{_counted(len(bad), len(rows))} cannot be used and were left out: {'; '.join(listed(bad))}.",) if bad else ()
+        return (
+            (
+                (
+                    f"{_counted(len(bad), len(rows))} cannot be used and were left out:"
+                    f" {'; '.join(listed(bad))}."
+                ),
+            )
+            if bad
+            else ()
+        )
 
     def sort(self, rows: Sequence[Row]) -> tuple[list[Example], list[Row]]:
         """Rows as examples, and those that cannot be used with what is wrong with each."""
@@ -59,12 +73,17 @@ class Columns:
         """A column that no row has is one problem, not as many as there are rows."""
         readable = [row for row in rows if not row.problem]
         for field, column in (("text", self.text), ("label", self.label)):
-            if column is not None and readable and all(column not in row.values for row in readable):
+            if (
+                column is not None
+                and readable
+                and all(column not in row.values for row in readable)
+            ):
                 there = [str(name) for name in readable[0].values]
                 otherwise = ", or label=null for no labels" if field == "label" else ""
                 raise GradleakError(
-                    f"{self.source}, {readable[0].where}: no column {column!r}{did_you_mean(column, there)} "
-                    f"Columns: {', '.join(there) or 'none'}. Choose with {field}=…{otherwise}."
+                    f"{self.source}, {readable[0].where}: no column"
+                    f" {column!r}{did_you_mean(column, there)} Columns:"
+                    f" {', '.join(there) or 'none'}. Choose with {field}=…{otherwise}."
                 )
 
     def _example(self, row: Row, number: int) -> Example:
@@ -85,27 +104,36 @@ class Columns:
         return row.values[column]
 
     def _label(self, value: Any) -> int | str:
-        written = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
+        written = (
+            str(value).strip()
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+            else None
+        )
         if value is None or written == "":
             raise _Unfit("the label is empty")
         if written is None or (isinstance(value, float) and not value.is_integer()):
-            raise _Unfit(f"the label must be a whole number or a name, not {written or type(value).__name__}")
+            raise _Unfit(
+                f"the label must be a whole number or a name, not {written or type(value).__name__}"
+            )
         number = int(written.split(".")[0]) if WHOLE.fullmatch(written) else None
         if not self.labels:
             return written if number is None else number
         name = written if written in self.labels or number is None else str(number)
         if name not in self.labels:
-            # not which it is: a wrong column may hold whole private texts, and this goes into records
+            # not which it is: a wrong column may hold whole private texts, and this goes into
+            # records
             raise _Unfit(f"the label is none of labels=[{','.join(self.labels)}]; case counts")
         return ClassNumber(self.labels.index(name))
 
 
 class _Unfit(Exception):
-    """Why a row cannot be used: a sentence without its end, and without anything of the row's text."""
+    """Why a row cannot be used: a sentence without its end, and without anything of the row's
+    text."""
 
 
 def listed(bad: Iterable[Row]) -> list[str]:
-    """`lines 4, 9 and 12: the text is empty`, one for each kind of problem, in the order of the file."""
+    """`lines 4, 9 and 12: the text is empty`, one for each kind of problem, in the order of the
+    file."""
     places: dict[str, list[str]] = {}
     for row in bad:
         places.setdefault(row.problem, []).append(row.where)
@@ -136,7 +164,11 @@ def _secrets(row: Row, text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _is_span(span: Any, length: int) -> bool:
-    if not isinstance(span, list) or len(span) != 2 or not all(type(offset) is int for offset in span):
+    if (
+        not isinstance(span, list)
+        or len(span) != 2
+        or not all(type(offset) is int for offset in span)
+    ):
         return False
     start, end = span
     return bool(0 <= start < end <= length)

@@ -17,12 +17,18 @@ from gradleak.datasets.rows import Content, Delimiter, Format, known_format, rea
 class File(Dataset):
     """A tsv, csv, jsonl, parquet or plain text file, one example a row.
 
-    `text` and `label` are column names, or column numbers from 1 where there is no header; `label=null` for no labels. A label is
-    a number from 0, a name that the target knows (label2id in its config.json), or one of `labels`, the names of classes 0, 1, ….
-    A jsonl row may mark its secrets as character offsets: `{"text": …, "label": …, "secrets": [[start, end], …]}`.
+    `text` and `label` are column names, or column numbers from 1 where there is no header;
+    `label=null` for no labels. A label is a number from 0, a name that the target knows (label2id
+    in its config.json), or one of `labels`, the names of classes 0, 1, …. A jsonl row may mark its
+    secrets as character offsets: `{"text": …, "label": …, "secrets": [[start, end], …]}`.
     """
 
-    added_later: ClassVar[frozenset[str]] = Dataset.added_later | {"labels", "delimiter", "encoding", "skip_bad"}
+    added_later: ClassVar[frozenset[str]] = Dataset.added_later | {
+        "labels",
+        "delimiter",
+        "encoding",
+        "skip_bad",
+    }
 
     path: str
     text: str = "text"
@@ -37,7 +43,13 @@ class File(Dataset):
     skip_bad: bool = False  # leave out rows that cannot be used
 
     def load(self, count: int | None = None) -> list[Example]:
-        return select(self._columns().examples(self._content().rows), self.selection, count, self.path, self.rows)
+        return select(
+            self._columns().examples(self._content().rows),
+            self.selection,
+            count,
+            self.path,
+            self.rows,
+        )
 
     def without_bad_rows(self) -> Dataset:
         return replace(self, skip_bad=True)
@@ -46,13 +58,21 @@ class File(Dataset):
         content = self._content()
         said = []
         if self.encoding == "auto" and content.encoding not in ("", "utf-8"):
-            said.append(f"{self.path} is not UTF-8 and was read as {content.encoding} (to change that: encoding=…).")
+            said.append(
+                f"{self.path} is not UTF-8 and was read as {content.encoding} (to change that:"
+                " encoding=…)."
+            )
         if self.delimiter == "auto" and content.delimiter not in ("", "comma"):
-            said.append(f"{self.path} has its columns cut at each {content.delimiter} (to change that: delimiter=…).")
+            said.append(
+                f"{self.path} has its columns cut at each {content.delimiter} (to change that:"
+                " delimiter=…)."
+            )
         return (*said, *self._columns().left_out(content.rows))
 
     def _content(self) -> Content:
-        return read_file(Path(self.path).expanduser(), self.format, self.header, self.delimiter, self.encoding)
+        return read_file(
+            Path(self.path).expanduser(), self.format, self.header, self.delimiter, self.encoding
+        )
 
     def _columns(self) -> Columns:
         found = known_format(Path(self.path)) if self.format == "auto" else self.format

@@ -19,9 +19,11 @@ from gradleak.datasets.rows import Row
 @register("dataset", "hub")
 @dataclass(frozen=True)
 class Hub(Dataset):
-    """A dataset of the hub by its id, such as `hub:path=glue,config=cola,text=sentence,selection=lamp_test`.
+    """A dataset of the hub by its id, such as
+    `hub:path=glue,config=cola,text=sentence,selection=lamp_test`.
 
-    `config` is what `load_dataset` calls `name`; here a component's name is the one it is registered under.
+    `config` is what `load_dataset` calls `name`; here a component's name is the one it is
+    registered under.
     """
 
     added_later: ClassVar[frozenset[str]] = Dataset.added_later | {"labels", "skip_bad"}
@@ -37,7 +39,9 @@ class Hub(Dataset):
     skip_bad: bool = False  # leave out rows that cannot be used
 
     def load(self, count: int | None = None) -> list[Example]:
-        return select(self._columns().examples(self._rows()), self.selection, count, self._source, self.rows)
+        return select(
+            self._columns().examples(self._rows()), self.selection, count, self._source, self.rows
+        )
 
     def without_bad_rows(self) -> Dataset:
         return replace(self, skip_bad=True)
@@ -47,10 +51,16 @@ class Hub(Dataset):
 
     @property
     def _source(self) -> str:
-        return f"hub dataset {self.path}" + (f"/{self.config}" if self.config else "") + f", {self.split} split"
+        return (
+            f"hub dataset {self.path}"
+            + (f"/{self.config}" if self.config else "")
+            + f", {self.split} split"
+        )
 
     def _columns(self) -> Columns:
-        return Columns(self._source, self.text, self.label, labels=self.labels, skip_bad=self.skip_bad)
+        return Columns(
+            self._source, self.text, self.label, labels=self.labels, skip_bad=self.skip_bad
+        )
 
     def _rows(self) -> list[Row]:
         stay_offline_unless_reachable()
@@ -59,18 +69,24 @@ class Hub(Dataset):
             records = library.load_dataset(self.path, self.config, split=self.split)
         except Exception as error:  # the library and the network below it raise dozens of kinds
             raise GradleakError(
-                f"Cannot load {self._source}: {error}. Check the id, config and split, and the network."
+                f"Cannot load {self._source}: {error}. Check the id, config and split, and the"
+                " network."
             ) from error
-        return [Row(f"row {number}", dict(values)) for number, values in enumerate(records, start=1)]
+        return [
+            Row(f"row {number}", dict(values)) for number, values in enumerate(records, start=1)
+        ]
 
 
 def _library() -> Any:
     """The `datasets` library, told not to report who reads what."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
-    if constants := sys.modules.get("huggingface_hub.constants"):  # imported before: it has read the environment already
+    # Imported before: it has read the environment already
+    if constants := sys.modules.get("huggingface_hub.constants"):
         vars(constants)["HF_HUB_DISABLE_TELEMETRY"] = True
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
-        raise GradleakError("Datasets of the hub need the datasets library: pip install gradleak[hub].") from error
+        raise GradleakError(
+            "Datasets of the hub need the datasets library: pip install gradleak[hub]."
+        ) from error

@@ -1,4 +1,5 @@
-"""Which examples of a dataset are attacked: all in their order, or as LAMP's released code picks them."""
+"""Which examples of a dataset are attacked: all in their order, or as LAMP's released code picks
+them."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -17,20 +18,30 @@ LAMP_TEST_SIZE = 1000  # what LAMP keeps for testing, however few of them are at
 
 
 def select(
-    examples: Sequence[Example], selection: Selection, count: int | None, source: str, rows: Sequence[str] = ()
+    examples: Sequence[Example],
+    selection: Selection,
+    count: int | None,
+    source: str,
+    rows: Sequence[str] = (),
 ) -> list[Example]:
-    """The first `count` examples of the selection (None: as many as there are); `source` names the data in errors.
+    """The first `count` examples of the selection (None: as many as there are); `source` names the
+    data in errors.
 
-    `rows` are places of the whole selection: of lamp_tune, which otherwise depends on how many are asked for, of all there are.
+    `rows` are places of the whole selection: of lamp_tune, which otherwise depends on how many are
+    asked for, of all there are.
     """
     if selection not in _SELECTIONS:
-        raise GradleakError(f"Unknown selection {selection!r}; write one of {', '.join(_SELECTIONS)}.")
+        raise GradleakError(
+            f"Unknown selection {selection!r}; write one of {', '.join(_SELECTIONS)}."
+        )
     if rows:
         return take(_SELECTIONS[selection](examples, None, source), count, source, rows)
     return _SELECTIONS[selection](examples, count, source)
 
 
-def take(examples: Sequence[Chosen], count: int | None, source: str, rows: Sequence[str] = ()) -> list[Chosen]:
+def take(
+    examples: Sequence[Chosen], count: int | None, source: str, rows: Sequence[str] = ()
+) -> list[Chosen]:
     """The first `count` examples in the order they have, or of the chosen rows."""
     chosen = pick(examples, rows, source)
     where = f"{source}, rows {','.join(rows)}" if rows else source
@@ -38,22 +49,28 @@ def take(examples: Sequence[Chosen], count: int | None, source: str, rows: Seque
 
 
 def lamp_test(examples: Sequence[Example], count: int | None, source: str) -> list[Example]:
-    """The first `count` examples of LAMP's order, at most 1000 so that none of them is a tuning example."""
+    """The first `count` examples of LAMP's order, at most 1000 so that none of them is a tuning
+    example."""
     available = min(LAMP_TEST_SIZE, len(examples))
-    chosen = shuffled_indices(np.random.RandomState(LAMP_SEED), len(examples))[: _checked(count, available, source)]
+    chosen = shuffled_indices(np.random.RandomState(LAMP_SEED), len(examples))[
+        : _checked(count, available, source)
+    ]
     return [examples[index] for index in chosen]
 
 
 def lamp_tune(examples: Sequence[Example], count: int | None, source: str) -> list[Example]:
     """`count` examples of all lengths, none of them a test example.
 
-    What LAMP's test split leaves over is sorted by length in characters and cut into `count` equal chunks; the generator
-    that shuffled goes on to draw one of each and to shuffle those, as in LAMP's released code (data_utils.py).
-    Another `count` therefore gives other examples, not more of the same.
+    What LAMP's test split leaves over is sorted by length in characters and cut into `count` equal
+    chunks; the generator that shuffled goes on to draw one of each and to shuffle those, as in
+    LAMP's released code (data_utils.py). Another `count` therefore gives other examples, not more
+    of the same.
     """
     random = np.random.RandomState(LAMP_SEED)
     left_over = shuffled_indices(random, len(examples))[LAMP_TEST_SIZE:]
-    wanted = _checked(count, len(left_over), f"{source} (after the {LAMP_TEST_SIZE} kept for testing)")
+    wanted = _checked(
+        count, len(left_over), f"{source} (after the {LAMP_TEST_SIZE} kept for testing)"
+    )
     by_length = sorted(left_over, key=lambda index: len(examples[index].text))
     chunk = len(by_length) // wanted
     chosen = [by_length[chunk * place + random.randint(0, chunk)] for place in range(wanted)]
@@ -70,13 +87,18 @@ def shuffled_indices(random: np.random.RandomState, size: int) -> list[int]:
 
 def _checked(count: int | None, available: int, source: str) -> int:
     if available == 0:
-        raise GradleakError(f"There are no examples in {source} for this selection; use selection=all or more data.")
+        raise GradleakError(
+            f"There are no examples in {source} for this selection; use selection=all or more data."
+        )
     if count is None:
         return available
     if count < 1:
         raise GradleakError(f"Cannot take {count} examples of {source}; ask for at least 1.")
     if count > available:
-        raise GradleakError(f"{count} examples were asked of {source}, which has {available}; ask for {available} or fewer.")
+        raise GradleakError(
+            f"{count} examples were asked of {source}, which has {available}; ask for {available}"
+            " or fewer."
+        )
     return count
 
 

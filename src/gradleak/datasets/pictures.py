@@ -27,8 +27,9 @@ HALF = 5  # classes 0 to 4 are the first half of CIFAR-10, 5 to 9 the second
 class Cifar10(Dataset):
     """CIFAR-10 from a local folder: `folder`, or cifar10/ in the folder that GRADLEAK_DATA names.
 
-    `first_half_share` mixes the classes 0 to 4 and 5 to 9 in that proportion, `size` pictures in all (Learning to Invert,
-    section 4.1.2). Pictures come in an order drawn from `seed`, or in the files' own order where it is null.
+    `first_half_share` mixes the classes 0 to 4 and 5 to 9 in that proportion, `size` pictures in
+    all (Learning to Invert, section 4.1.2). Pictures come in an order drawn from `seed`, or in the
+    files' own order where it is null.
     """
 
     medium: ClassVar[Medium] = "image"
@@ -64,7 +65,9 @@ class Cifar10(Dataset):
         return Cifar10("train", folder=self.folder) if self.split == "test" else None
 
     def _selected(self, order: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> list[int]:
-        allowed = np.isin(labels, self.classes) if self.classes else np.ones(len(labels), dtype=bool)
+        allowed = (
+            np.isin(labels, self.classes) if self.classes else np.ones(len(labels), dtype=bool)
+        )
         if self.first_half_share is None:
             return [int(place) for place in order[allowed][: self.size]]
         assert self.size is not None
@@ -72,7 +75,10 @@ class Cifar10(Dataset):
         halves = [order[allowed & (labels < HALF)], order[allowed & (labels >= HALF)]]
         for half, wanted in zip(halves, (first, self.size - first), strict=True):
             if len(half) < wanted:
-                raise GradleakError(f"A mixture asks for {wanted} pictures of one half of CIFAR-10, which has {len(half)}.")
+                raise GradleakError(
+                    f"A mixture asks for {wanted} pictures of one half of CIFAR-10, which has"
+                    f" {len(half)}."
+                )
         mixed = np.concatenate([halves[0][:first], halves[1][: self.size - first]])
         return [int(place) for place in np.random.default_rng(self.seed or 0).permutation(mixed)]
 
@@ -82,7 +88,8 @@ class Cifar10(Dataset):
         named = os.environ.get(FOLDER_VARIABLE)
         if not named:
             raise GradleakError(
-                f"cifar10 is read from a folder: set {FOLDER_VARIABLE} to the folder that holds cifar10/, or write folder=…"
+                f"cifar10 is read from a folder: set {FOLDER_VARIABLE} to the folder that holds"
+                " cifar10/, or write folder=…"
             )
         return Path(named).expanduser() / "cifar10"
 
@@ -90,7 +97,8 @@ class Cifar10(Dataset):
 @register("dataset", "pictures")
 @dataclass(frozen=True)
 class PictureFiles(Dataset):
-    """Pictures of one's own: an npz archive (images, labels), or a folder with one folder of picture files a class."""
+    """Pictures of one's own: an npz archive (images, labels), or a folder with one folder of
+    picture files a class."""
 
     medium: ClassVar[Medium] = "image"
 
@@ -100,7 +108,10 @@ class PictureFiles(Dataset):
     def load(self, count: int | None = None) -> list[Example]:
         path = Path(self.path).expanduser()
         if not path.exists():
-            raise GradleakError(f"There is no {self.path}: name an npz archive, or a folder with one folder a class.")
+            raise GradleakError(
+                f"There is no {self.path}: name an npz archive, or a folder with one folder a"
+                " class."
+            )
         found = read_folder(path) if path.is_dir() else read_npz(path)
         return examples(found, take(range(len(found.labels)), count, self.path, self.rows))
 
@@ -110,7 +121,12 @@ def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
     height, width, channels = pictures.pixels.shape[1:]
     shape = (int(height), int(width), int(channels))
     return [
-        Example("", int(pictures.labels[place]), picture=Picture(shape, pictures.pixels[place].tobytes()), row=place)
+        Example(
+            "",
+            int(pictures.labels[place]),
+            picture=Picture(shape, pictures.pixels[place].tobytes()),
+            row=place,
+        )
         for place in places
     ]
 

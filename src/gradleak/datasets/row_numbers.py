@@ -15,7 +15,9 @@ def read_numbers(rows: Sequence[str]) -> list[int]:
     for piece in (piece for written in rows for piece in written.split(",")):
         first, dash, last = (word.strip() for word in piece.partition("-"))
         ends = [first, last if dash else first]
-        if not all(end.isdecimal() and end.isascii() for end in ends) or int(ends[0]) > int(ends[1]):
+        if not all(end.isdecimal() and end.isascii() for end in ends) or int(ends[0]) > int(
+            ends[1]
+        ):
             raise GradleakError(f"Rows are written as {FORM}, not {', '.join(rows)!r}.")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
     if len(set(numbers)) < len(numbers):
@@ -24,12 +26,16 @@ def read_numbers(rows: Sequence[str]) -> list[int]:
 
 
 def pick(examples: Sequence[Chosen], rows: Sequence[str], source: str) -> Sequence[Chosen]:
-    """The examples at these places, all of them where none are named; `source` names the data in errors."""
+    """The examples at these places, all of them where none are named; `source` names the data in
+    errors."""
     if not rows:
         return examples
     numbers = read_numbers(rows)
     beyond = max(numbers)
     if beyond >= len(examples):
         there = f"{len(examples)} rows, 0 to {len(examples) - 1}" if examples else "no rows"
-        raise GradleakError(f"There is no row {beyond} in {source}, which has {there} in this selection: change rows=….")
+        raise GradleakError(
+            f"There is no row {beyond} in {source}, which has {there} in this selection: change"
+            " rows=…."
+        )
     return [examples[number] for number in numbers]

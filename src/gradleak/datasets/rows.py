@@ -1,4 +1,5 @@
-"""Rows of a data file, whatever its format: tsv, csv, jsonl, plain text (each also as .gz or .xz), parquet."""
+"""Rows of a data file, whatever its format: tsv, csv, jsonl, plain text (each also as .gz or
+.xz), parquet."""
 
 import csv
 import gzip
@@ -28,7 +29,8 @@ FORMATS_BY_EXTENSION: dict[str, Format] = {
     ".parquet": "parquet",
     ".txt": "text",
 }
-DELIMITERS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}  # the likeliest first
+# The likeliest first
+DELIMITERS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 LOOKED_AT = 100  # rows that tell what cuts the columns
 BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 LONGEST_CELL = 2**30  # letters; the library stops at 2**17, and a document may be longer
@@ -37,7 +39,8 @@ _COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz
 
 @dataclass(frozen=True)
 class Row:
-    """One record of a file and the line it begins on, counted from 1 (parquet: the row); no values where it cannot be read."""
+    """One record of a file and the line it begins on, counted from 1 (parquet: the row); no
+    values where it cannot be read."""
 
     where: str
     values: dict[str, Any]
@@ -46,7 +49,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Content:
-    """The rows of a file, and what was found out about it: its encoding, and what cuts a csv into columns."""
+    """The rows of a file, and what was found out about it: its encoding, and what cuts a csv
+    into columns."""
 
     rows: list[Row]
     encoding: str = ""
@@ -58,8 +62,11 @@ def read_rows(path: Path, format: Format = "auto", header: bool = True) -> list[
     return read_file(path, format, header, "auto", "utf-8").rows
 
 
-def read_file(path: Path, format: Format, header: bool, delimiter: Delimiter, encoding: str) -> Content:
-    """All rows of a file; without a header, columns are called "1", "2", … as `cut -f` counts them."""
+def read_file(
+    path: Path, format: Format, header: bool, delimiter: Delimiter, encoding: str
+) -> Content:
+    """All rows of a file; without a header, columns are called "1", "2", … as `cut -f` counts
+    them."""
     if path.is_dir():
         raise GradleakError(f"{path} is a folder; name one of the files in it.")
     if not path.is_file():
@@ -68,9 +75,15 @@ def read_file(path: Path, format: Format, header: bool, delimiter: Delimiter, en
     if found is None:
         known = ", ".join(FORMATS_BY_EXTENSION)
         fix = "add format=tsv|csv|jsonl|parquet|text"
-        raise GradleakError(f"Cannot tell the format of {path} by its extension (known: {known}); {fix}.")
+        raise GradleakError(
+            f"Cannot tell the format of {path} by its extension (known: {known}); {fix}."
+        )
     _refuse_idle(path, found, delimiter, encoding)
-    content = Content(list(_parquet(path))) if found == "parquet" else _read_text(path, found, header, delimiter, encoding)
+    content = (
+        Content(list(_parquet(path)))
+        if found == "parquet"
+        else _read_text(path, found, header, delimiter, encoding)
+    )
     if not content.rows:
         raise GradleakError(f"{path} is empty: it holds no examples.")
     return content
@@ -78,12 +91,19 @@ def read_file(path: Path, format: Format, header: bool, delimiter: Delimiter, en
 
 def _refuse_idle(path: Path, format: str, delimiter: str, encoding: str) -> None:
     if delimiter != "auto" and format != "csv":
-        raise GradleakError(f"delimiter={delimiter} is for csv, and {path} is {format}: leave it out, or add format=csv.")
+        raise GradleakError(
+            f"delimiter={delimiter} is for csv, and {path} is {format}: leave it out, or add"
+            " format=csv."
+        )
     if format == "parquet" and encoding not in ("auto", "utf-8"):
-        raise GradleakError(f"encoding={encoding} is for text, and {path} is parquet: leave it out.")
+        raise GradleakError(
+            f"encoding={encoding} is for text, and {path} is parquet: leave it out."
+        )
 
 
-def _read_text(path: Path, format: str, header: bool, delimiter: Delimiter, encoding: str) -> Content:
+def _read_text(
+    path: Path, format: str, header: bool, delimiter: Delimiter, encoding: str
+) -> Content:
     text, found = decode(path, encoding)
     csv.field_size_limit(LONGEST_CELL)
     if format != "csv":
@@ -110,12 +130,15 @@ def decoded(path: Path, fallback: str = "utf-8") -> str:
 
 
 def decode(path: Path, encoding: str) -> tuple[str, str]:
-    """The file's text, unpacked if need be, and its encoding; `auto`: by its first bytes, else UTF-8, else Windows' cp1252."""
+    """The file's text, unpacked if need be, and its encoding; `auto`: by its first bytes, else
+    UTF-8, else Windows' cp1252."""
     try:
         content = _COMPRESSED.get(path.suffix.lower(), bytes)(path.read_bytes())
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise GradleakError(f"Cannot read {path}: {error}.") from error
-    marked = next((found for mark, found in BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
+    marked = next(
+        (found for mark, found in BYTE_ORDER_MARKS.items() if content.startswith(mark)), None
+    )
     tried = [encoding] if encoding != "auto" else [marked] if marked else ["utf-8", "cp1252"]
     for name in tried:
         try:
@@ -123,13 +146,16 @@ def decode(path: Path, encoding: str) -> tuple[str, str]:
         except UnicodeDecodeError as error:
             line = content[: error.start].count(b"\n") + 1
         except LookupError as error:
-            raise GradleakError(f"There is no encoding {name!r}: write for example encoding=latin-1 or cp1252.") from error
+            raise GradleakError(
+                f"There is no encoding {name!r}: write for example encoding=latin-1 or cp1252."
+            ) from error
     way_out = f"say what it is, such as --data {shlex.quote(f'{path}:encoding=latin-1')}"
     raise GradleakError(f"{path}, line {line}: the text is not {' or '.join(tried)}; {way_out}.")
 
 
 def find_delimiter(content: str) -> str:
-    """What cuts a csv into columns: what cuts its first row into several, and the most rows into as many as that."""
+    """What cuts a csv into columns: what cuts its first row into several, and the most rows into
+    as many as that."""
 
     def alike(delimiter: str) -> float:
         reader = csv.reader(io.StringIO(content, newline=""), delimiter=DELIMITERS[delimiter])
@@ -145,7 +171,8 @@ def find_delimiter(content: str) -> str:
 def text_lines(content: str) -> list[str]:
     """Lines as files count them, without the empty ones at the end.
 
-    str.splitlines would also cut at characters such as U+0085, which film reviews read as latin-1 contain.
+    str.splitlines would also cut at characters such as U+0085, which film reviews read as latin-1
+    contain.
     """
     return content.replace("\r\n", "\n").rstrip("\n").split("\n") if content.strip("\r\n") else []
 
@@ -157,7 +184,11 @@ def _tsv(path: Path, content: str, header: bool) -> Iterator[Row]:
 
 
 def _csv(path: Path, content: str, header: bool, delimiter: str) -> Iterator[Row]:
-    return _table(path, csv.reader(io.StringIO(content.rstrip("\r\n"), newline=""), delimiter=delimiter), header)
+    return _table(
+        path,
+        csv.reader(io.StringIO(content.rstrip("\r\n"), newline=""), delimiter=delimiter),
+        header,
+    )
 
 
 def _table(path: Path, reader: Any, header: bool) -> Iterator[Row]:
@@ -169,7 +200,11 @@ def _table(path: Path, reader: Any, header: bool) -> Iterator[Row]:
             if columns is None:
                 if not any(cells):
                     continue  # before the first line there is nothing to miss
-                columns = _unique(path, cells) if header else [str(number) for number in range(1, len(cells) + 1)]
+                columns = (
+                    _unique(path, cells)
+                    if header
+                    else [str(number) for number in range(1, len(cells) + 1)]
+                )
                 if header:
                     continue
             if not any(cells):
@@ -184,7 +219,9 @@ def _table(path: Path, reader: Any, header: bool) -> Iterator[Row]:
 
 def _unique(path: Path, columns: list[str]) -> list[str]:
     if len(set(columns)) < len(columns):
-        raise GradleakError(f"{path}: two columns have the same name among {', '.join(columns)}; rename one.")
+        raise GradleakError(
+            f"{path}: two columns have the same name among {', '.join(columns)}; rename one."
+        )
     return columns
 
 
@@ -196,7 +233,15 @@ def parse_jsonl(content: str) -> Iterator[Row]:
             values = json.loads(line)
         except json.JSONDecodeError as error:
             empty = not line.strip()
-            yield Row(where, {}, "the line is empty" if empty else f"not JSON ({error.msg}); write one object a line")
+            yield Row(
+                where,
+                {},
+                (
+                    "the line is empty"
+                    if empty
+                    else f"not JSON ({error.msg}); write one object a line"
+                ),
+            )
             continue
         if isinstance(values, dict):
             yield Row(where, values)
@@ -213,14 +258,20 @@ def _text(path: Path, content: str, header: bool) -> Iterator[Row]:
         yield Row(f"line {number}", {"text": line})
 
 
-_PARSERS: dict[str, Callable[[Path, str, bool], Iterable[Row]]] = {"tsv": _tsv, "jsonl": _jsonl, "text": _text}
+_PARSERS: dict[str, Callable[[Path, str, bool], Iterable[Row]]] = {
+    "tsv": _tsv,
+    "jsonl": _jsonl,
+    "text": _text,
+}
 
 
 def _parquet(path: Path) -> Iterator[Row]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise GradleakError(f"Reading {path} needs pyarrow: pip install gradleak[parquet].") from error
+        raise GradleakError(
+            f"Reading {path} needs pyarrow: pip install gradleak[parquet]."
+        ) from error
     try:
         records = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's errors derive from these two

@@ -19,7 +19,8 @@ Part = Literal["private", "public"]
 @register("dataset", "shapes")
 @dataclass(frozen=True)
 class Shapes(Dataset):
-    """Coloured discs, squares, crosses and stripes on shaded grounds, drawn for gradleak; the label says which shape.
+    """Coloured discs, squares, crosses and stripes on shaded grounds, drawn for gradleak; the label
+    says which shape.
 
     A private part to attack and a public part, drawn from other seeds, to learn from.
     """
@@ -38,7 +39,10 @@ class Shapes(Dataset):
 
     def load(self, count: int | None = None) -> list[Example]:
         size = PRIVATE if self.part == "private" else PUBLIC
-        return [self._example(number) for number in take(range(size), count, f"shapes, {self.part} part", self.rows)]
+        return [
+            self._example(number)
+            for number in take(range(size), count, f"shapes, {self.part} part", self.rows)
+        ]
 
     def public(self) -> Dataset:
         return Shapes("public", self.side)
@@ -47,24 +51,37 @@ class Shapes(Dataset):
         random = np.random.default_rng((ord(self.part[1]), self.side, number))
         label = int(random.integers(4))
         pixels = (drawn(label, self.side, random) * 255).round().astype(np.uint8)
-        return Example("", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()), row=number)
+        return Example(
+            "", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()), row=number
+        )
 
 
 def drawn(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """One picture [height, width, 3] between 0 and 1: a shaded ground, a shape with soft edges, a little grain."""
+    """One picture [height, width, 3] between 0 and 1: a shaded ground, a shape with soft edges,
+    a little grain."""
     down, across = np.meshgrid(*[np.linspace(-1, 1, side)] * 2, indexing="ij")
     slope = random.uniform(-0.3, 0.3, (2, 3))
     ground = random.uniform(0.2, 0.8, 3) + down[..., None] * slope[0] + across[..., None] * slope[1]
-    centre, size, angle = random.uniform(-0.3, 0.3, 2), random.uniform(0.35, 0.65), random.uniform(0, np.pi)
+    centre, size, angle = (
+        random.uniform(-0.3, 0.3, 2),
+        random.uniform(0.35, 0.65),
+        random.uniform(0, np.pi),
+    )
     y, x = down - centre[0], across - centre[1]
     along, beside = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
     edges = (
         size - np.hypot(x, y),  # disc
         size - np.maximum(abs(along), abs(beside)),  # square
-        np.minimum(size - np.maximum(abs(along), abs(beside)), size / 3 - np.minimum(abs(along), abs(beside))),  # cross
+        # Cross
+        np.minimum(
+            size - np.maximum(abs(along), abs(beside)),
+            size / 3 - np.minimum(abs(along), abs(beside)),
+        ),
         size * np.sin(along * 6 / size) / 6,  # stripes
     )
     inside = 1 / (1 + np.exp(-edges[label] * side / 1.5))[..., None]
     coloured = ground * (1 - inside) + random.uniform(0, 1, 3) * inside
-    grained: npt.NDArray[np.float64] = np.clip(coloured + random.normal(0, 0.01, coloured.shape), 0, 1)
+    grained: npt.NDArray[np.float64] = np.clip(
+        coloured + random.normal(0, 0.01, coloured.shape), 0, 1
+    )
     return grained

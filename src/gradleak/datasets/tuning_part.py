@@ -1,4 +1,5 @@
-"""Examples to tune on: never a test selection, and split so that the two stages of tuning have no text in common."""
+"""Examples to tune on: never a test selection, and split so that the two stages of tuning have
+no text in common."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ Stage = Literal["coarse", "fine"]
 class TuningPart(Dataset):
     """One of two parts of a dataset, both of all lengths, for the stages of `gradleak tune`.
 
-    The first `coarse + fine` examples are sorted by length and dealt out evenly: with 10 and 20, the middle one of every three
-    is for the coarse stage. A text that occurs twice is dealt once; one that is also in LAMP's test selection, never.
+    The first `coarse + fine` examples are sorted by length and dealt out evenly: with 10 and 20,
+    the middle one of every three is for the coarse stage. A text that occurs twice is dealt once;
+    one that is also in LAMP's test selection, never.
     """
 
     data: str = "canaries"  # one line; a file is written file:path=…
@@ -33,31 +35,46 @@ class TuningPart(Dataset):
 
     def __post_init__(self) -> None:
         if self.coarse < 1 or self.fine < 1:
-            raise GradleakError(f"Both stages of tuning need examples; coarse is {self.coarse} and fine {self.fine}.")
+            raise GradleakError(
+                f"Both stages of tuning need examples; coarse is {self.coarse} and fine"
+                f" {self.fine}."
+            )
 
     def load(self, count: int | None = None) -> list[Example]:
         data = _dataset(self.data)
         total = self.coarse + self.fine
         dealt = _different(data.load(total), _test_examples(data))
         # Bresenham's line: `coarse` of each `total` places, evenly; the first term centres them
-        chosen = [((total + self.coarse) // 2 + place * self.coarse) % total < self.coarse for place in range(len(dealt))]
-        part = [example for example, is_coarse in zip(dealt, chosen, strict=True) if is_coarse == (self.stage == "coarse")]
+        chosen = [
+            ((total + self.coarse) // 2 + place * self.coarse) % total < self.coarse
+            for place in range(len(dealt))
+        ]
+        part = [
+            example
+            for example, is_coarse in zip(dealt, chosen, strict=True)
+            if is_coarse == (self.stage == "coarse")
+        ]
         everything = count is None and not self.rows
-        return part if everything else take(part, count, f"the {self.stage} tuning part of {self.data}", self.rows)
+        return (
+            part
+            if everything
+            else take(part, count, f"the {self.stage} tuning part of {self.data}", self.rows)
+        )
 
     def remarks(self) -> tuple[str, ...]:
         return _dataset(self.data).remarks()
 
 
 def for_tuning(data: Dataset, selection_written: bool) -> Dataset:
-    """The data with its tuning selection; a test selection that was asked for, or data that includes one, is refused."""
+    """The data with its tuning selection; a test selection that was asked for, or data that
+    includes one, is refused."""
     selection = selection_of(data)
     if selection == TEST and not selection_written:
         return _with_selection(data, TUNE)
     if selection == TEST or (selection == "all" and _usual_selection(data) == TEST):
         raise GradleakError(
-            f"{data.name} with selection={selection} holds test sentences, and what is tuned on them cannot be reported on them: "
-            f"use selection={TUNE}, or leave the selection out."
+            f"{data.name} with selection={selection} holds test sentences, and what is tuned on"
+            f" them cannot be reported on them: use selection={TUNE}, or leave the selection out."
         )
     return data
 
@@ -83,11 +100,16 @@ def _dataset(described: Any) -> Dataset:
 
 def _test_examples(data: Dataset) -> list[Example]:
     # The selections are apart by row, but CoLA and SST-2 hold some sentences twice
-    return _dataset({**to_dict(data), "selection": TEST, "rows": []}).load() if selection_of(data) == TUNE else []
+    return (
+        _dataset({**to_dict(data), "selection": TEST, "rows": []}).load()
+        if selection_of(data) == TUNE
+        else []
+    )
 
 
 def _different(examples: Sequence[Example], seen: Sequence[Example]) -> list[Example]:
-    """By length, without texts that are among `seen` or came before; case and spacing make no difference, as to most models."""
+    """By length, without texts that are among `seen` or came before; case and spacing make no
+    difference, as to most models."""
     known = {_bare(example.text) for example in seen}
     kept = []
     for example in sorted(examples, key=lambda example: len(example.text)):

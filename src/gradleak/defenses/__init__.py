@@ -1,6 +1,6 @@
 """What clients do to an update before it leaves."""
 
-from gradleak.defenses import (  # noqa: F401
+from gradleak.defenses import (
     central_dp,
     client_dp,
     clipping,

@@ -1,4 +1,5 @@
-"""ε of Gaussian noise, by accountants that are named: Opacus's for a whole training run, the analytic formula for one release."""
+"""ε of Gaussian noise, by accountants that are named: Opacus's for a whole training run, the
+analytic formula for one release."""
 
 import importlib
 import math
@@ -10,7 +11,8 @@ from gradleak.core.defense import Guarantee
 from gradleak.core.errors import GradleakError
 
 ACCOUNTANTS = {"PRV": "PRVAccountant", "RDP": "RDPAccountant"}
-MOST_POINTS = 10_000_000  # of PRV's grid, some 12 s and 2 GB; twenty times as many stalled a machine
+# Of PRV's grid, some 12 s and 2 GB; twenty times as many stalled a machine
+MOST_POINTS = 10_000_000
 INFINITE = "infinite: there is no noise, so nothing is proven"
 NOT_KNOWN = "not known: the privacy loss is too large for this accountant to compute"
 
@@ -29,7 +31,13 @@ def gaussian_guarantees(
     made = [said("one release", "analytic Gaussian", analytic_epsilon(noise_multiplier, delta))]
     for reading, rate, count in (("one release", 1.0, 1), ("whole run", sampling_rate, steps)):
         for name in ACCOUNTANTS:
-            made.append(said(reading, f"{name} (Opacus)", opacus_epsilon(name, noise_multiplier, rate, count, delta)))
+            made.append(
+                said(
+                    reading,
+                    f"{name} (Opacus)",
+                    opacus_epsilon(name, noise_multiplier, rate, count, delta),
+                )
+            )
     return tuple(made)
 
 
@@ -41,7 +49,8 @@ def in_words(epsilon: float | None) -> str:
 
 
 def analytic_epsilon(noise_multiplier: float, delta: float) -> float:
-    """The smallest ε of one Gaussian mechanism (Balle & Wang, ICML 2018, theorem 8); infinite without noise."""
+    """The smallest ε of one Gaussian mechanism (Balle & Wang, ICML 2018, theorem 8); infinite
+    without noise."""
     if noise_multiplier == 0:
         return math.inf
 
@@ -50,7 +59,8 @@ def analytic_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    from scipy.optimize import brentq  # here, since few audits need it and every one would wait for it
+    # here, since few audits need it and every one would wait for it
+    from scipy.optimize import brentq
 
     highest = 1.0
     while excess(highest) > 0:
@@ -59,13 +69,17 @@ def analytic_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def analytic_delta(noise_multiplier: float, epsilon: float) -> float:
-    """δ of one Gaussian mechanism at that ε: Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ), the second term by its logarithm."""
+    """δ of one Gaussian mechanism at that ε: Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ), the second term
+    by its logarithm."""
     half, shift = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
     return math.exp(log_ndtr(half - shift)) - math.exp(epsilon + log_ndtr(-half - shift))
 
 
-def opacus_epsilon(accountant: str, noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> float | None:
-    """ε by one of Opacus's accountants; infinite without noise, none where the accountant gives up."""
+def opacus_epsilon(
+    accountant: str, noise_multiplier: float, sampling_rate: float, steps: int, delta: float
+) -> float | None:
+    """ε by one of Opacus's accountants; infinite without noise, none where the accountant gives
+    up."""
     if noise_multiplier == 0:
         return math.inf
     run = (noise_multiplier, sampling_rate, steps)
@@ -75,7 +89,8 @@ def opacus_epsilon(accountant: str, noise_multiplier: float, sampling_rate: floa
 
 
 def prv_points(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> float:
-    """Points of the grid on which Opacus's PRV accountant adds up privacy losses, about: it reaches as far as RDP's ε does."""
+    """Points of the grid on which Opacus's PRV accountant adds up privacy losses, about: it
+    reaches as far as RDP's ε does."""
     error = delta / 1000  # of δ, by the accountant's own default
     reach = _epsilon("RDP", (noise_multiplier, sampling_rate, steps), error)
     mesh = 0.01 / math.sqrt(steps * math.log(12 / error) / 2)
@@ -86,10 +101,12 @@ def _epsilon(accountant: str, run: tuple[float, float, int], delta: float) -> fl
     made = getattr(_opacus(), ACCOUNTANTS[accountant])()
     made.history = [run]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # logarithms of zero, and advice on orders of Rényi divergence
+        # Logarithms of zero, and advice on orders of Rényi divergence
+        warnings.simplefilter("ignore")
         try:
             found = float(made.get_epsilon(delta=delta))
-        except (RuntimeError, ValueError, ArithmeticError, MemoryError):  # numbers that float64 does not hold
+        # Numbers that float64 does not hold
+        except (RuntimeError, ValueError, ArithmeticError, MemoryError):
             return None
     return found if math.isfinite(found) else None
 
@@ -98,10 +115,14 @@ def _opacus() -> object:
     try:
         return importlib.import_module("opacus.accountants")
     except ImportError as error:
-        raise GradleakError("The ε of a training run needs Opacus: pip install 'gradleak[dp]'.") from error
+        raise GradleakError(
+            "The ε of a training run needs Opacus: pip install 'gradleak[dp]'."
+        ) from error
 
 
-def refuse_accounting(noise_multiplier: float, sampling_rate: float, steps: int, delta: float) -> None:
+def refuse_accounting(
+    noise_multiplier: float, sampling_rate: float, steps: int, delta: float
+) -> None:
     """Refuses numbers no accountant can use."""
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier must not be negative, not {noise_multiplier}.")

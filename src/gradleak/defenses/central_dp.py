@@ -13,7 +13,8 @@ from gradleak.defenses.accounting import gaussian_guarantees, refuse_accounting
 @register("defense", "central_dp")
 @dataclass(frozen=True)
 class CentralDp(Defense):
-    """Noise the server adds to the sum of updates: protects from whoever gets the model, not from the server, who saw them."""
+    """Noise the server adds to the sum of updates: protects from whoever gets the model, not
+    from the server, who saw them."""
 
     noise_multiplier: float = 1.0  # in units of the clipping norm, which the server applies as well
     sampling_rate: float = 0.1  # the chance of a client to take part in a round, and
@@ -32,4 +33,6 @@ class CentralDp(Defense):
 
     def guarantees(self) -> tuple[Guarantee, ...]:
         """Towards those who see only the model; none of these holds against the server."""
-        return gaussian_guarantees("client", self.noise_multiplier, self.sampling_rate, self.steps, self.delta)
+        return gaussian_guarantees(
+            "client", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
+        )

@@ -1,4 +1,5 @@
-"""Client-level differential privacy: a client clips its whole update and noises it before it leaves."""
+"""Client-level differential privacy: a client clips its whole update and noises it before it
+leaves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from gradleak.defenses.gaussian_noise import with_noise
 @register("defense", "client_dp")
 @dataclass(frozen=True)
 class ClientDp(Defense):
-    """Clips a client's whole update and adds Gaussian noise on its own machine, as Flower's LocalDpMod does."""
+    """Clips a client's whole update and adds Gaussian noise on its own machine, as Flower's
+    LocalDpMod does."""
 
-    # LocalDpMod asks for ε and δ instead: its noise is noise_multiplier = sqrt(2 ln(1.25 / δ)) / ε, with sensitivity = clip.
+    # LocalDpMod asks for ε and δ instead: its noise is noise_multiplier = sqrt(2 ln(1.25 / δ)) / ε,
+    # with sensitivity = clip.
     clip: float = 1.0  # the largest norm of an update
     noise_multiplier: float = 1.0
     sampling_rate: float = 0.1  # the chance of a client to take part in a round, and
@@ -42,4 +45,6 @@ class ClientDp(Defense):
         return Channel(noise_std=noise, clip=self.clip, randomised=noise > 0)
 
     def guarantees(self) -> tuple[Guarantee, ...]:
-        return gaussian_guarantees("client", self.noise_multiplier, self.sampling_rate, self.steps, self.delta)
+        return gaussian_guarantees(
+            "client", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
+        )

@@ -14,9 +14,11 @@ from gradleak.core.update import Update
 @register("defense", "clipping")
 @dataclass(frozen=True)
 class Clipping(Defense):
-    """Scales an update down to a largest norm over all its tensors. Directions stay: by itself it hides nothing but the size."""
+    """Scales an update down to a largest norm over all its tensors. Directions stay: by itself
+    it hides nothing but the size."""
 
-    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0  # the largest norm; inf: no clipping
+    # The largest norm; inf: no clipping
+    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0
 
     def __post_init__(self) -> None:
         refuse_clip(self.clip)
@@ -29,7 +31,8 @@ class Clipping(Defense):
 
 
 def clipped(update: Update, clip: float) -> Update:
-    """Every client's update (every example's, if per example) scaled down to a norm of at most that."""
+    """Every client's update (every example's, if per example) scaled down to a norm of at most
+    that."""
     return update.scaled((clip / update.whole_norms()).clamp(max=1.0))
 
 

@@ -1,4 +1,5 @@
-"""DP-SGD: each example's gradient is clipped, the mean is noised, and only that leaves the client."""
+"""DP-SGD: each example's gradient is clipped, the mean is noised, and only that leaves the
+client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +20,15 @@ from gradleak.defenses.gaussian_noise import with_noise
 @register("defense", "dp_sgd")
 @dataclass(frozen=True)
 class DpSgd(Defense):
-    """Clips every example's gradient over all trained tensors, takes the mean, adds Gaussian noise (their algorithm 1)."""
+    """Clips every example's gradient over all trained tensors, takes the mean, adds Gaussian
+    noise (their algorithm 1)."""
 
-    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0  # the largest norm of one example's gradient; inf: no clipping
+    # The largest norm of one example's gradient; inf: no clipping
+    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0
     noise_multiplier: float = 1.0  # noise on the sum of the batch, in units of clip
     sampling_rate: float = 0.01  # the chance of an example to be in a batch, and
-    steps: int = 1000  # how many batches there are: of the whole run, for its ε; one update does not depend on them
+    # How many batches there are: of the whole run, for its ε; one update does not depend on them
+    steps: int = 1000
     delta: float = 1e-5
     cites = "Abadi et al., CCS 2016"
 
@@ -32,7 +36,9 @@ class DpSgd(Defense):
         refuse_clip(self.clip)
         refuse_accounting(self.noise_multiplier, self.sampling_rate, self.steps, self.delta)
         if self.clip == float("inf") and self.noise_multiplier > 0:
-            raise ValueError("noise is a multiple of clip: give a finite one, or noise_multiplier=0.")
+            raise ValueError(
+                "noise is a multiple of clip: give a finite one, or noise_multiplier=0."
+            )
 
     @property
     def wants_per_example(self) -> bool:
@@ -41,22 +47,32 @@ class DpSgd(Defense):
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
         if not update.per_example:
             raise GradleakError(
-                "dp_sgd clips the gradient of each example and was given their mean: write it as the first defense."
+                "dp_sgd clips the gradient of each example and was given their mean: write it as"
+                " the first defense."
             )
         small = clipped(update, self.clip)
         examples = next(iter(small.tensors.values())).shape[1]
-        mean = Update({name: sum_over(tensor, 1) / examples for name, tensor in small.tensors.items()})
+        mean = Update(
+            {name: sum_over(tensor, 1) / examples for name, tensor in small.tensors.items()}
+        )
         return with_noise(mean, self._noise_on_sum / examples, rngs)
 
     @property
     def _noise_on_sum(self) -> float:
-        return self.noise_multiplier * self.clip if self.noise_multiplier else 0.0  # no noise on an unclipped sum: 0, not 0·inf
+        # No noise on an unclipped sum: 0, not 0·inf
+        return self.noise_multiplier * self.clip if self.noise_multiplier else 0.0
 
     def without_noise(self) -> Defense:
         return replace(self, noise_multiplier=0.0)
 
     def channel(self) -> Channel:
-        return Channel(noise_std_of_sum=self._noise_on_sum, clip=finite(self.clip), randomised=self.noise_multiplier > 0)
+        return Channel(
+            noise_std_of_sum=self._noise_on_sum,
+            clip=finite(self.clip),
+            randomised=self.noise_multiplier > 0,
+        )
 
     def guarantees(self) -> tuple[Guarantee, ...]:
-        return gaussian_guarantees("example", self.noise_multiplier, self.sampling_rate, self.steps, self.delta)
+        return gaussian_guarantees(
+            "example", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
+        )

@@ -14,7 +14,8 @@ from gradleak.core.update import Update
 @register("defense", "gaussian_noise")
 @dataclass(frozen=True)
 class GaussianNoise(Defense):
-    """Adds independent normal noise to every entry. Without clipping this bounds no ε: it is not differential privacy."""
+    """Adds independent normal noise to every entry. Without clipping this bounds no ε: it is not
+    differential privacy."""
 
     std: float = 0.001
     cites = "Zhu et al., NeurIPS 2019; LAMP Table 5"
@@ -38,6 +39,8 @@ def with_noise(update: Update, std: float, rngs: Sequence[Streams]) -> Update:
     generators = [rng.generator() for rng in rngs]
     noisy = {}
     for name, tensor in update.tensors.items():
-        noise = torch.stack([torch.randn(tensor.shape[1:], generator=generator) for generator in generators])
+        noise = torch.stack(
+            [torch.randn(tensor.shape[1:], generator=generator) for generator in generators]
+        )
         noisy[name] = tensor + std * noise.to(tensor)
     return Update(noisy, update.per_example)

@@ -9,12 +9,16 @@ from gradleak.core.update import Update
 
 
 def keep_largest(update: Update, fraction_kept: float, together: bool) -> Update:
-    """Zero for all but that share of the largest entries of each tensor, or of all tensors together."""
+    """Zero for all but that share of the largest entries of each tensor, or of all tensors
+    together."""
     if not together:
         return update.map(lambda tensor: tensor * largest([tensor], fraction_kept)[0])
 
     def kept_of_one(tensors: list[Tensor]) -> list[Tensor]:
-        return [tensor * kept for tensor, kept in zip(tensors, largest(tensors, fraction_kept), strict=True)]
+        return [
+            tensor * kept
+            for tensor, kept in zip(tensors, largest(tensors, fraction_kept), strict=True)
+        ]
 
     # All clients in one go: an inverter plays hundreds of them in every step.
     pruned = torch.vmap(kept_of_one)(list(update.tensors.values()))
@@ -25,7 +29,9 @@ def largest(tensors: list[Tensor], fraction_kept: float) -> list[Bool[Tensor, ".
     """Which entries are among that share of the largest over all given tensors; at least one is."""
     sizes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
     chosen = sizes.topk(max(1, round(fraction_kept * len(sizes))), sorted=False).indices
-    kept = torch.zeros_like(sizes, dtype=torch.bool).scatter(0, chosen, torch.ones_like(chosen, dtype=torch.bool))
+    kept = torch.zeros_like(sizes, dtype=torch.bool).scatter(
+        0, chosen, torch.ones_like(chosen, dtype=torch.bool)
+    )
     pieces = torch.split(kept, [tensor.numel() for tensor in tensors])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
 
@@ -37,4 +43,7 @@ def survivors_seen(fraction_kept: float) -> Channel:
 
 def refuse_fraction(fraction_kept: float) -> None:
     if not 0 < fraction_kept <= 1:
-        raise ValueError(f"fraction_kept must be above 0 and at most 1, not {fraction_kept}: 99 % pruned is 0.01 kept.")
+        raise ValueError(
+            f"fraction_kept must be above 0 and at most 1, not {fraction_kept}: 99 % pruned is 0.01"
+            " kept."
+        )

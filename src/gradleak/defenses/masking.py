@@ -14,20 +14,25 @@ from gradleak.core.update import Update
 @register("defense", "masking")
 @dataclass(frozen=True)
 class Masking(Defense):
-    """Sets each entry to zero with a probability, the others stay as they are (LAMP's "zeroed %")."""
+    """Sets each entry to zero with a probability, the others stay as they are (LAMP's "zeroed
+    %")."""
 
     fraction_zeroed: float = 0.9
     cites = "LAMP Table 8"
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction_zeroed < 1:
-            raise ValueError(f"fraction_zeroed must be at least 0 and under 1, not {self.fraction_zeroed}.")
+            raise ValueError(
+                f"fraction_zeroed must be at least 0 and under 1, not {self.fraction_zeroed}."
+            )
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
         generators = [rng.generator() for rng in rngs]
         masked = {}
         for name, tensor in update.tensors.items():
-            drawn = torch.stack([torch.rand(tensor.shape[1:], generator=generator) for generator in generators])
+            drawn = torch.stack(
+                [torch.rand(tensor.shape[1:], generator=generator) for generator in generators]
+            )
             masked[name] = tensor * (drawn >= self.fraction_zeroed).to(tensor.device)
         return Update(masked, update.per_example)
 

@@ -14,7 +14,8 @@ from gradleak.defenses.magnitude import keep_largest, refuse_fraction, survivors
 @register("defense", "pruning")
 @dataclass(frozen=True)
 class Pruning(Defense):
-    """Sends only the largest entries and zero for the others, chosen in each tensor or over the whole update."""
+    """Sends only the largest entries and zero for the others, chosen in each tensor or over the
+    whole update."""
 
     fraction_kept: float = 0.01  # 99 % pruned
     scope: Literal["tensor", "update"] = "tensor"

@@ -16,16 +16,20 @@ from gradleak.core.update import Update
 @register("defense", "quantisation")
 @dataclass(frozen=True)
 class Quantisation(Defense):
-    """Rounds every entry up or down to one of a few levels at random, so that its mean is right (QSGD)."""
+    """Rounds every entry up or down to one of a few levels at random, so that its mean is right
+    (QSGD)."""
 
     bits: int = 4  # one of them is the sign: 7 levels above zero
     bucket: int = 512  # entries that share a scale, as in the paper's experiments
-    # The scale is a bucket's largest entry, as in the paper's experiments; its theorems have the bucket's norm.
+    # The scale is a bucket's largest entry, as in the paper's experiments; its theorems have the
+    # bucket's norm.
     cites = "Alistarh et al., NeurIPS 2017"
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:
-            raise ValueError(f"bits must lie between 2 (one level and a sign) and 16, not {self.bits}.")
+            raise ValueError(
+                f"bits must lie between 2 (one level and a sign) and 16, not {self.bits}."
+            )
         if self.bucket < 1:
             raise ValueError(f"bucket counts entries from 1, not {self.bucket}.")
 
@@ -38,7 +42,12 @@ class Quantisation(Defense):
         generators = [rng.generator() for rng in rngs]
         tensors = update.tensors.items()
         rounded = {
-            name: torch.stack([self._rounded(row, generator) for row, generator in zip(tensor, generators, strict=True)])
+            name: torch.stack(
+                [
+                    self._rounded(row, generator)
+                    for row, generator in zip(tensor, generators, strict=True)
+                ]
+            )
             for name, tensor in tensors
         }
         return Update(rounded, update.per_example)
@@ -46,7 +55,9 @@ class Quantisation(Defense):
     def _rounded(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
         flat = tensor.flatten()
         buckets = F.pad(flat, (0, -len(flat) % self.bucket)).view(-1, self.bucket)
-        steps = (buckets.abs().amax(1, keepdim=True) / self.levels).clamp_min(torch.finfo(tensor.dtype).tiny)
+        steps = (buckets.abs().amax(1, keepdim=True) / self.levels).clamp_min(
+            torch.finfo(tensor.dtype).tiny
+        )
         drawn = torch.rand(buckets.shape, generator=generator).to(buckets)
         whole = (buckets.abs() / steps + drawn).floor().clamp(max=self.levels)
         return (buckets.sign() * whole * steps).flatten()[: len(flat)].view(tensor.shape)

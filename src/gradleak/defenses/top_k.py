@@ -13,7 +13,8 @@ from gradleak.defenses.magnitude import keep_largest, refuse_fraction, survivors
 @register("defense", "top_k")
 @dataclass(frozen=True)
 class TopK(Defense):
-    """Sends the k largest entries of the whole update, k a share of all: `pruning` with scope=update, under its usual name."""
+    """Sends the k largest entries of the whole update, k a share of all: `pruning` with
+    scope=update, under its usual name."""
 
     fraction_kept: float = 0.1
     cites = "Aji & Heafield, EMNLP 2017; Stich et al., NeurIPS 2018"

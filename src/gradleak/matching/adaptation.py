@@ -1,4 +1,5 @@
-"""What to minimise and how to read entries, given what a defense did to the update: by its channel, never by its name."""
+"""What to minimise and how to read entries, given what a defense did to the update: by its
+channel, never by its name."""
 
 from collections.abc import Sequence
 
@@ -16,7 +17,9 @@ def common_channel(observations: Sequence[Observation]) -> Channel:
     """The kind of what is known to have been done to all of these."""
     kinds = {observation.channel.kind for observation in observations}
     if len(kinds) > 1:
-        raise GradleakError("Observations under different kinds of defenses cannot be attacked in one pass.")
+        raise GradleakError(
+            "Observations under different kinds of defenses cannot be attacked in one pass."
+        )
     return kinds.pop()
 
 
@@ -33,9 +36,12 @@ def adapted(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
 
 
 def noise_squares(
-    observed: Float[Tensor, "observations entries"], noise_stds: Float[Tensor, "observations"], only_survivors: bool
+    observed: Float[Tensor, "observations entries"],
+    noise_stds: Float[Tensor, "observations"],
+    only_survivors: bool,
 ) -> Float[Tensor, "observations"]:
-    """The expected square of such errors in a tensor: of its entries, or of those that were not set to zero."""
+    """The expected square of such errors in a tensor: of its entries, or of those that were not
+    set to zero."""
     entries = (observed != 0).sum(1) if only_survivors else observed.shape[1]
     return entries * noise_stds.square()
 
@@ -43,10 +49,11 @@ def noise_squares(
 def rounding_stds(
     observed: Float[Tensor, "observations entries"], levels: int, only_survivors: bool
 ) -> Float[Tensor, "observations"]:
-    """What rounding at random is likely to have added to every entry of a tensor, or to those that were not set to zero.
+    """What rounding at random is likely to have added to every entry of a tensor, or to those that
+    were not set to zero.
 
-    It is right in the mean, so |entries| are as large as they were; double-exponential ones have twice that, squared. No entry
-    was moved by more than half a step in the mean square.
+    It is right in the mean, so |entries| are as large as they were; double-exponential ones have
+    twice that, squared. No entry was moved by more than half a step in the mean square.
     """
     entries = (observed != 0).sum(1).clamp_min(1) if only_survivors else observed.shape[1]
     added = observed.square().sum(1) / entries - 2 * (observed.abs().sum(1) / entries).square()

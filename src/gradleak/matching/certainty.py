@@ -1,4 +1,5 @@
-"""How surely each tensor of an update speaks through noise: what a gradient's tensors usually are beside it."""
+"""How surely each tensor of an update speaks through noise: what a gradient's tensors usually
+are beside it."""
 
 from dataclasses import replace
 
@@ -10,13 +11,15 @@ from gradleak.core.batch import Batch
 from gradleak.core.target import Target
 from gradleak.matching.distances import LEAST_SIGNAL, TINY
 
-SURE = 300.0  # inverse variance of a tensor's cosine from which on more certainty hardly gives it more weight
+# Inverse variance of a tensor's cosine from which on more certainty hardly gives it more weight
+SURE = 300.0
 USUALLY = 0.5  # how far a tensor's square may be from what it usually is, as a share
 LEAST_USUAL = 0.1  # of what is usual
 
 
 def certainties(
-    signal_squared: Float[Tensor, "observations tensors"], stds: Float[Tensor, "observations tensors"]
+    signal_squared: Float[Tensor, "observations tensors"],
+    stds: Float[Tensor, "observations tensors"],
 ) -> Float[Tensor, "observations tensors"]:
     """Weights of tensors: all alike where noise is small, as their signal where it is large."""
     variances = stds.square() / signal_squared.clamp_min(torch.finfo(signal_squared.dtype).tiny)
@@ -29,15 +32,18 @@ def likely_signal(
     noise: Float[Tensor, "observations tensors"],
     stds: Float[Tensor, "observations tensors"],
 ) -> Float[Tensor, "observations tensors"]:
-    """The gradient's part of every tensor's square: what is seen less the noise, as far as that is sure; else what is usual.
+    """The gradient's part of every tensor's square: what is seen less the noise, as far as that is
+    sure; else what is usual.
 
-    Usual squares are taken in the shares that ordinary examples have, of the size that is seen in all tensors together.
+    Usual squares are taken in the shares that ordinary examples have, of the size that is seen in
+    all tensors together.
     """
     total = observed.sum(1, keepdim=True)
     signal = torch.maximum(total - noise.sum(1, keepdim=True), LEAST_SIGNAL * total)
     usual = ordinary / ordinary.sum(1, keepdim=True).clamp_min(TINY) * signal
     direct = observed - noise
-    spread_of_direct = 2 * noise * stds.square() + 4 * usual * stds.square()  # variance of a sum of squares
+    # Variance of a sum of squares
+    spread_of_direct = 2 * noise * stds.square() + 4 * usual * stds.square()
     spread_of_usual = (USUALLY * usual).square()
     trust = spread_of_usual / (spread_of_usual + spread_of_direct).clamp_min(TINY)
     return torch.maximum(trust * direct + (1 - trust) * usual, LEAST_USUAL * usual)

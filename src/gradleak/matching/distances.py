@@ -1,4 +1,5 @@
-"""Distances between gradients, written over a few sums per tensor so that no gradient has to be built for most of them."""
+"""Distances between gradients, written over a few sums per tensor so that no gradient has to be
+built for most of them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,18 +9,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-LEAST_SIGNAL = 1e-3  # of what was seen, squared: less than that cannot be told from the spread of the noise's own norm
-TINY = 1e-30  # keeps the root of a vanishing squared norm differentiable; far below any real gradient's
+# Of what was seen, squared: less than that cannot be told from the spread of the noise's own norm
+LEAST_SIGNAL = 1e-3
+# Keeps the root of a vanishing squared norm differentiable; far below any real gradient's
+TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Sums over the entries of each tensor: of g·G and g² (`angles`), or of |g − G|² and |g − G| (`residuals`)."""
+    """Sums over the entries of each tensor: of g·G and g² (`angles`), or of |g − G|² and |g − G|
+    (`residuals`)."""
 
     first: Float[Tensor, "observations candidates tensors"]
     second: Float[Tensor, "observations candidates tensors"]
     observed_squared: Float[Tensor, "observations tensors"]
-    weights: Float[Tensor, "observations tensors"]  # zero where a tensor is not seen or carries no signal
+    # Zero where a tensor is not seen or carries no signal
+    weights: Float[Tensor, "observations tensors"]
     noise_squared: Float[Tensor, "observations tensors"]  # how much of G² is noise, as expected
     signal_squared: Float[Tensor, "observations tensors"]  # and how much is the gradient's
 
@@ -27,7 +32,8 @@ class Statistics:
 class Distance(ABC):
     """How far a candidate's gradient is from the observed one."""
 
-    residuals: ClassVar[bool] = False  # needs the entries of the difference, hence the gradient itself
+    # Needs the entries of the difference, hence the gradient itself
+    residuals: ClassVar[bool] = False
     by_certainty: ClassVar[bool] = False  # weighs tensors by how much of them is signal
 
     @abstractmethod
@@ -46,8 +52,11 @@ class Distance(ABC):
         """What to minimise where entries were rounded up or down at random."""
         return self
 
-    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
-        """The distance of a candidate without gradient, from the sums of G² and of |G|: one, where the observed size cancels."""
+    def of_nothing(
+        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
+    ) -> Float[Tensor, "*some"]:
+        """The distance of a candidate without gradient, from the sums of G² and of |G|: one,
+        where the observed size cancels."""
         return torch.ones_like(squares)
 
     @abstractmethod
@@ -77,9 +86,11 @@ class Cosine(Distance):
 
 @dataclass(frozen=True)
 class WeighedCosine(Distance):
-    """Mean over tensors of 1 − cos, each weighed by how surely its cosine can be told through errors whose size is only guessed.
+    """Mean over tensors of 1 − cos, each weighed by how surely its cosine can be told through
+    errors whose size is only guessed.
 
-    Norms are as seen: taken off, a guess that is too large would make wrong candidates fit better than perfectly.
+    Norms are as seen: taken off, a guess that is too large would make wrong candidates fit better
+    than perfectly.
     """
 
     by_certainty = True
@@ -96,7 +107,8 @@ class WeighedCosine(Distance):
 
 @dataclass(frozen=True)
 class SureCosine(Distance):
-    """Mean over tensors of 1 − cos, each weighed by how surely its cosine can be told through the noise.
+    """Mean over tensors of 1 − cos, each weighed by how surely its cosine can be told through the
+    noise.
 
     The observed norm is mostly noise, so that of a typical gradient stands in its place.
     """
@@ -124,7 +136,9 @@ class WholeCosine(Distance):
         weights = sums.weights[:, None]
         inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
         observed = (sums.observed_squared * sums.weights).sum(-1)
-        signal = torch.maximum(observed - (sums.noise_squared * sums.weights).sum(-1), LEAST_SIGNAL * observed)
+        signal = torch.maximum(
+            observed - (sums.noise_squared * sums.weights).sum(-1), LEAST_SIGNAL * observed
+        )
         return 1 - inner / (squares.clamp_min(TINY).sqrt() * signal.clamp_min(TINY).sqrt()[:, None])
 
     def for_signs(self) -> Distance:
@@ -136,13 +150,18 @@ class WholeCosine(Distance):
 
 @dataclass(frozen=True)
 class SquaredL2(Distance):
-    """Σ ‖g − G‖² (DLG), less the noise that is known. The LAMP paper writes the norm; its code, and DLG's, take the square."""
+    """Σ ‖g − G‖² (DLG), less the noise that is known. The LAMP paper writes the norm; its code,
+    and DLG's, take the square."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        squares = sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
+        squares = (
+            sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
+        )
         return (squares * sums.weights[:, None]).sum(-1)
 
-    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
+    def of_nothing(
+        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
+    ) -> Float[Tensor, "*some"]:
         return squares
 
     def for_signs(self) -> Distance:
@@ -163,7 +182,9 @@ class L2L1(Distance):
         squares = sums.first - sums.noise_squared[:, None]
         return ((squares + self.l1_weight * sums.second) * sums.weights[:, None]).sum(-1)
 
-    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
+    def of_nothing(
+        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
+    ) -> Float[Tensor, "*some"]:
         return squares + self.l1_weight * absolutes
 
     def for_signs(self) -> Distance:
@@ -175,7 +196,8 @@ class L2L1(Distance):
 
 @dataclass(frozen=True)
 class ScaledL2(Distance):
-    """Σ ‖a·g − G‖² at the best factor a between 0 and 1, one for all tensors: what clipping leaves of a distance."""
+    """Σ ‖a·g − G‖² at the best factor a between 0 and 1, one for all tensors: what clipping
+    leaves of a distance."""
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
@@ -184,7 +206,9 @@ class ScaledL2(Distance):
         observed = ((sums.observed_squared - sums.noise_squared) * sums.weights).sum(-1)[:, None]
         return factor.square() * squares - 2 * factor * inner + observed
 
-    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
+    def of_nothing(
+        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
+    ) -> Float[Tensor, "*some"]:
         return squares
 
     def for_signs(self) -> Distance:
@@ -198,8 +222,9 @@ class ScaledL2(Distance):
 class WrongSigns(Distance):
     """Mean over tensors of the share of g² that has the wrong sign.
 
-    Learning to Invert (appendix A.1, equation 3) replaces the cosine by Σ of squares with the wrong sign, which a candidate
-    without any gradient minimises; the share does not fall with the size, just as the cosine does not.
+    Learning to Invert (appendix A.1, equation 3) replaces the cosine by Σ of squares with the wrong
+    sign, which a candidate without any gradient minimises; the share does not fall with the size,
+    just as the cosine does not.
     """
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
@@ -215,17 +240,21 @@ class WrongSigns(Distance):
 
 @dataclass(frozen=True)
 class WrongSignSquares(Distance):
-    """Σ of squares with the wrong sign, each tensor's gradient scaled to the size of the signs: the same share, by entries.
+    """Σ of squares with the wrong sign, each tensor's gradient scaled to the size of the signs: the
+    same share, by entries.
 
-    Appendix A.1 of Learning to Invert leaves the size as it is (and adds TAG's absolute values). A candidate without gradient is
-    then perfect: on the tiny target DLG fell to ROUGE-1 2 under it, from 12 when it took signs for values.
+    Appendix A.1 of Learning to Invert leaves the size as it is (and adds TAG's absolute values). A
+    candidate without gradient is then perfect: on the tiny target DLG fell to ROUGE-1 2 under it,
+    from 12 when it took signs for values.
     """
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         shares = sums.first / sums.second.clamp_min(TINY)
         return (shares * (sums.observed_squared * sums.weights)[:, None]).sum(-1)
 
-    def of_nothing(self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]) -> Float[Tensor, "*some"]:
+    def of_nothing(
+        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
+    ) -> Float[Tensor, "*some"]:
         return squares
 
     def for_signs(self) -> Distance:
@@ -238,7 +267,8 @@ class WrongSignSquares(Distance):
 def _mean_of_cosines(
     sums: Statistics, squared: Float[Tensor, "observations tensors"]
 ) -> Float[Tensor, "observations candidates"]:
-    """The weighed mean over tensors of 1 − cos, with these for the squared norms of what was observed."""
+    """The weighed mean over tensors of 1 − cos, with these for the squared norms of what was
+    observed."""
     # Roots before the product, which would underflow where a tensor's entries were all set to zero
     norms = sums.second.clamp_min(TINY).sqrt() * squared.clamp_min(TINY).sqrt()[:, None]
     weights = sums.weights[:, None]

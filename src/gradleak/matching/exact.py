@@ -1,9 +1,12 @@
-"""Gradients of single sentences in double precision, never as matrices: what a certificate is computed from.
+"""Gradients of single sentences in double precision, never as matrices: what a certificate is
+computed from.
 
-The gradient of a linear layer is Σ_t δ_t x_tᵀ. Two such gradients have the product Σ_{t,s} (δ_t·δ_s)(x_t·x_s), and one with an
-observed matrix G has Σ_t δ_tᵀ G x_t. So how far any weighted sum of sentences' gradients is from what was seen follows from
-small tables of products, tensor by tensor, for the whole of every tensor. Word embeddings are among them, since sentences
-are given as words. What has no such form (tied weights, unknown modules) is left to autograd, one sentence at a time.
+The gradient of a linear layer is Σ_t δ_t x_tᵀ. Two such gradients have the product Σ_{t,s}
+(δ_t·δ_s)(x_t·x_s), and one with an observed matrix G has Σ_t δ_tᵀ G x_t. So how far any weighted
+sum of sentences' gradients is from what was seen follows from small tables of products, tensor by
+tensor, for the whole of every tensor. Word embeddings are among them, since sentences are given as
+words. What has no such form (tied weights, unknown modules) is left to autograd, one sentence at a
+time.
 """
 
 from abc import ABC, abstractmethod
@@ -40,7 +43,8 @@ class Gradients(ABC):
 
     @abstractmethod
     def summands(self) -> Float[Tensor, "sentences"]:
-        """The sizes of the terms each is a sum of: what rounding is relative to, also where terms cancel."""
+        """The sizes of the terms each is a sum of: what rounding is relative to, also where
+        terms cancel."""
 
     @abstractmethod
     def take(self, rows: Int[Tensor, "some"]) -> "Gradients":
@@ -48,7 +52,8 @@ class Gradients(ABC):
 
     @abstractmethod
     def paired(self, other: "Gradients") -> Float[Tensor, "sentences"]:
-        """The product of each with the other's at the same place; with itself, the squared norms."""
+        """The product of each with the other's at the same place; with itself, the squared
+        norms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +76,13 @@ class OuterSums(Gradients):
         assert isinstance(other, OuterSums)
         step = _sentences_at_once(self.inputs, other.inputs)
         rows = []
-        for inputs, deltas in zip(torch.split(self.inputs, step), torch.split(self.deltas, step), strict=True):
+        for inputs, deltas in zip(
+            torch.split(self.inputs, step), torch.split(self.deltas, step), strict=True
+        ):
             by_inputs = torch.einsum("stx,oux->sotu", inputs, other.inputs)
-            rows.append((by_inputs * torch.einsum("stx,oux->sotu", deltas, other.deltas)).sum((2, 3)))
+            rows.append(
+                (by_inputs * torch.einsum("stx,oux->sotu", deltas, other.deltas)).sum((2, 3))
+            )
         return torch.cat(rows)
 
     def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
@@ -102,7 +111,9 @@ class Lookups(Gradients):
         assert isinstance(other, Lookups)
         step = _sentences_at_once(self.deltas, other.deltas)
         rows = []
-        for ids, deltas in zip(torch.split(self.ids, step), torch.split(self.deltas, step), strict=True):
+        for ids, deltas in zip(
+            torch.split(self.ids, step), torch.split(self.deltas, step), strict=True
+        ):
             alike = ids[:, None, :, None] == other.ids[None, :, None, :]
             rows.append((torch.einsum("stx,oux->sotu", deltas, other.deltas) * alike).sum((2, 3)))
         return torch.cat(rows)
@@ -149,7 +160,8 @@ _PLANS: "WeakKeyDictionary[Target, dict[tuple[str, ...], ExactGradients]]" = Wea
 
 
 def gradients_of(target: Target, names: tuple[str, ...]) -> "ExactGradients":
-    """Computes gradients of these parts of a model; how is found out once and kept for as long as the model is."""
+    """Computes gradients of these parts of a model; how is found out once and kept for as long
+    as the model is."""
     plans = _PLANS.setdefault(target, {})
     if names not in plans:
         plans[names] = ExactGradients(target, [target.part(name) for name in names])
@@ -157,7 +169,8 @@ def gradients_of(target: Target, names: tuple[str, ...]) -> "ExactGradients":
 
 
 class ExactGradients:
-    """Computes the gradients of sentences in the visible parts of one model, in double precision or the client's own."""
+    """Computes the gradients of sentences in the visible parts of one model, in double precision
+    or the client's own."""
 
     def __init__(self, target: Target, parts: Sequence[Part]) -> None:
         self._target = ref(target)  # plans are kept by target, and must not keep it
@@ -181,13 +194,17 @@ class ExactGradients:
         return found
 
     def of(self, batch: Batch, double: bool = True) -> dict[str, Gradients]:
-        """By part, the gradients of each example of a batch of words [examples, tokens], in double precision.
+        """By part, the gradients of each example of a batch of words [examples, tokens], in double
+        precision.
 
-        With `double` false they are computed as the client does and turned to double precision afterwards.
+        With `double` false they are computed as the client does and turned to double precision
+        afterwards.
         """
         return self.with_losses(batch, double)[0]
 
-    def with_losses(self, batch: Batch, double: bool = True) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
+    def with_losses(
+        self, batch: Batch, double: bool = True
+    ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
         """The same, and the loss of each example."""
         target = self.target.in_double if double else self.target
         names = dict.fromkeys(module for module, _ in self.places.values())
@@ -199,13 +216,19 @@ class ExactGradients:
                 losses = target.losses(batch, copies)
             outputs = [use.output for name in uses.calls for use in uses.calls[name]]
             slopes = iter(
-                torch.autograd.grad(losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True) if outputs else ()
+                torch.autograd.grad(
+                    losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True
+                )
+                if outputs
+                else ()
             )
             calls = {name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls}
             found = dict(self._by_form(target, calls))
             return found | dict(self._by_autograd(losses, copies)), losses.detach()
 
-    def _by_form(self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]) -> Iterator[tuple[str, Gradients]]:
+    def _by_form(
+        self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]
+    ) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
             if part.name not in self.places:
                 continue
@@ -226,13 +249,22 @@ class ExactGradients:
             cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
             yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
 
-    def _by_autograd(self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor]) -> Iterator[tuple[str, Gradients]]:
+    def _by_autograd(
+        self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Gradients]]:
         if not copies:
             return
-        each = [torch.autograd.grad(loss, list(copies.values()), retain_graph=True, materialize_grads=True) for loss in losses]
+        each = [
+            torch.autograd.grad(
+                loss, list(copies.values()), retain_graph=True, materialize_grads=True
+            )
+            for loss in losses
+        ]
         places = {name: place for place, name in enumerate(copies)}
         for part in self.by_autograd:
-            values = torch.stack([part.of(one[places[part.parameter]]).flatten() for one in each]).double()
+            values = torch.stack(
+                [part.of(one[places[part.parameter]]).flatten() for one in each]
+            ).double()
             yield part.name, Vectors(values, values.norm(dim=1))
 
 
@@ -245,13 +277,17 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
     return tensor.detach().reshape(len(tensor), -1, tensor.shape[-1])
 
 
-def _short(part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]) -> Vectors:
+def _short(
+    part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]
+) -> Vectors:
     """The gradient of a bias (Σδ) or of a norm's weight (Σ δ∘x̂)."""
     values, sizes = list[Tensor](), list[Tensor]()
     for use, slope in used:
         terms = slope
         if isinstance(module, nn.LayerNorm) and part.parameter.endswith("weight"):
-            terms = slope * F.layer_norm(use.inputs.detach(), module.normalized_shape, eps=module.eps)
+            terms = slope * F.layer_norm(
+                use.inputs.detach(), module.normalized_shape, eps=module.eps
+            )
         elif kind is Kind.RMS_NORM:
             terms = slope * use.output.detach() / module.get_parameter("weight")
         cut = part.of(_by_token(terms).double())

@@ -1,4 +1,5 @@
-"""The factored engine: one forward and one backward pass give every candidate's sums for every tensor."""
+"""The factored engine: one forward and one backward pass give every candidate's sums for every
+tensor."""
 
 import copy
 import math
@@ -25,10 +26,16 @@ Calls = Mapping[str, Sequence[tuple[Use, Tensor]]]  # by module: each use with i
 
 
 class FactoredSums:
-    """Sums of a distance over all tensors, for batches [observations, candidates, examples, tokens(, hidden)]."""
+    """Sums of a distance over all tensors, for batches [observations, candidates, examples,
+    tokens(, hidden)]."""
 
     def __init__(
-        self, target: Target, plan: Plan, observed: Mapping[str, Tensor], residuals: bool, reading: Reading = WHOLE
+        self,
+        target: Target,
+        plan: Plan,
+        observed: Mapping[str, Tensor],
+        residuals: bool,
+        reading: Reading = WHOLE,
     ) -> None:
         self.target = target
         self.plan = plan
@@ -42,12 +49,17 @@ class FactoredSums:
     def take(self, places: Int[Tensor, "some"]) -> "FactoredSums":
         """The same for some of the observations."""
         part = copy.copy(self)
-        part.observed = [one[:, places] if isinstance(one, Tensor) else one.take(places) for one in self.observed]
-        part.observed_by_autograd = {name: tensor[places] for name, tensor in self.observed_by_autograd.items()}
+        part.observed = [
+            one[:, places] if isinstance(one, Tensor) else one.take(places) for one in self.observed
+        ]
+        part.observed_by_autograd = {
+            name: tensor[places] for name, tensor in self.observed_by_autograd.items()
+        }
         return part
 
     def bytes_beside(self, uses: int, slope: bool) -> float:
-        """What a candidate takes beside its pass: gradients that have to be built whole, tables and what autograd is left."""
+        """What a candidate takes beside its pass: gradients that have to be built whole, tables
+        and what autograd is left."""
         times = (4 if slope else 2) * self.target.dtype.itemsize
         found = times * float(sum(part.size for part in self.by_autograd))
         if not self.residuals and not self.reading.entrywise:
@@ -56,7 +68,8 @@ class FactoredSums:
             one = group.members[0].part.shape
             if group.form == "lookup":
                 found += times * len(group.members) * one[0] * (one[1] + uses)
-            elif group.form == "outer":  # inputs and output gradients, beside the factors of what was seen, and their slopes
+            # Inputs and output gradients, beside the factors of what was seen, and their slopes
+            elif group.form == "outer":
                 rank = observed.right.shape[-1] if isinstance(observed, Thin) else 0
                 found += times * len(group.members) * (uses + rank) * (one[0] + math.prod(one[1:]))
         return found
@@ -65,7 +78,9 @@ class FactoredSums:
         with torch.enable_grad():
             batch, wanted = self._differentiable(batch)
             wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
-            copies = {name: self.target.parameters[name].detach().requires_grad_() for name in wholes}
+            copies = {
+                name: self.target.parameters[name].detach().requires_grad_() for name in wholes
+            }
             with captured(self.modules, batch.mask[..., 0].numel()) as uses:
                 losses = self.target.losses(batch, copies).mean(-1)
             calls = _with_gradients(losses.sum(), uses.calls, wanted, bool(copies))
@@ -80,26 +95,40 @@ class FactoredSums:
         return first, second
 
     def _differentiable(self, batch: Batch) -> tuple[Batch, bool]:
-        """Embeddings or pixels that ask for gradients (the layers' gradients need a graph), and whether the caller asked too."""
+        """Embeddings or pixels that ask for gradients (the layers' gradients need a graph), and
+        whether the caller asked too."""
         if batch.pixels is not None:
             wanted = batch.asks_for_gradients
-            pixels = batch.pixels if batch.pixels.requires_grad else batch.pixels.detach().requires_grad_()
+            pixels = (
+                batch.pixels
+                if batch.pixels.requires_grad
+                else batch.pixels.detach().requires_grad_()
+            )
             return replace(batch, pixels=pixels), wanted
         embeddings = self.target.embed(batch.ids) if batch.ids is not None else batch.embeddings
         assert embeddings is not None
-        labels = batch.ids if batch.ids is not None and self.target.labels_are_tokens else batch.labels
+        labels = (
+            batch.ids if batch.ids is not None and self.target.labels_are_tokens else batch.labels
+        )
         wanted = embeddings.requires_grad or labels.requires_grad
         if not embeddings.requires_grad:
             embeddings = embeddings.detach().requires_grad_()
         return replace(batch, ids=None, embeddings=embeddings, labels=labels), wanted
 
-    def _group_sums(self, group: Group, observed: Observed, calls: Calls, shape: torch.Size, rows: slice) -> Sums:
+    def _group_sums(
+        self, group: Group, observed: Observed, calls: Calls, shape: torch.Size, rows: slice
+    ) -> Sums:
         kept = observed[:, rows] if isinstance(observed, Tensor) else observed.rows(rows)
         if group.form == "vector":
-            gradients = torch.stack([self._vector(member, calls[member.module], shape) for member in group.members])
+            gradients = torch.stack(
+                [self._vector(member, calls[member.module], shape) for member in group.members]
+            )
             return vector_sums(gradients, kept, self.residuals, self.reading)  # type: ignore[arg-type]
         inputs, deltas = (
-            torch.stack(parts) for parts in zip(*(self._joined(member, calls, shape) for member in group.members), strict=True)
+            torch.stack(parts)
+            for parts in zip(
+                *(self._joined(member, calls, shape) for member in group.members), strict=True
+            )
         )
         if group.form == "lookup":
             return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
@@ -118,27 +147,37 @@ class FactoredSums:
         # A product with one-hot rows, not scatter_add: that sums in any order on a GPU.
         rows = torch.arange(module.num_embeddings, device=ids.device)
         table = (ids[..., None] == rows).to(deltas.dtype).mT @ deltas
-        return vector_sums(table.view(m, o, c, -1), observed.flatten(2), self.residuals, self.reading)
+        return vector_sums(
+            table.view(m, o, c, -1), observed.flatten(2), self.residuals, self.reading
+        )
 
     def _joined(self, member: Member, calls: Calls, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Inputs and output gradients of all uses of a module, [observations, candidates, uses, …]; of a slice, its outputs."""
+        """Inputs and output gradients of all uses of a module, [observations, candidates, uses,
+        …]; of a slice, its outputs."""
         uses = calls[member.module]
         if member.kind is Kind.CONV2D:
             uses = [
-                (replace(use, inputs=patches(self.modules[member.module], use.inputs)), delta.flatten(2).mT)
+                (
+                    replace(use, inputs=patches(self.modules[member.module], use.inputs)),
+                    delta.flatten(2).mT,
+                )
                 for use, delta in uses
             ]
         inputs = [
-            use.inputs.reshape(*shape, -1, use.inputs.shape[-1])
-            if use.inputs.is_floating_point()
-            else use.inputs.reshape(*shape, -1)
+            (
+                use.inputs.reshape(*shape, -1, use.inputs.shape[-1])
+                if use.inputs.is_floating_point()
+                else use.inputs.reshape(*shape, -1)
+            )
             for use, _ in uses
         ]
         deltas = torch.cat([delta.reshape(*shape, -1, delta.shape[-1]) for _, delta in uses], dim=2)
         cut = member.part.cut
         return torch.cat(inputs, dim=2), deltas if cut is None else cut.of(deltas, axis=-1)
 
-    def _vector(self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size) -> Tensor:
+    def _vector(
+        self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size
+    ) -> Tensor:
         """The gradient of a bias (Σδ) or of a norm's weight (Σδ∘x̂), for every candidate."""
         module = self.modules[member.module]
         total: Tensor | int = 0
@@ -153,25 +192,41 @@ class FactoredSums:
         assert isinstance(total, Tensor)
         return member.part.of(total)
 
-    def _autograd_sums(self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice) -> Sums:
+    def _autograd_sums(
+        self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice
+    ) -> Sums:
         """What has no closed form here: one backward pass a candidate."""
         pairs = []
         with torch.enable_grad():
             per_candidate = [
-                torch.autograd.grad(loss, list(copies.values()), create_graph=wanted, retain_graph=True, materialize_grads=True)
+                torch.autograd.grad(
+                    loss,
+                    list(copies.values()),
+                    create_graph=wanted,
+                    retain_graph=True,
+                    materialize_grads=True,
+                )
                 for loss in losses.flatten()
             ]
         places = {name: place for place, name in enumerate(copies)}
         for part in self.by_autograd:
             whole = torch.stack([gradients[places[part.parameter]] for gradients in per_candidate])
             gradients = part.of(whole).flatten(1).view(1, *losses.shape, -1)
-            pairs.append(vector_sums(gradients, self.observed_by_autograd[part.name][None, rows], self.residuals, self.reading))
+            pairs.append(
+                vector_sums(
+                    gradients,
+                    self.observed_by_autograd[part.name][None, rows],
+                    self.residuals,
+                    self.reading,
+                )
+            )
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second
 
 
 def _arrange(group: Group, observed: Mapping[str, Tensor], reading: Reading) -> Observed:
-    """The observed tensors of a group, stacked [members, observations, …], matrices as factors or survivors where that pays."""
+    """The observed tensors of a group, stacked [members, observations, …], matrices as factors
+    or survivors where that pays."""
     stacked = torch.stack([observed[member.part.name] for member in group.members])
     if group.form != "outer":
         return stacked
@@ -185,10 +240,21 @@ def _arrange(group: Group, observed: Mapping[str, Tensor], reading: Reading) -> 
     return matrices.contiguous() if found is None else found
 
 
-def _with_gradients(total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: bool, again: bool) -> Calls:
-    """Adds to every use the gradient of the loss with respect to its output; zero where the loss does not depend on it."""
+def _with_gradients(
+    total: Tensor, calls: Mapping[str, Sequence[Use]], wanted: bool, again: bool
+) -> Calls:
+    """Adds to every use the gradient of the loss with respect to its output; zero where the loss
+    does not depend on it."""
     outputs = [use.output for uses in calls.values() for use in uses]
     if not outputs:
         return {}  # all that is seen is left to autograd
-    deltas = iter(torch.autograd.grad(total, outputs, create_graph=wanted, retain_graph=wanted or again, materialize_grads=True))
+    deltas = iter(
+        torch.autograd.grad(
+            total,
+            outputs,
+            create_graph=wanted,
+            retain_graph=wanted or again,
+            materialize_grads=True,
+        )
+    )
     return {name: [(use, next(deltas)) for use in uses] for name, uses in calls.items()}

@@ -1,4 +1,5 @@
-"""An observed matrix gradient as two thin factors: without noise its rank is at most the number of tokens."""
+"""An observed matrix gradient as two thin factors: without noise its rank is at most the number
+of tokens."""
 
 import math
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ class Thin:
 
 
 def thin_factors(gradients: Float[Tensor, "*lead outputs inputs"]) -> Thin | None:
-    """Thin factors by a randomised range finder, exact to rounding, or none where the rank is too large for them to pay.
+    """Thin factors by a randomised range finder, exact to rounding, or none where the rank is too
+    large for them to pay.
 
-    The draws only choose a basis; they come from a fixed seed so that the factors are the same every time.
+    The draws only choose a basis; they come from a fixed seed so that the factors are the same
+    every time.
     """
     generator = torch.Generator().manual_seed(0)
     outputs, inputs = gradients.shape[-2:]
@@ -45,9 +48,12 @@ def thin_factors(gradients: Float[Tensor, "*lead outputs inputs"]) -> Thin | Non
         basis = orthonormalise(gradients @ probe)
         core = basis.mT @ gradients
         missed = torch.linalg.matrix_norm(gradients - basis @ core)
-        # What is projected on the basis and back goes through sums over the outputs and the basis. A random basis two wider than
-        # the rank makes at most √(width − 1) of the rest it cannot show (Halko, Martinsson & Tropp 2011, Theorem 10.5).
-        tolerance = math.sqrt(max(1, width - 1)) * gradient_difference([outputs, width, width], gradients.dtype)
+        # What is projected on the basis and back goes through sums over the outputs and the basis.
+        # A random basis two wider than the rank makes at most √(width − 1) of the rest it cannot
+        # show (Halko, Martinsson & Tropp 2011, Theorem 10.5).
+        tolerance = math.sqrt(max(1, width - 1)) * gradient_difference(
+            [outputs, width, width], gradients.dtype
+        )
         if bool((missed <= tolerance * norms).all()):
             return Thin(basis, core.mT.contiguous())
         width += max(1, width // 2)

@@ -14,7 +14,8 @@ Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class ScalarsInPlace(TorchFunctionMode):
-    """Makes `torch.tensor(0.0, device="cuda")` a fill on the card, not a copy from the host, which a graph cannot record.
+    """Makes `torch.tensor(0.0, device="cuda")` a fill on the card, not a copy from the host, which
+    a graph cannot record.
 
     transformers builds attention masks that way.
     """
@@ -42,19 +43,24 @@ class Recorded:
             self.outputs = function(self.input)
 
     def __call__(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The function's results, to be used before the next call: they lie in the graph's own memory."""
+        """The function's results, to be used before the next call: they lie in the graph's own
+        memory."""
         self.input.copy_(value)
         self.graph.replay()
         return self.outputs
 
 
 def record(function: Function, example: Tensor) -> Function:
-    """The function as a CUDA graph, or as it is (with the reason, once) where it cannot be recorded."""
+    """The function as a CUDA graph, or as it is (with the reason, once) where it cannot be
+    recorded."""
     try:
         return Recorded(function, example)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         torch.cuda.synchronize(example.device)
-        warnings.warn(f"Running without a CUDA graph, which is slower: {str(error).splitlines()[0]}", stacklevel=2)
+        warnings.warn(
+            f"Running without a CUDA graph, which is slower: {str(error).splitlines()[0]}",
+            stacklevel=2,
+        )
         return function

@@ -1,7 +1,9 @@
-"""Inputs of chosen modules for candidate sentences: a forward pass that stops as soon as the deepest of them was called.
+"""Inputs of chosen modules for candidate sentences: a forward pass that stops as soon as the
+deepest of them was called.
 
-The gradient of a linear layer is Σ_t δ_t x_tᵀ, so its rows lie in the span of the layer's inputs x_t: what a sentence would have
-fed into the layer can be held against what was seen, whatever the δ.
+The gradient of a linear layer is Σ_t δ_t x_tᵀ, so its rows lie in the span of the layer's inputs
+x_t: what a sentence would have fed into the layer can be held against what was seen, whatever the
+δ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,8 @@ class _SeenEnough(Exception):
 
 
 class ModuleInputs:
-    """Computes what linear modules are fed; modules fed by one tensor (query, key, value) share it."""
+    """Computes what linear modules are fed; modules fed by one tensor (query, key, value) share
+    it."""
 
     def __init__(self, target: Target, parts: Sequence[Part]) -> None:
         self.target = target
@@ -31,10 +34,14 @@ class ModuleInputs:
         self.modules = {name: target.module.get_submodule(name) for name in self.names}
         for name, module in self.modules.items():
             if kind_of(module) not in (Kind.LINEAR, Kind.CONV1D):
-                raise GradleakError(f"{name} is not a linear layer: its gradient says nothing of the span of its inputs.")
+                raise GradleakError(
+                    f"{name} is not a linear layer: its gradient says nothing of the span of its"
+                    " inputs."
+                )
 
     def __call__(self, batch: Batch) -> Mapping[str, Tensor]:
-        """By module name, inputs [*lead, tokens, width]; differentiable in embeddings that ask for gradients."""
+        """By module name, inputs [*lead, tokens, width]; differentiable in embeddings that ask
+        for gradients."""
         seen: dict[str, Tensor] = {}
 
         def note(name: str, inputs: Tensor) -> None:
@@ -43,7 +50,9 @@ class ModuleInputs:
                 raise _SeenEnough
 
         handles = [
-            module.register_forward_pre_hook(lambda _, arguments, name=name: note(name, arguments[0]))
+            module.register_forward_pre_hook(
+                lambda _, arguments, name=name: note(name, arguments[0])
+            )
             for name, module in self.modules.items()
         ]
         try:
@@ -55,8 +64,12 @@ class ModuleInputs:
                 handle.remove()
         missing = [name for name in self.names if name not in seen]
         if missing:
-            raise GradleakError(f"{missing[0]} takes no part in the forward pass: it cannot be attacked.")
-        return {name: inputs.reshape(*batch.lead, *inputs.shape[1:]) for name, inputs in seen.items()}
+            raise GradleakError(
+                f"{missing[0]} takes no part in the forward pass: it cannot be attacked."
+            )
+        return {
+            name: inputs.reshape(*batch.lead, *inputs.shape[1:]) for name, inputs in seen.items()
+        }
 
 
 def module_of(part: Part) -> str:
@@ -65,23 +78,31 @@ def module_of(part: Part) -> str:
 
 
 def matrix_of(target: Target, part: Part, tensor: Tensor) -> Tensor:
-    """A gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way round the module keeps it."""
+    """A gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way
+    round the module keeps it."""
     module: nn.Module = target.module.get_submodule(module_of(part))
     return tensor.mT if kind_of(module) is Kind.CONV1D else tensor
 
 
 def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
-    """Of the named parts those that are weights of linear layers, one row an input token, in the order of the layers."""
+    """Of the named parts those that are weights of linear layers, one row an input token, in the
+    order of the layers."""
     found = []
     for name in names:
         part = target.part(name)
         module: Any = target.module.get_submodule(module_of(part))
-        if kind_of(module) in (Kind.LINEAR, Kind.CONV1D) and part.parameter.endswith("weight") and part.layer is not None:
+        if (
+            kind_of(module) in (Kind.LINEAR, Kind.CONV1D)
+            and part.parameter.endswith("weight")
+            and part.layer is not None
+        ):
             found.append(part)
     return tuple(sorted(found, key=lambda part: part.layer or 0))
 
 
-def visible_linear_parts(observation: Observation, layer: int, modules: Sequence[str]) -> tuple[Part, ...]:
+def visible_linear_parts(
+    observation: Observation, layer: int, modules: Sequence[str]
+) -> tuple[Part, ...]:
     """Returns those linear weights of some modules in one layer whose gradient is seen."""
     linear = linear_parts(observation.target, tuple(observation.update.tensors))
     return tuple(part for part in linear if part.layer == layer and part.module in modules)
@@ -89,9 +110,11 @@ def visible_linear_parts(observation: Observation, layer: int, modules: Sequence
 
 @torch.no_grad()
 def first_inputs(inputs: ModuleInputs, ids: Tensor, positions: int) -> Mapping[str, Tensor]:
-    """Inputs of the modules for every word of `ids` alone at every position: by module [positions, words, width].
+    """Inputs of the modules for every word of `ids` alone at every position: by module [positions,
+    words, width].
 
-    Right for modules of the first layer only, where tokens have not mixed: each position is filled with the word itself.
+    Right for modules of the first layer only, where tokens have not mixed: each position is filled
+    with the word itself.
     """
     target = inputs.target
     rows = ids[:, None].expand(-1, positions)

@@ -1,9 +1,11 @@
-"""The one room for linear algebra that can fail or mislead: eigenvectors, singular values, least squares, factors, ranks.
+"""The one room for linear algebra that can fail or mislead: eigenvectors, singular values, least
+squares, factors, ranks.
 
-Each library's driver fails on some finite matrix (MKL's divide and conquer does not converge on a symmetric matrix most of whose
-rows are zero, with one thread, and does with two). So everything ill-conditioned comes through here: rows and columns that are
-zero are taken out first, the rest is brought to a size of one and decomposed in double precision, the answer is tried on a few
-random vectors, and where it is none another driver is asked. What counts as zero is in rounding.py.
+Each library's driver fails on some finite matrix (MKL's divide and conquer does not converge on a
+symmetric matrix most of whose rows are zero, with one thread, and does with two). So everything
+ill-conditioned comes through here: rows and columns that are zero are taken out first, the rest is
+brought to a size of one and decomposed in double precision, the answer is tried on a few random
+vectors, and where it is none another driver is asked. What counts as zero is in rounding.py.
 """
 
 import math
@@ -21,13 +23,15 @@ from gradleak.matching.rounding import backward_error_bound, gram_error_bound, u
 
 Answer = TypeVar("Answer")
 Driver = Callable[[Tensor], Answer]  # takes a matrix in double precision, with leading axes
-PROBES = 2  # random vectors an answer is tried on: one that is wrong is wrong on almost every vector
+# Random vectors an answer is tried on: one that is wrong is wrong on almost every vector
+PROBES = 2
 MOST_RIDGE = 1e-3  # of the largest diagonal entry: a Gram matrix that needs more is none
 
 
 @dataclass(frozen=True, eq=False)
 class Singular:
-    """A matrix as left · diag(values) · right, values falling; columns of `left` and rows of `right` are orthonormal."""
+    """A matrix as left · diag(values) · right, values falling; columns of `left` and rows of
+    `right` are orthonormal."""
 
     left: Float[Tensor, "*lead outputs rank"]
     values: Float[Tensor, "*lead values"]
@@ -36,7 +40,8 @@ class Singular:
 
 @dataclass(frozen=True, eq=False)
 class LeastSquares:
-    """The shortest solution among those that leave least, and how many directions of the columns it used."""
+    """The shortest solution among those that leave least, and how many directions of the columns
+    it used."""
 
     solution: Float[Tensor, "unknowns sides"]
     rank: int
@@ -45,12 +50,15 @@ class LeastSquares:
 def find_eigenvectors(
     symmetric: Float[Tensor, "*lead size size"],
 ) -> tuple[Float[Tensor, "*lead size"], Float[Tensor, "*lead size size"]]:
-    """Eigenvalues, rising, and eigenvectors as columns, in double precision on the matrix's device."""
+    """Eigenvalues, rising, and eigenvectors as columns, in double precision on the matrix's
+    device."""
     matrix = require_finite(symmetric, "eigenvectors")
     live = _live(matrix, -1)
     count = int(live.sum())
     unit, scale = bring_to_unit_size(_kept(matrix, live, live))
-    values, vectors = _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors") if count else _nothing(unit)
+    values, vectors = (
+        _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors") if count else _nothing(unit)
+    )
     values = values * scale[..., 0]
     if count == len(live):
         return values, vectors
@@ -60,13 +68,15 @@ def find_eigenvectors(
 def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = False) -> Singular:
     """The singular value decomposition in double precision, on the matrix's device.
 
-    It has as many values as the smaller side; if `complete`, `right` has as many rows as there are inputs, all orthonormal.
+    It has as many values as the smaller side; if `complete`, `right` has as many rows as there are
+    inputs, all orthonormal.
     """
     wide = require_finite(matrix, "singular values")
     rows, columns = _live(wide, -1), _live(wide, -2)
     most, height, width = min(wide.shape[-2:]), int(rows.sum()), int(columns.sum())
     few = min(height, width)
-    # Unit vectors of the zero rows and columns stand for values of zero; where they do not suffice, the rest must be made up too
+    # Unit vectors of the zero rows and columns stand for values of zero; where they do not suffice,
+    # the rest must be made up too
     missing = most - few
     all_left = len(rows) - height < missing
     all_right = complete or len(columns) - width < missing
@@ -75,7 +85,11 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
         drivers = _SINGULAR_DRIVERS[all_left or all_right]
         left, values, right = _first_sound(unit, drivers, _is_singular, "singular values")
     else:
-        left, values, right = _all_of(unit, height), unit.new_zeros(*unit.shape[:-2], 0), _all_of(unit, width)
+        left, values, right = (
+            _all_of(unit, height),
+            unit.new_zeros(*unit.shape[:-2], 0),
+            _all_of(unit, width),
+        )
     values = values * scale[..., 0]
     if height < len(rows) or width < len(columns):
         left = _embedded(left, rows)[..., :most]
@@ -84,7 +98,9 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
     return Singular(left[..., :most], values, right if complete else right[..., :most, :])
 
 
-def find_singular_values(matrix: Float[Tensor, "*lead outputs inputs"]) -> Float[Tensor, "*lead values"]:
+def find_singular_values(
+    matrix: Float[Tensor, "*lead outputs inputs"],
+) -> Float[Tensor, "*lead values"]:
     """Singular values alone, falling, in double precision."""
     wide = require_finite(matrix, "singular values")
     rows, columns = _live(wide, -1), _live(wide, -2)
@@ -100,9 +116,11 @@ def find_singular_values(matrix: Float[Tensor, "*lead outputs inputs"]) -> Float
 def decompose_rows(
     matrix: Float[Tensor, "outputs inputs"],
 ) -> tuple[Float[Tensor, "values"], Float[Tensor, "inputs inputs"]]:
-    """Singular values, falling, and orthonormal rows: the first lie in the span of the matrix's rows, the last outside of it.
+    """Singular values, falling, and orthonormal rows: the first lie in the span of the matrix's
+    rows, the last outside of it.
 
-    A tall matrix is brought to a triangle first, which changes neither and saves the work on its left side.
+    A tall matrix is brought to a triangle first, which changes neither and saves the work on its
+    left side.
     """
     wide = require_finite(matrix, "row space")
     wide = wide[_live(wide, -1)]
@@ -113,24 +131,32 @@ def decompose_rows(
     return torch.cat([found.values, found.values.new_zeros(missing)]), found.right
 
 
-def orthonormalise(matrix: Float[Tensor, "*lead size columns"]) -> Float[Tensor, "*lead size least"]:
-    """Orthonormal columns that span the matrix's columns, as many as its smaller side; in the matrix's precision."""
+def orthonormalise(
+    matrix: Float[Tensor, "*lead size columns"],
+) -> Float[Tensor, "*lead size least"]:
+    """Orthonormal columns that span the matrix's columns, as many as its smaller side; in the
+    matrix's precision."""
     require_finite(matrix, "orthonormal columns", double=False)
     basis: Tensor = torch.linalg.qr(matrix).Q  # by reflections: it cannot fail to converge
     return basis
 
 
 def find_triangle(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "least columns"]:
-    """The triangle R of QR: a matrix of few rows with the same products between columns, in double precision."""
+    """The triangle R of QR: a matrix of few rows with the same products between columns, in
+    double precision."""
     return _triangle(require_finite(matrix, "triangle"))
 
 
 def solve_least_squares(
-    columns: Float[Tensor, "rows unknowns"], wanted: Float[Tensor, "rows sides"], cutoff: float | None = None
+    columns: Float[Tensor, "rows unknowns"],
+    wanted: Float[Tensor, "rows sides"],
+    cutoff: float | None = None,
 ) -> LeastSquares:
-    """Shares of the columns that come nearest to what is wanted, in double precision, on the columns' device.
+    """Shares of the columns that come nearest to what is wanted, in double precision, on the
+    columns' device.
 
-    Directions weaker than `cutoff` of the strongest are left out; by default what double precision cannot tell from zero.
+    Directions weaker than `cutoff` of the strongest are left out; by default what double precision
+    cannot tell from zero.
     """
     whole = require_finite(columns, "least squares").cpu()
     sides = require_finite(wanted, "least squares").cpu()
@@ -146,19 +172,27 @@ def solve_least_squares(
     return LeastSquares(solution.to(columns.device), rank)
 
 
-def factor_gram(gram: Float[Tensor, "*lead size size"], terms: int, ridge: float = 0.0) -> Float[Tensor, "*lead size size"]:
-    """The lower Cholesky factor of a Gram matrix plus a ridge, relative to its largest diagonal entry; on its device.
+def factor_gram(
+    gram: Float[Tensor, "*lead size size"], terms: int, ridge: float = 0.0
+) -> Float[Tensor, "*lead size size"]:
+    """The lower Cholesky factor of a Gram matrix plus a ridge, relative to its largest diagonal
+    entry; on its device.
 
-    Each entry of the matrix is a sum of so many products, whose rounding may have made it indefinite: the ridge is never less
-    than that, and where a matrix needs more, it alone gets ten times as much until it has a factor. Gradients pass through.
+    Each entry of the matrix is a sum of so many products, whose rounding may have made it
+    indefinite: the ridge is never less than that, and where a matrix needs more, it alone gets ten
+    times as much until it has a factor. Gradients pass through.
     """
     if not gram.shape[-1]:
         return gram
     diagonal = gram.detach().diagonal(dim1=-2, dim2=-1)
     largest = diagonal.amax(-1)
-    largest = torch.where(largest > 0, largest, 1.0)  # a matrix of zeros has the identity's factor, scaled
+    # A matrix of zeros has the identity's factor, scaled
+    largest = torch.where(largest > 0, largest, 1.0)
     rows = (diagonal > 0).sum(-1)  # zero rows are padding, and do not count
-    added = gram_error_bound(terms, rows, gram.dtype).clamp_min(max(ridge, unit_rounding(gram.dtype))) * largest
+    added = (
+        gram_error_bound(terms, rows, gram.dtype).clamp_min(max(ridge, unit_rounding(gram.dtype)))
+        * largest
+    )
     identity = torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
     while True:
         factor: Tensor = torch.linalg.cholesky_ex(gram + added[..., None, None] * identity).L
@@ -171,32 +205,38 @@ def factor_gram(gram: Float[Tensor, "*lead size size"], terms: int, ridge: float
         added = torch.where(failed, 10 * added, added)
         if bool((added > MOST_RIDGE * largest).any()):
             raise GradleakError(
-                f"no Cholesky factor was found of a matrix of shape {_shape(gram)}: it is no Gram matrix, even with a ridge of "
-                f"{MOST_RIDGE:g} of its largest entry. Please report this with the command that led here."
+                f"no Cholesky factor was found of a matrix of shape {_shape(gram)}: it is no Gram"
+                f" matrix, even with a ridge of {MOST_RIDGE:g} of its largest entry. Please report"
+                " this with the command that led here."
             )
 
 
 def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor, "columns rows"]:
-    """The pseudo-inverse in double precision; directions weaker than `cutoff` of the strongest are left out."""
+    """The pseudo-inverse in double precision; directions weaker than `cutoff` of the strongest
+    are left out."""
     found = decompose(matrix)
     kept = found.values > cutoff * found.values[:1]
     inverse: Tensor = (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
     return inverse
 
 
-def count_rank(values: Float[Tensor, "*lead values"], floor: float | Tensor) -> Shaped[Tensor, "*lead"]:
+def count_rank(
+    values: Float[Tensor, "*lead values"], floor: float | Tensor
+) -> Shaped[Tensor, "*lead"]:
     """How many singular values are above what counts as zero (rounding.py says what that is)."""
     above = torch.as_tensor(floor, dtype=values.dtype, device=values.device)
     return (values > above[..., None]).sum(-1) if above.ndim else (values > above).sum(-1)
 
 
 def require_finite(matrix: Tensor, wanted: str, double: bool = True) -> Tensor:
-    """The matrix, in double precision unless told otherwise, or an error that says how much of it is not finite."""
+    """The matrix, in double precision unless told otherwise, or an error that says how much of
+    it is not finite."""
     if matrix.numel() and not bool(torch.stack(torch.aminmax(matrix.detach())).isfinite().all()):
         bad = int((~matrix.isfinite()).sum())
         raise GradleakError(
-            f"{wanted} of a matrix of shape {_shape(matrix)} were asked for, but {bad} of its entries are not finite: the update "
-            "or the model holds infinities or NaN. Try a smaller learning rate or less noise."
+            f"{wanted} of a matrix of shape {_shape(matrix)} were asked for, but {bad} of its"
+            " entries are not finite: the update or the model holds infinities or NaN. Try a"
+            " smaller learning rate or less noise."
         )
     return matrix.detach().double() if double else matrix
 
@@ -214,7 +254,8 @@ def _kept(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def bring_to_unit_size(matrix: Tensor) -> tuple[Tensor, Float[Tensor, "*lead 1 1"]]:
-    """The matrix with a largest entry near one, and the power of two it was divided by: neither squares nor sums overflow."""
+    """The matrix with a largest entry near one, and the power of two it was divided by: neither
+    squares nor sums overflow."""
     if not matrix.numel():
         return matrix, matrix.new_ones(*matrix.shape[:-2], 1, 1)
     largest = torch.linalg.vector_norm(matrix, math.inf, dim=(-1, -2), keepdim=True)
@@ -232,19 +273,25 @@ def _nothing(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _all_of(matrix: Tensor, size: int) -> Tensor:
-    return torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand(*matrix.shape[:-2], size, size)
+    return torch.eye(size, dtype=matrix.dtype, device=matrix.device).expand(
+        *matrix.shape[:-2], size, size
+    )
 
 
 def _with_zeros(values: Tensor, vectors: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvectors of the whole matrix: a unit vector with value zero for every row that was left out, in their order."""
+    """Eigenvectors of the whole matrix: a unit vector with value zero for every row that was
+    left out, in their order."""
     whole = _embedded(vectors, live)
-    padded = torch.cat([values, values.new_zeros(*values.shape[:-1], len(live) - values.shape[-1])], dim=-1)
+    padded = torch.cat(
+        [values, values.new_zeros(*values.shape[:-1], len(live) - values.shape[-1])], dim=-1
+    )
     order = padded.argsort(dim=-1, stable=True)
     return padded.gather(-1, order), whole.gather(-1, order[..., None, :].expand(whole.shape))
 
 
 def _embedded(columns: Tensor, live: Tensor) -> Tensor:
-    """Columns over the live places put in their places, and a unit vector for each other place after them."""
+    """Columns over the live places put in their places, and a unit vector for each other place
+    after them."""
     count, lead = columns.shape[-1], columns.shape[:-2]
     rest = (~live).nonzero()[:, 0]
     whole = columns.new_zeros(*lead, len(live), count + len(rest))
@@ -254,7 +301,10 @@ def _embedded(columns: Tensor, live: Tensor) -> Tensor:
 
 
 def _first_sound(
-    matrix: Tensor, drivers: Sequence[Driver[Answer]], is_sound: Callable[[Tensor, Answer], bool], wanted: str
+    matrix: Tensor,
+    drivers: Sequence[Driver[Answer]],
+    is_sound: Callable[[Tensor, Answer], bool],
+    wanted: str,
 ) -> Answer:
     """The answer of the first driver that has one and whose answer holds."""
     reasons = []
@@ -270,18 +320,21 @@ def _first_sound(
             return found
         reasons.append("an answer that is none")
     raise GradleakError(
-        f"no {wanted} were found of a finite matrix of shape {_shape(matrix)}: each of {len(drivers)} drivers failed "
-        f"({'; '.join(dict.fromkeys(reasons))}). Please report this with the command that led here."
+        f"no {wanted} were found of a finite matrix of shape {_shape(matrix)}: each of"
+        f" {len(drivers)} drivers failed ({'; '.join(dict.fromkeys(reasons))}). Please report this"
+        " with the command that led here."
     )
 
 
 def _probes(like: Tensor, size: int) -> Float[Tensor, "size probes"]:
-    generator = torch.Generator().manual_seed(0)  # they only try an answer out, and no draw is better than another
+    # They only try an answer out, and no draw is better than another
+    generator = torch.Generator().manual_seed(0)
     return torch.randn(size, PROBES, generator=generator, dtype=torch.float64).to(like)
 
 
 def _close(found: Tensor, wanted: Tensor, reach: Tensor, terms: int) -> bool:
-    """Whether both are one up to the error of a decomposition, relative to the norms it went through."""
+    """Whether both are one up to the error of a decomposition, relative to the norms it went
+    through."""
     missed = torch.linalg.matrix_norm(found - wanted)
     return bool((missed <= backward_error_bound(terms, wanted.dtype) * reach).all())  # NaN is not
 
@@ -317,7 +370,12 @@ def _are_values(matrix: Tensor, found: tuple[Tensor]) -> bool:
     (values,) = found
     squares, norm = values.square().sum(-1), matrix.square().sum((-1, -2))
     falling = bool((values[..., :-1] >= values[..., 1:]).all()) and bool((values >= 0).all())
-    return falling and bool(((squares - norm).abs() <= backward_error_bound(max(matrix.shape[-2:]), values.dtype) * norm).all())
+    return falling and bool(
+        (
+            (squares - norm).abs()
+            <= backward_error_bound(max(matrix.shape[-2:]), values.dtype) * norm
+        ).all()
+    )
 
 
 def _one_by_one(solve: Callable[[Any], Sequence[Any]]) -> Callable[[Tensor], Any]:
@@ -336,12 +394,22 @@ def _eigen(driver: Literal["evr", "ev", "evd"]) -> Driver[tuple[Tensor, Tensor]]
     return _one_by_one(lambda one: scipy.linalg.eigh(one, driver=driver, check_finite=False))
 
 
-def _singular(driver: Literal["gesdd", "gesvd"], complete: bool) -> Driver[tuple[Tensor, Tensor, Tensor]]:
-    return _one_by_one(lambda one: scipy.linalg.svd(one, full_matrices=complete, lapack_driver=driver, check_finite=False))
+def _singular(
+    driver: Literal["gesdd", "gesvd"], complete: bool
+) -> Driver[tuple[Tensor, Tensor, Tensor]]:
+    return _one_by_one(
+        lambda one: scipy.linalg.svd(
+            one, full_matrices=complete, lapack_driver=driver, check_finite=False
+        )
+    )
 
 
 def _values(driver: Literal["gesdd", "gesvd"]) -> Driver[tuple[Tensor]]:
-    return _one_by_one(lambda one: (scipy.linalg.svd(one, compute_uv=False, lapack_driver=driver, check_finite=False),))
+    return _one_by_one(
+        lambda one: (
+            scipy.linalg.svd(one, compute_uv=False, lapack_driver=driver, check_finite=False),
+        )
+    )
 
 
 # Looked up when called: torch's own, on the matrix's device, is the quickest and comes first
@@ -378,10 +446,16 @@ class _Problem:
     cutoff: float
 
     def drivers(self) -> list[Driver[tuple[Tensor, int]]]:
-        return [self._by_torch, self._by_scipy("gelsd"), self._by_scipy("gelsy"), self._by_scipy("gelss")]
+        return [
+            self._by_torch,
+            self._by_scipy("gelsd"),
+            self._by_scipy("gelsy"),
+            self._by_scipy("gelss"),
+        ]
 
     def is_solved(self, columns: Tensor, found: tuple[Tensor, int]) -> bool:
-        """Whether what is left is orthogonal to the columns, but for directions under the cutoff."""
+        """Whether what is left is orthogonal to the columns, but for directions under the
+        cutoff."""
         solution = found[0]
         size = torch.linalg.matrix_norm(columns)
         across = columns.mT @ (self.wanted - columns @ solution)
@@ -396,7 +470,11 @@ class _Problem:
     def _by_scipy(self, driver: Literal["gelsd", "gelsy", "gelss"]) -> Driver[tuple[Tensor, int]]:
         def run(columns: Tensor) -> tuple[Tensor, int]:
             solution, _, rank, _ = scipy.linalg.lstsq(
-                columns.numpy(), self.wanted.numpy(), cond=self.cutoff, lapack_driver=driver, check_finite=False
+                columns.numpy(),
+                self.wanted.numpy(),
+                cond=self.cutoff,
+                lapack_driver=driver,
+                check_finite=False,
             )
             return torch.from_numpy(solution), int(rank)
 

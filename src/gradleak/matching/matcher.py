@@ -1,4 +1,5 @@
-"""Distances from observed updates to the gradients of candidate batches: the factored fast form, and the plain reference."""
+"""Distances from observed updates to the gradients of candidate batches: the factored fast form,
+and the plain reference."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -27,14 +28,19 @@ from gradleak.matching.terms import vector_sums
 
 
 class Matcher(ABC):
-    """Compares candidates with what was observed. Batches have axes [observations, candidates, examples, tokens(, hidden)]."""
+    """Compares candidates with what was observed. Batches have axes [observations, candidates,
+    examples, tokens(, hidden)]."""
 
-    def __init__(self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]
+    ) -> None:
         self.target: Target = observations[0].target
         self.distance = distance
         self.names = names
         observed = _stacked(observations, names)
-        self.observed_squared = torch.stack([observed[name].flatten(1).square().sum(1) for name in names], dim=1)
+        self.observed_squared = torch.stack(
+            [observed[name].flatten(1).square().sum(1) for name in names], dim=1
+        )
         self.weights = _weights(observations, observed)
         self.noise_squared = torch.zeros_like(self.weights)
         self.signal_squared = self.observed_squared
@@ -42,16 +48,23 @@ class Matcher(ABC):
 
     @abstractmethod
     def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """What one candidate of so many sentences takes to be compared; with the slope of its distance."""
+        """What one candidate of so many sentences takes to be compared; with the slope of its
+        distance."""
 
     def work(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """The multiplications in it: forward and backward, and for a slope both once more, and back."""
+        """The multiplications in it: forward and backward, and for a slope both once more, and
+        back."""
         return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
     def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
-        """Lets the distance know how much of every tensor is noise, or likely to be what rounding at random added."""
-        known = self.weights.new_tensor([observation.noise_std / observation.gradient_scale for observation in observations])
-        levels = common_channel(observations).quantisation_levels if self.distance.by_certainty else None
+        """Lets the distance know how much of every tensor is noise, or likely to be what
+        rounding at random added."""
+        known = self.weights.new_tensor(
+            [observation.noise_std / observation.gradient_scale for observation in observations]
+        )
+        levels = (
+            common_channel(observations).quantisation_levels if self.distance.by_certainty else None
+        )
         if not bool(known.any()) and levels is None:
             return
         observed = [tensor.flatten(1) for tensor in _stacked(observations, self.names).values()]
@@ -59,31 +72,48 @@ class Matcher(ABC):
         if levels is not None:
             rounded = [rounding_stds(tensor, levels, reading.entrywise) for tensor in observed]
             stds = torch.hypot(stds, torch.stack(rounded, dim=1))
-        squares = [noise_squares(*pair, reading.entrywise) for pair in zip(observed, stds.unbind(1), strict=True)]
+        squares = [
+            noise_squares(*pair, reading.entrywise)
+            for pair in zip(observed, stds.unbind(1), strict=True)
+        ]
         self.noise_squared = torch.stack(squares, dim=1)
         if self.distance.by_certainty:
             self.signal_squared = self.expected_signal(stds)
             self.weights = self.weights * certainties(self.signal_squared, stds)
 
-    def expected_signal(self, stds: Float[Tensor, "observations tensors"]) -> Float[Tensor, "observations tensors"]:
+    def expected_signal(
+        self, stds: Float[Tensor, "observations tensors"]
+    ) -> Float[Tensor, "observations tensors"]:
         """How much of every tensor's square is the gradient's."""
         _, squares = self.sums(ordinary_candidates(self.target, len(stds)), slice(None))
         shown = self.weights > 0
-        return likely_signal(squares.detach().mean(1) * shown, self.observed_squared * shown, self.noise_squared * shown, stds)
+        return likely_signal(
+            squares.detach().mean(1) * shown,
+            self.observed_squared * shown,
+            self.noise_squared * shown,
+            stds,
+        )
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        """The distance's two sums [observations, candidates, tensors] for the observations of a slice."""
+        """The distance's two sums [observations, candidates, tensors] for the observations of a
+        slice."""
 
     def take(self, places: Int[Tensor, "some"]) -> "Matcher":
         """The same for some of the observations."""
         part = copy.copy(self)
         part.observed_squared, part.weights = self.observed_squared[places], self.weights[places]
-        part.noise_squared, part.signal_squared = self.noise_squared[places], self.signal_squared[places]
+        part.noise_squared, part.signal_squared = (
+            self.noise_squared[places],
+            self.signal_squared[places],
+        )
         return part
 
-    def distances(self, batch: Batch, rows: slice = slice(None)) -> Float[Tensor, "observations candidates"]:
-        """The distance of every candidate, differentiable in embeddings and soft labels that ask for gradients."""
+    def distances(
+        self, batch: Batch, rows: slice = slice(None)
+    ) -> Float[Tensor, "observations candidates"]:
+        """The distance of every candidate, differentiable in embeddings and soft labels that ask
+        for gradients."""
         first, second = self.sums(batch, rows)
         return self.distance.combine(
             Statistics(
@@ -98,14 +128,21 @@ class Matcher(ABC):
 
 
 class FactoredMatcher(Matcher):
-    """For updates that are one gradient: nothing of a weight matrix's size is built unless the distance needs it."""
+    """For updates that are one gradient: nothing of a weight matrix's size is built unless the
+    distance needs it."""
 
     def __init__(
-        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...], reading: Reading = WHOLE
+        self,
+        observations: Sequence[Observation],
+        distance: Distance,
+        names: tuple[str, ...],
+        reading: Reading = WHOLE,
     ) -> None:
         plan = make_plan(observations[0].target, names)
         super().__init__(observations, distance, plan.names)
-        self._sums = FactoredSums(self.target, plan, _stacked(observations, plan.names), distance.residuals, reading)
+        self._sums = FactoredSums(
+            self.target, plan, _stacked(observations, plan.names), distance.residuals, reading
+        )
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         return self._sums(batch, rows)
@@ -122,10 +159,15 @@ class FactoredMatcher(Matcher):
 
 
 class SimulatedMatcher(Matcher):
-    """For any protocol: runs the client's own computation once a candidate and compares what comes out before any defense."""
+    """For any protocol: runs the client's own computation once a candidate and compares what
+    comes out before any defense."""
 
     def __init__(
-        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...], reading: Reading = WHOLE
+        self,
+        observations: Sequence[Observation],
+        distance: Distance,
+        names: tuple[str, ...],
+        reading: Reading = WHOLE,
     ) -> None:
         super().__init__(observations, distance, names)
         self.observations = observations
@@ -138,15 +180,21 @@ class SimulatedMatcher(Matcher):
         return part
 
     def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """Every local step keeps its activations and its own weights, and a slope goes back through all."""
+        """Every local step keeps its activations and its own weights, and a slope goes back
+        through all."""
         weights = self.pass_cost.element * sum(self.target.part(name).size for name in self.names)
         steps = max(observation.protocol.local_steps(examples) for observation in self.observations)
         passed = self.pass_cost.bytes(examples, tokens, GRADIENTS_AND_BACK if slope else GRADIENTS)
         return steps * (passed + (6 if slope else 4) * weights)
 
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        results = [self._sums_of(observation, batch[place]) for place, observation in enumerate(self.observations[rows])]
-        return torch.stack([first for first, _ in results]), torch.stack([second for _, second in results])
+        results = [
+            self._sums_of(observation, batch[place])
+            for place, observation in enumerate(self.observations[rows])
+        ]
+        return torch.stack([first for first, _ in results]), torch.stack(
+            [second for _, second in results]
+        )
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
@@ -157,8 +205,14 @@ class SimulatedMatcher(Matcher):
             seen = _seen(observation, self.target.part(name)).flatten()
             # What this observation does not show has weight zero: any gradient will do.
             gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
-            pairs.append(vector_sums(gradients[None, None], seen[None, None], self.distance.residuals, self.reading))
-        return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack([second[0, 0] for _, second in pairs], -1)
+            pairs.append(
+                vector_sums(
+                    gradients[None, None], seen[None, None], self.distance.residuals, self.reading
+                )
+            )
+        return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack(
+            [second[0, 0] for _, second in pairs], -1
+        )
 
 
 def for_observations(
@@ -169,21 +223,27 @@ def for_observations(
     adaptive: bool = True,
     unroll: bool = True,
 ) -> Matcher:
-    """The fastest matcher that is right for these observations; `plain` asks for the reference instead.
+    """The fastest matcher that is right for these observations; `plain` asks for the reference
+    instead.
 
     Where a defense is known, distance and reading are fitted to what it did, unless not `adaptive`.
-    Of several local steps, `unroll` goes through each; otherwise the update is taken for one averaged gradient.
+    Of several local steps, `unroll` goes through each; otherwise the update is taken for one
+    averaged gradient.
 
-    `keep_silent` matches tensors without signal too, as LAMP's released code does: only for comparison with it.
+    `keep_silent` matches tensors without signal too, as LAMP's released code does: only for
+    comparison with it.
     """
     target = observations[0].target
     if any(observation.target is not target for observation in observations):
         raise GradleakError("Observations of different models cannot be attacked in one pass.")
-    seen = dict.fromkeys(name for observation in observations for name in observation.update.tensors)
+    seen = dict.fromkeys(
+        name for observation in observations for name in observation.update.tensors
+    )
     names = matchable(target, seen, keep_silent)
     if not all(set(names) & set(observation.update.tensors) for observation in observations):
         raise GradleakError(
-            "Nothing in the visible update can be matched: only word embeddings, or tensors without signal, are seen."
+            "Nothing in the visible update can be matched: only word embeddings, or tensors without"
+            " signal, are seen."
         )
     channel = common_channel(observations)
     averaged = not unroll and not plain
@@ -201,7 +261,8 @@ def for_observations(
 
 
 def _seen(observation: Observation, part: Part) -> Tensor:
-    """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight is then zero too)."""
+    """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight
+    is then zero too)."""
     shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
     if shown is None:
         return observation.target.parameters[part.parameter].new_zeros(part.shape)
@@ -209,9 +270,12 @@ def _seen(observation: Observation, part: Part) -> Tensor:
 
 
 def distance_of_nothing(observation: Observation, distance: Distance) -> Float[Tensor, ""]:
-    """How far a candidate without any gradient is from what was seen, known noise taken off: the size that weights of a prior
-    or a penalty beside the distance have to be held against."""
-    seen = [tensor.double() / observation.gradient_scale for tensor in observation.update.tensors.values()]
+    """How far a candidate without any gradient is from what was seen, known noise taken off: the
+    size that weights of a prior or a penalty beside the distance have to be held against."""
+    seen = [
+        tensor.double() / observation.gradient_scale
+        for tensor in observation.update.tensors.values()
+    ]
     entries = sum(tensor.numel() for tensor in seen)
     squares = torch.stack([tensor.square().sum() for tensor in seen]).sum()
     absolutes = torch.stack([tensor.abs().sum() for tensor in seen]).sum()
@@ -222,17 +286,23 @@ def distance_of_nothing(observation: Observation, distance: Distance) -> Float[T
 def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
     """Each tensor as all observations show it, [observations, …]."""
     parts = [observations[0].target.part(name) for name in names]
-    return {part.name: torch.stack([_seen(observation, part) for observation in observations]) for part in parts}
+    return {
+        part.name: torch.stack([_seen(observation, part) for observation in observations])
+        for part in parts
+    }
 
 
 def _weights(
     observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float | None = None
 ) -> Float[Tensor, "observations tensors"]:
     """One where a tensor is seen and carries signal, zero elsewhere."""
-    sizes = torch.stack([tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1)
-    seen = torch.tensor([[name in observation.update.tensors for name in observed] for observation in observations]).to(
-        sizes.device
+    sizes = torch.stack(
+        [tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1
     )
-    silent = cancelled_share(sizes.dtype) if silent is None else silent  # of the median: a smaller tensor carries rounding
+    seen = torch.tensor(
+        [[name in observation.update.tensors for name in observed] for observation in observations]
+    ).to(sizes.device)
+    # Of the median: a smaller tensor carries rounding
+    silent = cancelled_share(sizes.dtype) if silent is None else silent
     medians = torch.stack([row[shown].median() for row, shown in zip(sizes, seen, strict=True)])
     return (seen & (sizes > silent * medians[:, None])).to(sizes.dtype)

@@ -1,4 +1,5 @@
-"""The gradient of every client's mean loss, all clients in one pass: what a thousand simulated clients would send."""
+"""The gradient of every client's mean loss, all clients in one pass: what a thousand simulated
+clients would send."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,27 +15,38 @@ from gradleak.matching.capture import CHANNELS_FIRST, Kind, Use, call_shapes, ca
 from gradleak.matching.convolution import channel_terms, patches
 from gradleak.matching.plan import owners_of
 
-SMALL_TABLE = 4096  # rows of an embedding table up to which a product with one-hot rows is used: it repeats on a GPU
+# Rows of an embedding table up to which a product with one-hot rows is used: it repeats on a GPU
+SMALL_TABLE = 4096
 LOGITS_IN_CACHE = 4_000_000
-Called = Sequence[tuple[Use, Tensor]]  # each use of a module with the gradient of the loss by its output
+# Each use of a module with the gradient of the loss by its output
+Called = Sequence[tuple[Use, Tensor]]
 
 
 class ClosedForms:
-    """Gradients from the layers' inputs and output gradients: one forward and one backward pass, then one product a matrix."""
+    """Gradients from the layers' inputs and output gradients: one forward and one backward pass,
+    then one product a matrix."""
 
     def __init__(self, target: Target, names: Sequence[str] | None = None) -> None:
         self.target = target
         shapes = call_shapes(target)
         owners = owners_of(target.module)
-        words = {target.module.get_submodule(owners[name][0][0]) for name in target.groups["word_embedding"] if name in owners}
-        self.owners = {name: owners[name] for name in (target.parameters if names is None else names)}
+        words = {
+            target.module.get_submodule(owners[name][0][0])
+            for name in target.groups["word_embedding"]
+            if name in owners
+        }
+        self.owners = {
+            name: owners[name] for name in (target.parameters if names is None else names)
+        }
         self.kinds: dict[str, Kind] = {}
         for name, uses in self.owners.items():
             for module_name, _ in uses:
                 module = target.module.get_submodule(module_name)
                 kind = kind_of(module)
                 if kind is None or not (module_name in shapes or module in words):
-                    raise GradleakError(f"{name} has no closed form: {type(module).__name__} is left to autograd.")
+                    raise GradleakError(
+                        f"{name} has no closed form: {type(module).__name__} is left to autograd."
+                    )
                 self.kinds[module_name] = kind
         self.modules = {name: target.module.get_submodule(name) for name in self.kinds}
 
@@ -42,11 +54,15 @@ class ClosedForms:
         clients, most = batches.lead[0], self._clients_at_once(batches)
         if clients <= most:
             return self._together(batches)
-        pieces = [self._together(batches[start : start + most]).tensors for start in range(0, clients, most)]
+        pieces = [
+            self._together(batches[start : start + most]).tensors
+            for start in range(0, clients, most)
+        ]
         return Update({name: torch.cat([piece[name] for piece in pieces]) for name in self.owners})
 
     def _clients_at_once(self, batches: Batch) -> int:
-        """All of them; on a CPU as many as have their logits in its cache, which is twice as fast for a large vocabulary."""
+        """All of them; on a CPU as many as have their logits in its cache, which is twice as
+        fast for a large vocabulary."""
         if batches.mask.device.type != "cpu" or not self.target.labels_are_tokens:
             return batches.lead[0]
         return max(1, LOGITS_IN_CACHE // (batches.mask[0].numel() * self.target.classes))
@@ -67,12 +83,22 @@ class ClosedForms:
         found = None
         for module_name, attribute in self.owners[name]:
             for use, delta in calls.get(module_name, ()):
-                one = self._one(module_name, attribute, use.inputs.detach(), use.output.detach(), delta, clients)
+                one = self._one(
+                    module_name, attribute, use.inputs.detach(), use.output.detach(), delta, clients
+                )
                 found = one if found is None else found + one
         value = self.target.parameters[name]
         return value.new_zeros(clients, *value.shape) if found is None else found
 
-    def _one(self, module_name: str, attribute: str, inputs: Tensor, output: Tensor, delta: Tensor, clients: int) -> Tensor:
+    def _one(
+        self,
+        module_name: str,
+        attribute: str,
+        inputs: Tensor,
+        output: Tensor,
+        delta: Tensor,
+        clients: int,
+    ) -> Tensor:
         module, kind = self.modules[module_name], self.kinds[module_name]
         if kind in CHANNELS_FIRST:
             return _of_channels(module, kind, attribute, inputs, delta, clients)
@@ -99,10 +125,14 @@ class ByTransform:
         self.each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0, 0))
 
     def __call__(self, batches: Batch) -> Update:
-        given = next(one for one in (batches.ids, batches.embeddings, batches.pixels) if one is not None)
+        given = next(
+            one for one in (batches.ids, batches.embeddings, batches.pixels) if one is not None
+        )
         return Update(self.each(dict(self.target.parameters), given, batches.mask, batches.labels))
 
-    def _loss(self, parameters: dict[str, Tensor], given: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+    def _loss(
+        self, parameters: dict[str, Tensor], given: Tensor, mask: Tensor, labels: Tensor
+    ) -> Tensor:
         if self.target.medium == "image":
             batch = Batch(pixels=given, mask=mask, labels=labels)
         elif given.is_floating_point():
@@ -113,16 +143,19 @@ class ByTransform:
 
 
 def per_client(target: Target, names: Sequence[str] | None = None) -> ClosedForms | ByTransform:
-    """The faster form where it applies: closed forms for linear layers, convolutions, norms and embeddings (of the named
-    parameters at least), else torch.func."""
+    """The faster form where it applies: closed forms for linear layers, convolutions, norms and
+    embeddings (of the named parameters at least), else torch.func."""
     try:
         return ClosedForms(target, names)
     except GradleakError:
         return ByTransform(target)
 
 
-def _of_channels(module: nn.Module, kind: Kind, attribute: str, inputs: Tensor, delta: Tensor, clients: int) -> Tensor:
-    """The gradient of a convolution, or of a norm of channels, summed over the examples and places of each client."""
+def _of_channels(
+    module: nn.Module, kind: Kind, attribute: str, inputs: Tensor, delta: Tensor, clients: int
+) -> Tensor:
+    """The gradient of a convolution, or of a norm of channels, summed over the examples and
+    places of each client."""
     if kind is Kind.CONV2D and attribute == "weight":
         seen, rows = patches(module, inputs), delta.flatten(2).mT
         seen, rows = (one.reshape(clients, -1, one.shape[-1]) for one in (seen, rows))

@@ -25,7 +25,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters of one shape whose modules are called alike, so that one stacked operation serves them all."""
+    """Parameters of one shape whose modules are called alike, so that one stacked operation
+    serves them all."""
 
     form: str  # "outer", "lookup" or "vector"
     members: tuple[Member, ...]
@@ -41,25 +42,35 @@ class Plan:
     @property
     def names(self) -> tuple[str, ...]:
         """All parts, in the order in which the engine stacks their sums."""
-        return (*(member.part.name for group in self.groups for member in group.members), *self.by_autograd)
+        return (
+            *(member.part.name for group in self.groups for member in group.members),
+            *self.by_autograd,
+        )
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(member.module for group in self.groups for member in group.members))
+        return tuple(
+            dict.fromkeys(member.module for group in self.groups for member in group.members)
+        )
 
 
 def matchable(target: Target, names: Iterable[str], keep_silent: bool = False) -> tuple[str, ...]:
-    """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero by construction.
+    """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero
+    by construction.
 
-    The word embeddings are out: a candidate made of embeddings does not look anything up in them. So is an output layer tied to
-    them: its gradient is the sum of both sides, of which only one can be computed.
+    The word embeddings are out: a candidate made of embeddings does not look anything up in them.
+    So is an output layer tied to them: its gradient is the sum of both sides, of which only one can
+    be computed.
     """
-    unreachable = set(target.groups["word_embedding"]) | (set() if keep_silent else structurally_silent(target))
+    unreachable = set(target.groups["word_embedding"]) | (
+        set() if keep_silent else structurally_silent(target)
+    )
     return tuple(name for name in names if name not in unreachable)
 
 
 def structurally_silent(target: Target) -> set[str]:
-    """Parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for softmax ignores shifts.
+    """Parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for softmax
+    ignores shifts.
 
     Their rounding noise would count as much as any other tensor in the cosine distance.
     """
@@ -68,11 +79,17 @@ def structurally_silent(target: Target) -> set[str]:
     with torch.enable_grad():
         losses = target.losses(probe, copies)
         # Weighted, so that two examples of opposite labels do not cancel in the head.
-        found = torch.autograd.grad(losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True)
+        found = torch.autograd.grad(
+            losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True
+        )
     gradients = dict(zip(copies, found, strict=True))
     sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
     median = sorted(sizes.values())[len(sizes) // 2]
-    slices = {part.name: part.of(gradients[part.parameter]) for part in target.parts if part.cut is not None}
+    slices = {
+        part.name: part.of(gradients[part.parameter])
+        for part in target.parts
+        if part.cut is not None
+    }
     sizes |= {name: float(gradient.square().mean().sqrt()) for name, gradient in slices.items()}
     return {name for name, size in sizes.items() if size <= cancelled_share(target.dtype) * median}
 
@@ -89,15 +106,22 @@ def make_plan(target: Target, names: Iterable[str]) -> Plan:
         module = target.module.get_submodule(module_name)
         kind = kind_of(module)
         if len(uses) > 1 or kind is None or module_name not in shapes:
-            by_autograd.append(part.name)  # tied, of an unknown kind, or not called with one row an example
+            # tied, of an unknown kind, or not called with one row an example
+            by_autograd.append(part.name)
             continue
         form = _form(kind, attribute)
         turned = kind is Kind.CONV1D and form == "outer"
         shape = part.shape[::-1] if turned else part.shape
-        # Convolutions of one shape may move in other strides over other pictures: each is a group of its own.
-        calls = module_name if kind is Kind.CONV2D else shapes[module_name] if form != "vector" else ()
+        # Convolutions of one shape may move in other strides over other pictures: each is a group
+        # of its own.
+        calls = (
+            module_name if kind is Kind.CONV2D else shapes[module_name] if form != "vector" else ()
+        )
         groups[(form, turned, shape, calls)].append(Member(part, module_name, kind))
-    return Plan(tuple(Group(str(key[0]), tuple(members)) for key, members in groups.items()), tuple(by_autograd))
+    return Plan(
+        tuple(Group(str(key[0]), tuple(members)) for key, members in groups.items()),
+        tuple(by_autograd),
+    )
 
 
 def _form(kind: Kind, attribute: str) -> str:
@@ -107,7 +131,8 @@ def _form(kind: Kind, attribute: str) -> str:
 
 
 def owners_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
-    """For every parameter name, the modules (and attributes) that hold it; more than one where weights are tied."""
+    """For every parameter name, the modules (and attributes) that hold it; more than one where
+    weights are tied."""
     holders: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for module_name, part in module.named_modules():
         for attribute, parameter in part.named_parameters(recurse=False):

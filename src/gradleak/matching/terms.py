@@ -1,4 +1,5 @@
-"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from the x and δ alone where that suffices."""
+"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from the x and δ alone where that
+suffices."""
 
 from typing import Any
 
@@ -10,14 +11,21 @@ from gradleak.matching.factors import Thin
 from gradleak.matching.readings import WHOLE, Reading
 from gradleak.matching.survivors import Sparse, sparse_sums
 
-Sums = tuple[Float[Tensor, "tensors observations candidates"], Float[Tensor, "tensors observations candidates"]]
-ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # of a dense gradient: small enough for the cache of a CPU
+Sums = tuple[
+    Float[Tensor, "tensors observations candidates"],
+    Float[Tensor, "tensors observations candidates"],
+]
+# Of a dense gradient: small enough for the cache of a CPU
+ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 
 
 def outer_angles(
-    inputs: Float[Tensor, "m o c uses d_in"], deltas: Float[Tensor, "m o c uses d_out"], observed: Thin | Tensor
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Thin | Tensor,
 ) -> Sums:
-    """Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form: the smaller is taken."""
+    """Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form: the
+    smaller is taken."""
     m, o, c, uses, d_in = inputs.shape
     d_out = deltas.shape[-1]
     x, d = inputs.reshape(m, o, c * uses, d_in), deltas.reshape(m, o, c * uses, d_out)
@@ -34,12 +42,19 @@ def outer_angles(
 
 
 def lookup_angles(
-    ids: Int[Tensor, "m o c uses"], deltas: Float[Tensor, "m o c uses d_out"], observed: Float[Tensor, "m o rows d_out"]
+    ids: Int[Tensor, "m o c uses"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Float[Tensor, "m o rows d_out"],
 ) -> Sums:
-    """The same for an embedding table: its inputs are one-hot, so products with them are look-ups and comparisons."""
+    """The same for an embedding table: its inputs are one-hot, so products with them are
+    look-ups and comparisons."""
     m, o, c, uses, d_out = deltas.shape
     index = ids.reshape(m, o, c * uses, 1).expand(-1, -1, -1, d_out)
-    inner = (deltas.reshape(m, o, c * uses, d_out) * observed.gather(2, index)).reshape(m, o, c, -1).sum(-1)
+    inner = (
+        (deltas.reshape(m, o, c * uses, d_out) * observed.gather(2, index))
+        .reshape(m, o, c, -1)
+        .sum(-1)
+    )
     same = (ids[..., :, None] == ids[..., None, :]).to(deltas.dtype)
     return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
 
@@ -53,14 +68,15 @@ def lookup_entries(
 ) -> Sums:
     """The sums for an embedding table whose entries count one by one, without building the table.
 
-    Most rows are not looked up and have no gradient: what is seen there speaks against every candidate alike.
+    Most rows are not looked up and have no gradient: what is seen there speaks against every
+    candidate alike.
     """
     m, o, c, uses, d_out = deltas.shape
     index = ids.reshape(m, o, c * uses, 1).expand(-1, -1, -1, d_out)
     seen = observed.gather(2, index).view(deltas.shape)
     same = ids[..., :, None] == ids[..., None, :]
-    # A row that is looked up twice has one gradient, the sum, and is counted at its first use. A product and no
-    # scatter_add: that sums in any order on a GPU, and no run would repeat another.
+    # A row that is looked up twice has one gradient, the sum, and is counted at its first use. A
+    # product and no scatter_add: that sums in any order on a GPU, and no run would repeat another.
     once = ~same.tril(-1).any(-1, keepdim=True)
     gradients = (same.to(deltas.dtype) @ deltas) * once
     seen = seen * once
@@ -74,11 +90,16 @@ def lookup_entries(
         return residual_squares, differing.abs().sum(-1) + left_sizes
     inner = (gradients * seen).flatten(3).sum(-1)
     squares = gradients.square().flatten(3).sum(-1)
-    return reading.angles(residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None])
+    return reading.angles(
+        residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None]
+    )
 
 
 def vector_sums(
-    gradients: Float[Tensor, "m o c entries"], observed: Float[Tensor, "m o entries"], residuals: bool, reading: Reading = WHOLE
+    gradients: Float[Tensor, "m o c entries"],
+    observed: Float[Tensor, "m o entries"],
+    residuals: bool,
+    reading: Reading = WHOLE,
 ) -> Sums:
     """The sums for biases, LayerNorms and whatever else is small enough to hold."""
     seen = observed[:, :, None]
@@ -88,7 +109,9 @@ def vector_sums(
     inner, squares = (gradients * seen).sum(-1), gradients.square().sum(-1)
     if not reading.entrywise:
         return inner, squares
-    return reading.angles(reading.residual(gradients, seen).square().sum(-1), inner, squares, seen.square().sum(-1))
+    return reading.angles(
+        reading.residual(gradients, seen).square().sum(-1), inner, squares, seen.square().sum(-1)
+    )
 
 
 def outer_sums(
@@ -98,7 +121,8 @@ def outer_sums(
     residuals: bool,
     reading: Reading = WHOLE,
 ) -> Sums:
-    """The sums for a matrix gradient; it is built only where the distance or the reading asks for its entries."""
+    """The sums for a matrix gradient; it is built only where the distance or the reading asks
+    for its entries."""
     if isinstance(observed, Sparse):
         return sparse_sums(inputs, deltas, observed, residuals)
     if residuals:
@@ -108,7 +132,9 @@ def outer_sums(
         return inner, squares
     assert isinstance(observed, Tensor)
     residual_squares, _ = outer_residuals(inputs, deltas, observed, reading, absolutes=False)
-    return reading.angles(residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None])
+    return reading.angles(
+        residual_squares, inner, squares, observed.square().sum((-1, -2))[..., None]
+    )
 
 
 def outer_residuals(
@@ -118,7 +144,8 @@ def outer_residuals(
     reading: Reading = WHOLE,
     absolutes: bool = True,
 ) -> Sums:
-    """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is built, a piece at a time."""
+    """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is
+    built, a piece at a time."""
     m, o, c, uses, d_in = inputs.shape
     x, d = inputs.reshape(m * o, c, uses, d_in), deltas.reshape(m * o, c, uses, -1)
     if isinstance(observed, Thin):
@@ -134,11 +161,12 @@ def outer_residuals(
 
 
 class _Residual(torch.autograd.Function):
-    """Sums over R = dᵀx − G (or what a reading makes of both) without keeping R: it is built piece by piece in one buffer,
-    once, and its slopes with it.
+    """Sums over R = dᵀx − G (or what a reading makes of both) without keeping R: it is built piece
+    by piece in one buffer, once, and its slopes with it.
 
-    What each sum's slope needs of R is d·R and x·Rᵀ: for the squares these are Gram products where R is an outer product
-    itself; for the absolute values R's signs are needed, while R is there. Where these are not asked for they are zero.
+    What each sum's slope needs of R is d·R and x·Rᵀ: for the squares these are Gram products where
+    R is an outer product itself; for the absolute values R's signs are needed, while R is there.
+    Where these are not asked for they are zero.
     """
 
     @staticmethod
@@ -147,13 +175,18 @@ class _Residual(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         squares, absolutes = x.new_empty(x.shape[0]), x.new_zeros(x.shape[0])
         wanted = any(ctx.needs_input_grad)
-        slopes = [torch.empty_like(part) for part in ((x, d, x, d) if with_absolutes else (x, d)) if wanted]
+        slopes = [
+            torch.empty_like(part)
+            for part in ((x, d, x, d) if with_absolutes else (x, d))
+            if wanted
+        ]
         for piece, residual in _pieces(x, d, dense, reading):
             squares[piece] = torch.linalg.vector_norm(residual, dim=2).square().sum(1)
             if wanted and dense is not None:
                 _slopes(x[piece], d[piece], residual, slopes[0][piece], slopes[1][piece])
             if with_absolutes:
-                absolutes[piece] = residual.abs().sum((1, 2))  # pairwise summation: vector_norm is 1e-5 off over so many entries
+                # Pairwise summation: vector_norm is 1e-5 off over so many entries
+                absolutes[piece] = residual.abs().sum((1, 2))
             if wanted and with_absolutes:
                 _slopes(x[piece], d[piece], residual.sign_(), slopes[2][piece], slopes[3][piece])
         if wanted and dense is None:
@@ -165,7 +198,8 @@ class _Residual(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         to_squares, to_absolutes = 2 * grads[0][:, None, None], grads[1][:, None, None]
         to_x, to_d = (to_squares * slope for slope in ctx.saved_tensors[:2])
-        for whole, slope in zip((to_x, to_d), ctx.saved_tensors[2:], strict=False):  # none without absolute values
+        # None without absolute values
+        for whole, slope in zip((to_x, to_d), ctx.saved_tensors[2:], strict=False):
             whole += to_absolutes * slope
         return to_x, to_d, None, None, None
 
@@ -176,7 +210,8 @@ def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) 
 
 
 def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any:
-    """R for a few rows at a time; the yielded buffer is overwritten by the next piece. Rows that share a G are neighbours."""
+    """R for a few rows at a time; the yielded buffer is overwritten by the next piece. Rows that
+    share a G are neighbours."""
     rows, d_in, d_out = x.shape[0], x.shape[2], d.shape[2]
     step = max(1, min(rows, ENTRIES_AT_ONCE.get(x.device.type, 2**24) // (d_in * d_out)))
     buffer = x.new_empty(step, d_out, d_in)
@@ -194,7 +229,8 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any
 
 
 def _shared(dense: Tensor, rows: int, piece: slice) -> Tensor:
-    """What was seen, for some of the rows: one G for all candidates of an observation, copied for no more than these."""
+    """What was seen, for some of the rows: one G for all candidates of an observation, copied
+    for no more than these."""
     if len(dense) == rows:
         return dense[piece]
     return dense[torch.arange(piece.start, piece.stop, device=dense.device) // (rows // len(dense))]

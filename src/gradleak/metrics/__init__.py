@@ -1,8 +1,17 @@
-"""Comparing secrets with guesses: overlap, tokens, marked secrets, meaning, pictures; and which guess belongs to which secret."""
+"""Comparing secrets with guesses: overlap, tokens, marked secrets, meaning, pictures; and which
+guess belongs to which secret."""
 
 from gradleak.metrics import pictures, rouge, secrets, semantic, tokens
 
-__all__ = ["DEFAULT_METRICS", "PICTURE_METRICS", "pictures", "rouge", "secrets", "semantic", "tokens"]
+__all__ = [
+    "DEFAULT_METRICS",
+    "PICTURE_METRICS",
+    "pictures",
+    "rouge",
+    "secrets",
+    "semantic",
+    "tokens",
+]
 
 DEFAULT_METRICS = (
     "rouge1",

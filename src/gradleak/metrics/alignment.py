@@ -16,7 +16,8 @@ TIE_WEIGHT = 1e-6  # far below the smallest difference of two ROUGE-1 values
 def align(secrets: Sequence[Sentence], guesses: Sequence[Sentence]) -> list[int]:
     """For each secret the index of its guess, or -1 where guesses ran out.
 
-    The assignment with the highest total ROUGE-1 of the honest texts; ties go to the larger overlap of tokens.
+    The assignment with the highest total ROUGE-1 of the honest texts; ties go to the larger overlap
+    of tokens.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -29,9 +30,11 @@ def align(secrets: Sequence[Sentence], guesses: Sequence[Sentence]) -> list[int]
 
 
 def nearest_pictures(
-    secrets: Float[Tensor, "secrets channels height width"], guesses: Float[Tensor, "guesses channels height width"]
+    secrets: Float[Tensor, "secrets channels height width"],
+    guesses: Float[Tensor, "guesses channels height width"],
 ) -> list[int]:
-    """For each secret the index of its guess, by the least sum of squared errors; as many guesses as secrets."""
+    """For each secret the index of its guess, by the least sum of squared errors; as many
+    guesses as secrets."""
     from scipy.optimize import linear_sum_assignment
 
     errors = (secrets[:, None] - guesses[None]).square().flatten(2).mean(2)
@@ -39,4 +42,8 @@ def nearest_pictures(
 
 
 def _cost(secret: Sentence, guess: Sentence) -> float:
-    return 1 - f_measure("rouge1", secret.text, guess.text) - TIE_WEIGHT * bag_overlap(secret.ids, guess.ids)
+    return (
+        1
+        - f_measure("rouge1", secret.text, guess.text)
+        - TIE_WEIGHT * bag_overlap(secret.ids, guess.ids)
+    )

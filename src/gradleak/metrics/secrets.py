@@ -22,16 +22,21 @@ class SecretRecall(Metric):
 @register("metric", "secret_edit_distance")
 @dataclass(frozen=True)
 class SecretEditDistance(Metric):
-    """The share of a marked span's letters to edit to find it in the guess: 0 is found, 1 is nothing in common."""
+    """The share of a marked span's letters to edit to find it in the guess: 0 is found, 1 is
+    nothing in common."""
 
     direction: ClassVar[str] = "lower"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [_mean_over_spans(pair, lambda span, guess: edits_to_nearest(span, guess) / len(span)) for pair in pairs]
+        return [
+            _mean_over_spans(pair, lambda span, guess: edits_to_nearest(span, guess) / len(span))
+            for pair in pairs
+        ]
 
 
 def normalised(text: str) -> str:
-    """Letters and digits only, case and accents folded: WordPiece moves spaces and punctuation, uncased models drop the rest."""
+    """Letters and digits only, case and accents folded: WordPiece moves spaces and punctuation,
+    uncased models drop the rest."""
     decomposed = unicodedata.normalize("NFKD", text.casefold())
     return "".join(letter for letter in decomposed if letter.isalnum())
 
@@ -42,7 +47,9 @@ def edits_to_nearest(span: str, text: str) -> int:
     for row, letter in enumerate(span, start=1):
         edits = [row]
         for column, other in enumerate(text, start=1):
-            edits.append(min(above[column - 1] + (letter != other), above[column] + 1, edits[-1] + 1))
+            edits.append(
+                min(above[column - 1] + (letter != other), above[column] + 1, edits[-1] + 1)
+            )
         above = edits
     return min(above)  # and end anywhere
 

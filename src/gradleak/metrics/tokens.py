@@ -23,7 +23,9 @@ class TokenAccuracy(Metric):
     """The share of the secret's positions that hold the right token in the guess."""
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [accuracy(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None for pair in pairs]
+        return [
+            accuracy(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None for pair in pairs
+        ]
 
 
 @register("metric", "bag_f1")
@@ -32,7 +34,10 @@ class BagF1(Metric):
     """F1 of the tokens as a bag: which ones and how often, in any order."""
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [bag_overlap(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None for pair in pairs]
+        return [
+            bag_overlap(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None
+            for pair in pairs
+        ]
 
 
 def accuracy(secret: Sequence[int], guess: Sequence[int]) -> float:

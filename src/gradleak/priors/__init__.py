@@ -1,3 +1,9 @@
 """What is likely before any gradient is seen."""
 
-from gradleak.priors import causal_lm, english, frequent_words, generator, mean_picture  # noqa: F401
+from gradleak.priors import (
+    causal_lm,
+    english,
+    frequent_words,
+    generator,
+    mean_picture,
+)

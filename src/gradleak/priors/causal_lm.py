@@ -15,7 +15,8 @@ from gradleak.priors.language_model import OwnVocabulary, SameVocabulary
 @register("prior", "causal_lm")
 @dataclass(frozen=True)
 class CausalLM(PriorSpec):
-    """A causal language model by hub id, folder or .gguf file; text is re-tokenised where the target's vocabulary differs."""
+    """A causal language model by hub id, folder or .gguf file; text is re-tokenised where the
+    target's vocabulary differs."""
 
     path: str
     allow_pickle: bool = False  # load .bin weights, which can run code
@@ -41,14 +42,17 @@ class CausalLM(PriorSpec):
             model = transformers.AutoModelForCausalLM.from_pretrained(source, **options).float()
         except (OSError, ValueError, ImportError) as error:
             first = str(error).strip().splitlines()[0]
-            raise GradleakError(f"The prior {self.path} could not be loaded as a causal language model: {first}") from error
+            raise GradleakError(
+                f"The prior {self.path} could not be loaded as a causal language model: {first}"
+            ) from error
         if shares_vocabulary(tokenizer, target):
             return SameVocabulary(model, target)
         return OwnVocabulary(model, tokenizer, target)
 
 
 def shares_vocabulary(tokenizer: Any, target: Target) -> bool:
-    """Whether a tokenizer gives the target's own ids: same size, and the same ids and frame for a probe text."""
+    """Whether a tokenizer gives the target's own ids: same size, and the same ids and frame for
+    a probe text."""
     probe = "The quick brown fox, 1234 unbelievable words & more!"
     same_ids = list(tokenizer(probe)["input_ids"]) == target.encode([probe])[0]
     return same_ids and len(tokenizer) == len(target.vocabulary.allowed)

@@ -26,14 +26,16 @@ PROBE = "The quick brown fox, 1234 unbelievable words & more!"
 @register("prior", "english")
 @dataclass(frozen=True)
 class English(PriorSpec):
-    """Our small English language model; for targets with BERT's uncased vocabulary (card: docs/prior.md)."""
+    """Our small English language model; for targets with BERT's uncased vocabulary (card:
+    docs/prior.md)."""
 
     def open(self, target: Target) -> Prior:
         weights, facts = _read()
         if not fits(target, facts["vocabulary"]):
             raise GradleakError(
-                "The english prior speaks BERT's uncased vocabulary, which this target does not have: "
-                "use --prior frequent_words, or causal_lm:path=… with any causal language model."
+                "The english prior speaks BERT's uncased vocabulary, which this target does not"
+                " have: use --prior frequent_words, or causal_lm:path=… with any causal language"
+                " model."
             )
         return SameVocabulary(_model(weights, facts), target)
 
@@ -47,7 +49,8 @@ def _read() -> tuple[dict[str, Tensor], dict[str, Any]]:
     with as_file(files("gradleak.priors") / WEIGHTS) as path:
         if not path.is_file():
             raise GradleakError(
-                "The weights of the english prior are not installed: use --prior frequent_words or causal_lm:path=…."
+                "The weights of the english prior are not installed: use --prior frequent_words or"
+                " causal_lm:path=…."
             )
         return load_packed(path)
 
@@ -66,7 +69,10 @@ def _model(weights: dict[str, Tensor], facts: dict[str, Any]) -> Any:
 
 def _with_rare_words(weights: dict[str, Tensor], common: str, words: int) -> dict[str, Tensor]:
     """The whole table of embeddings: words too rare in training share one row."""
-    rest, rare = {name: tensor for name, tensor in weights.items() if name != RARE_WORD}, weights[RARE_WORD]
+    rest, rare = (
+        {name: tensor for name, tensor in weights.items() if name != RARE_WORD},
+        weights[RARE_WORD],
+    )
     marks = np.unpackbits(np.frombuffer(bytes.fromhex(common), dtype=np.uint8)).astype(bool)[:words]
     table = rare.repeat(len(marks), 1)
     table[torch.from_numpy(marks)] = weights[EMBEDDINGS]

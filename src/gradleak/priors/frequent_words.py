@@ -20,38 +20,45 @@ from gradleak.priors.drawing import pick
 
 # Common English words, most frequent first.
 ENGLISH = (
-    "the of and to a in is that it was for on with he as i his at be by had not are but from or have an they which one "
-    "you were all her she there would their we him been has when who will no more if out so up said what its about than "
-    "into them can only other time new some could these two may first then do any like my now over such our man me even "
-    "most made after also did many off before must well back through years much where your way down should because long "
-    "each just state people those too mr how little good world make very year still see own work men day get here old "
-    "life both between being under three never know same last another while us might great go come since against right "
-    "came take used himself few house use place during high without again home around small however found part school "
-    "thought went say general once upon war every left got united number hand course water until away always public put "
-    "head night fact though end called set better tell why look asked feel going yet nothing done young"
+    "the of and to a in is that it was for on with he as i his at be by had not are but from or"
+    " have an they which one you were all her she there would their we him been has when who will"
+    " no more if out so up said what its about than into them can only other time new some could"
+    " these two may first then do any like my now over such our man me even most made after also"
+    " did many off before must well back through years much where your way down should because long"
+    " each just state people those too mr how little good world make very year still see own work"
+    " men day get here old life both between being under three never know same last another while"
+    " us might great go come since against right came take used himself few house use place during"
+    " high without again home around small however found part school thought went say general once"
+    " upon war every left got united number hand course water until away always public put head"
+    " night fact though end called set better tell why look asked feel going yet nothing done young"
 ).split()
 
 
 @register("prior", "frequent_words")
 @dataclass(frozen=True)
 class FrequentWords(PriorSpec):
-    """Says the most frequent words in order of frequency, of English or of a text file of your own."""
+    """Says the most frequent words in order of frequency, of English or of a text file of your
+    own."""
 
     corpus: str | None = None  # a plain text file to count words in, instead of the built-in list
     length: Count = 10  # words of a typical sentence, when the length is not known
 
     def open(self, target: Target) -> Prior:
         words = ENGLISH if self.corpus is None else _counted(Path(self.corpus))
-        (ids,) = target.encode([" ".join(words)])  # together: GPT-2 has one token for a word after a space, another without
+        # together: GPT-2 has one token for a word after a space, another without
+        (ids,) = target.encode([" ".join(words)])
         allowed = target.vocabulary.allowed
-        return _Frequent(target, [number for number in dict.fromkeys(ids) if bool(allowed[number])], self.length)
+        return _Frequent(
+            target, [number for number in dict.fromkeys(ids) if bool(allowed[number])], self.length
+        )
 
 
 class _Frequent(Prior):
     def __init__(self, target: Target, ids: list[int], length: int) -> None:
         if not ids:
             raise GradleakError(
-                "No frequent word is in the target's vocabulary: give frequent_words:corpus=FILE in its language."
+                "No frequent word is in the target's vocabulary: give frequent_words:corpus=FILE in"
+                " its language."
             )
         self.vocabulary = target.vocabulary
         self.ids = ids
@@ -61,8 +68,11 @@ class _Frequent(Prior):
         weights = 1 / (ranks + 2.7)
         self.costs = -(weights / weights.sum()).log()
 
-    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
-        """Zipf's law over the list; every other word shares the last rank's place. Order does not matter."""
+    def nll(
+        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
+        """Zipf's law over the list; every other word shares the last rank's place. Order does
+        not matter."""
         costs = self.costs.to(ids.device)[ids]
         counted = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return (costs * counted).sum(1) / lengths

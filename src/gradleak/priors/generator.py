@@ -1,4 +1,5 @@
-"""A prior over pictures that makes them: a small network from a few numbers to a picture (`gradleak prior pictures`)."""
+"""A prior over pictures that makes them: a small network from a few numbers to a picture
+(`gradleak prior pictures`)."""
 
 import json
 from dataclasses import dataclass
@@ -28,10 +29,15 @@ class GeneratorNetwork(nn.Module):
         channels, height, side = shape
         doublings = (height // FIRST_SIDE).bit_length() - 1
         if height != side or height != FIRST_SIDE << doublings:
-            raise GradleakError(f"A generator makes square pictures of 4, 8, 16, 32 … pixels a side, not {height} × {side}.")
+            raise GradleakError(
+                f"A generator makes square pictures of 4, 8, 16, 32 … pixels a side, not {height} ×"
+                f" {side}."
+            )
         self.width = width
         self.first = nn.Linear(latents, width * FIRST_SIDE**2)
-        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(doublings))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(width, width, 3, padding=1) for _ in range(doublings)
+        )
         self.colours = nn.Conv2d(width, channels, 3, padding=1)
 
     def forward(self, latents: Tensor) -> Tensor:
@@ -45,7 +51,9 @@ class GeneratorNetwork(nn.Module):
 class OpenedGenerator(Generator):
     """The network with its weights, and the mean picture of what it was trained on."""
 
-    def __init__(self, network: GeneratorNetwork, latents: int, mean: Float[Tensor, "channels height width"]) -> None:
+    def __init__(
+        self, network: GeneratorNetwork, latents: int, mean: Float[Tensor, "channels height width"]
+    ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.latents = latents
         self.mean = mean
@@ -66,7 +74,9 @@ class OpenedGenerator(Generator):
         return made[0].float().cpu()
 
     def pictures(
-        self, latents: Float[Tensor, "rows examples latents"], weights: Float[Tensor, "rows weights"] | None = None
+        self,
+        latents: Float[Tensor, "rows examples latents"],
+        weights: Float[Tensor, "rows weights"] | None = None,
     ) -> Float[Tensor, "rows examples channels height width"]:
         if weights is None:
             made: Tensor = self.network(latents.flatten(0, 1))
@@ -75,7 +85,10 @@ class OpenedGenerator(Generator):
 
     def _with_weights(self, latents: Tensor, weights: Tensor) -> Tensor:
         pieces = torch.split(weights, [shape.numel() for shape in self._shapes.values()])
-        named = {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+        named = {
+            name: piece.view(shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
         made: Tensor = torch.func.functional_call(self.network, named, (latents,))
         return made
 
@@ -90,17 +103,27 @@ class GeneratorFile(PicturePriorSpec):
     def open(self, target: Target) -> PicturePrior:
         opened = load_generator(Path(self.path).expanduser())
         if tuple(opened.mean.shape) != shape_of(target):
-            raise GradleakError(f"{self.path} makes pictures of {tuple(opened.mean.shape)}, not of {shape_of(target)}.")
+            raise GradleakError(
+                f"{self.path} makes pictures of {tuple(opened.mean.shape)}, not of"
+                f" {shape_of(target)}."
+            )
         opened.network.to(target.device, target.dtype)
         return opened
 
 
-def save_generator(path: Path, network: GeneratorNetwork, latents: int, mean: Float[Tensor, "channels height width"]) -> None:
+def save_generator(
+    path: Path,
+    network: GeneratorNetwork,
+    latents: int,
+    mean: Float[Tensor, "channels height width"],
+) -> None:
     """Writes network and mean picture as one safetensors file."""
     from safetensors.torch import save_file
 
     settings = {"shape": list(mean.shape), "latents": latents, "width": network.width}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    tensors = {
+        name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()
+    }
     save_file({**tensors, MEAN: mean.cpu().contiguous()}, path, {"generator": json.dumps(settings)})
 
 
@@ -109,13 +132,18 @@ def load_generator(path: Path) -> OpenedGenerator:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise GradleakError(f"There is no generator {path}: make one with gradleak prior pictures --data … --out {path}.")
+        raise GradleakError(
+            f"There is no generator {path}: make one with gradleak prior pictures --data … --out"
+            f" {path}."
+        )
     try:
         with safe_open(path, "pt") as file:
             settings = json.loads((file.metadata() or {})["generator"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  the file is no mapping
     except (SafetensorError, KeyError, ValueError) as error:
-        raise GradleakError(f"{path} is no generator that gradleak prior pictures wrote.") from error
+        raise GradleakError(
+            f"{path} is no generator that gradleak prior pictures wrote."
+        ) from error
     with torch.random.fork_rng(devices=[]):  # what the library draws is overwritten
         network = GeneratorNetwork(tuple(settings["shape"]), settings["latents"], settings["width"])
     network.load_state_dict({name: value for name, value in tensors.items() if name != MEAN})

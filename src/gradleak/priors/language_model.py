@@ -1,4 +1,5 @@
-"""A causal language model as a prior, over the target's own vocabulary or through a tokenizer of its own."""
+"""A causal language model as a prior, over the target's own vocabulary or through a tokenizer of
+its own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.drawing import pick
 
-TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}  # of sentences scored in one pass: the logits are the large part
+# Of sentences scored in one pass: the logits are the large part
+TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}
 BEAMS = 20  # kept in the search of a blind guess
 SAMPLES = 20  # texts drawn for a blind guess in another vocabulary, of which the likeliest counts
 TYPICAL_WORDS = 10
@@ -28,7 +30,9 @@ class SameVocabulary(Prior):
         self._likely: dict[int, list[int]] = {}
 
     @torch.no_grad()
-    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
+    def nll(
+        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
         most = max(1, TOKENS_AT_ONCE.get(ids.device.type, 8_000) // ids.shape[1])
         pieces = zip(torch.split(ids, most), torch.split(lengths, most), strict=True)
         return torch.cat([self._nll(some, their) for some, their in pieces])
@@ -41,7 +45,8 @@ class SameVocabulary(Prior):
         return (losses * counted).sum(1) / (lengths - 1)
 
     def likely(self, length: int, streams: Streams) -> list[int]:
-        """The likeliest sentence a beam search finds: it depends on the length alone, so it is searched once for each."""
+        """The likeliest sentence a beam search finds: it depends on the length alone, so it is
+        searched once for each."""
         if length not in self._likely:
             self._likely[length] = self._beam_search(length)
         return list(self._likely[length])
@@ -50,12 +55,15 @@ class SameVocabulary(Prior):
     def _beam_search(self, length: int) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
         device = self.vocabulary.embeddings.device
-        # Where no token begins a text (GPT-2), the one that separates texts comes before it, and is taken off again.
+        # Where no token begins a text (GPT-2), the one that separates texts comes before it, and is
+        # taken off again.
         outside = 0 if fixed[0] else 1
         beams = torch.tensor([self.vocabulary.pad] if outside else frame[:1], device=device)[None]
         scores = torch.zeros(1, device=device)
         for place in range(1 - outside, length):
-            logits = self.model(input_ids=beams, logits_to_keep=1).logits[:, -1].float().log_softmax(-1)
+            logits = (
+                self.model(input_ids=beams, logits_to_keep=1).logits[:, -1].float().log_softmax(-1)
+            )
             if fixed[place]:
                 logits = logits[:, frame[place] : frame[place] + 1]
             else:
@@ -93,27 +101,43 @@ class SameVocabulary(Prior):
 
 
 class OwnVocabulary(Prior):
-    """Decodes the target's tokens and scores the text with the model's own tokenizer, per token of that tokenizer."""
+    """Decodes the target's tokens and scores the text with the model's own tokenizer, per token
+    of that tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any, target: Target) -> None:
         self.model = model.eval().requires_grad_(False).to(target.device)
         self.tokenizer = tokenizer
         self.target = target
-        self.start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        self.start = (
+            tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        )
 
     @torch.no_grad()
-    def nll(self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]) -> Float[Tensor, "sentences"]:
-        texts = [self.target.decode(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
-        rows = [[self.start, *tokens, self.tokenizer.eos_token_id] for tokens in self._encoded(texts)]
+    def nll(
+        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
+    ) -> Float[Tensor, "sentences"]:
+        texts = [
+            self.target.decode(row[:length])
+            for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)
+        ]
+        rows = [
+            [self.start, *tokens, self.tokenizer.eos_token_id] for tokens in self._encoded(texts)
+        ]
         most = max(1, TOKENS_AT_ONCE.get(ids.device.type, 8_000) // max(map(len, rows)))
-        return torch.cat([self._nll(rows[first : first + most]) for first in range(0, len(rows), most)])
+        return torch.cat(
+            [self._nll(rows[first : first + most]) for first in range(0, len(rows), most)]
+        )
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        return [list(tokens) for tokens in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        return [
+            list(tokens) for tokens in self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        ]
 
     def _nll(self, rows: list[list[int]]) -> Tensor:
         lengths = torch.tensor([len(row) for row in rows], device=self.target.device)
-        ids = torch.full((len(rows), int(lengths.max())), int(self.start), device=self.target.device)
+        ids = torch.full(
+            (len(rows), int(lengths.max())), int(self.start), device=self.target.device
+        )
         for place, row in enumerate(rows):
             ids[place, : len(row)] = torch.tensor(row)
         counted = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
@@ -121,13 +145,22 @@ class OwnVocabulary(Prior):
 
     @torch.no_grad()
     def likely(self, length: int, streams: Streams) -> list[int]:
-        """The likeliest of sampled texts, cut or padded with its own beginning to the target's number of tokens."""
+        """The likeliest of sampled texts, cut or padded with its own beginning to the target's
+        number of tokens."""
         generator = streams.generator()
         ids = torch.full((SAMPLES, 1), int(self.start), device=self.target.device)
         for _ in range(length):
             logits = self.model(input_ids=ids).logits[:, -1]
             logits[:, self.tokenizer.all_special_ids] = -torch.inf
-            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).to(ids.device)], dim=1)
+            ids = torch.cat(
+                [
+                    ids,
+                    torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).to(
+                        ids.device
+                    ),
+                ],
+                dim=1,
+            )
         best = self._nll([row.tolist() for row in ids])
         return self._fit(self.tokenizer.decode(ids[int(best.argmin()), 1:]), length)
 
@@ -148,14 +181,20 @@ class OwnVocabulary(Prior):
     def _fit(self, text: str, length: int) -> list[int]:
         """A text as so many of the target's tokens: cut, or padded with its own beginning."""
         frame, fixed = self.target.vocabulary.frame(length)
-        inside = [number for number in self.target.encode([text])[0] if bool(self.target.vocabulary.allowed[number])]
+        inside = [
+            number
+            for number in self.target.encode([text])[0]
+            if bool(self.target.vocabulary.allowed[number])
+        ]
         free = [place for place, special in enumerate(fixed) if not special]
         for rank, place in enumerate(free):
             frame[place] = inside[rank % len(inside)] if inside else self.target.vocabulary.pad
         return frame
 
     def likely_length(self) -> int:
-        return TYPICAL_WORDS + len(self.target.vocabulary.prefix) + len(self.target.vocabulary.suffix)
+        return (
+            TYPICAL_WORDS + len(self.target.vocabulary.prefix) + len(self.target.vocabulary.suffix)
+        )
 
 
 @torch.no_grad()
@@ -194,7 +233,11 @@ def next_words(
     return output.logits[:, -1].float(), output.get("past_key_values")
 
 
-def token_nll(model: Any, ids: Int[Tensor, "sentences tokens"]) -> Float[Tensor, "sentences predicted"]:
+def token_nll(
+    model: Any, ids: Int[Tensor, "sentences tokens"]
+) -> Float[Tensor, "sentences predicted"]:
     """The negative log-likelihood of every token after the first."""
     logits = model(input_ids=ids[:, :-1]).logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+    ).view(len(ids), -1)

@@ -60,7 +60,8 @@ class Grey(PicturePriorSpec):
 @register("prior", "mean_picture")
 @dataclass(frozen=True)
 class MeanPicture(PicturePriorSpec):
-    """The mean of public pictures: of all single guesses the one with the least squared error on them."""
+    """The mean of public pictures: of all single guesses the one with the least squared error on
+    them."""
 
     data: str = "shapes:part=public"  # one line
     limit: Count = 10_000  # pictures
@@ -79,7 +80,9 @@ def shape_of(target: Target) -> tuple[int, int, int]:
     """Channels, height and width of what the target reads."""
     pixels = target.probe(1, 1).pixels
     if pixels is None:
-        raise GradleakError("This prior is of pictures, and the target reads text: use --prior auto.")
+        raise GradleakError(
+            "This prior is of pictures, and the target reads text: use --prior auto."
+        )
     return int(pixels.shape[1]), int(pixels.shape[2]), int(pixels.shape[3])
 
 

@@ -1,4 +1,5 @@
-"""Model weights in a few bits a number: whole numbers with one scale for every 32 neighbours, packed without gaps."""
+"""Model weights in a few bits a number: whole numbers with one scale for every 32 neighbours,
+packed without gaps."""
 
 import json
 from pathlib import Path
@@ -31,10 +32,14 @@ def unpack(packed: Tensor, scales: Tensor, bits: int, shape: tuple[int, ...]) ->
     for place in range(bits):  # a product of whole numbers would take five times as long
         whole = 2 * whole + digits[:, place]
     whole -= 2 ** (bits - 1) - 1
-    return (torch.from_numpy(whole.astype(np.float32)).view(-1, GROUP) * scales.float()[:, None]).view(shape)
+    return (
+        torch.from_numpy(whole.astype(np.float32)).view(-1, GROUP) * scales.float()[:, None]
+    ).view(shape)
 
 
-def save_packed(path: Path, weights: dict[str, Tensor], bits: dict[str, int], facts: dict[str, Any]) -> None:
+def save_packed(
+    path: Path, weights: dict[str, Tensor], bits: dict[str, int], facts: dict[str, Any]
+) -> None:
     """Matrices in the given number of bits, vectors in half precision, facts as metadata."""
     stored: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
@@ -44,7 +49,15 @@ def save_packed(path: Path, weights: dict[str, Tensor], bits: dict[str, int], fa
             shapes[name] = list(tensor.shape)
         else:
             stored[name] = tensor.detach().cpu().half()
-    save_file(stored, path, metadata={"facts": json.dumps(facts), "bits": json.dumps(bits), "shapes": json.dumps(shapes)})
+    save_file(
+        stored,
+        path,
+        metadata={
+            "facts": json.dumps(facts),
+            "bits": json.dumps(bits),
+            "shapes": json.dumps(shapes),
+        },
+    )
 
 
 def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -54,6 +67,9 @@ def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         bits, shapes = json.loads(metadata["bits"]), json.loads(metadata["shapes"])
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     weights = {
-        name: unpack(stored[f"{name}|bits"], stored[f"{name}|scales"], bits[name], tuple(shapes[name])) for name in bits
+        name: unpack(
+            stored[f"{name}|bits"], stored[f"{name}|scales"], bits[name], tuple(shapes[name])
+        )
+        for name in bits
     } | {name: tensor.float() for name, tensor in stored.items() if "|" not in name}
     return weights, json.loads(metadata["facts"])

@@ -1,3 +1,3 @@
 """How a private batch becomes what is sent."""
 
-from gradleak.protocols import fedavg, fedsgd  # noqa: F401
+from gradleak.protocols import fedavg, fedsgd

@@ -4,11 +4,13 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # no fault of the command's: no room, or the disk is failing
+# No fault of the command's: no room, or the disk is failing
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class RecordError(ValueError):
-    """A record that cannot be written, found or read. The message is a whole sentence with the fix."""
+    """A record that cannot be written, found or read. The message is a whole sentence with the
+    fix."""
 
     exit_code = 2
 
@@ -28,5 +30,6 @@ def full_disk_explained(doing: str) -> Iterator[None]:
         if error.errno not in FULL:
             raise
         raise DiskFull(
-            f"Cannot {doing}: {error.strerror}. Make room and run the same command again: it goes on from what was finished."
+            f"Cannot {doing}: {error.strerror}. Make room and run the same command again: it goes"
+            " on from what was finished."
         ) from error

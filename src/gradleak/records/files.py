@@ -1,7 +1,8 @@
-"""Files that a reader sees whole or not at all; private ones are their owner's alone, whatever the umask.
+"""Files that a reader sees whole or not at all; private ones are their owner's alone, whatever the
+umask.
 
-Guesses are as private as the texts they were made of, so every file of a run is private. What is written to be published, and
-holds no text, has the modes that the umask gives.
+Guesses are as private as the texts they were made of, so every file of a run is private. What is
+written to be published, and holds no text, has the modes that the umask gives.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ def write_whole_bytes(path: Path, content: bytes) -> None:
 
 
 def write_to_publish(path: Path, content: bytes) -> None:
-    """Writes a file that holds no private text, whole or not at all, with the modes that other programs' files have."""
+    """Writes a file that holds no private text, whole or not at all, with the modes that other
+    programs' files have."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _moved_into_place(path, ORDINARY_FILE) as aside:
         aside.write_bytes(content)
@@ -34,7 +36,8 @@ def write_to_publish(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """An empty private file to be filled, which takes the place of `path` when the block ends without an error."""
+    """An empty private file to be filled, which takes the place of `path` when the block ends
+    without an error."""
     make_private_folder(path.parent)
     with _moved_into_place(path, PRIVATE_FILE) as aside:
         aside.chmod(PRIVATE_FILE)  # a umask may have taken what its owner needs
@@ -43,7 +46,8 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, for their owner alone; folders that are there keep their modes."""
+    """Makes a folder, and those above it that are missing, for their owner alone; folders that
+    are there keep their modes."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was first

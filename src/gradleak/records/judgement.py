@@ -1,6 +1,8 @@
-"""One judgement of what was rebuilt. Whatever says that something leaks, is in doubt or was not looked at asks here.
+"""One judgement of what was rebuilt. Whatever says that something leaks, is in doubt or was not
+looked at asks here.
 
-Three words, each with its rule. None of them is "safe": attacks that fail bound themselves, not the next one.
+Three words, each with its rule. None of them is "safe": attacks that fail bound themselves, not the
+next one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,27 +17,49 @@ from gradleak.records.summary import Columns, Summary, columns_of
 
 LEAKS, NOT_SHOWN, NOT_JUDGED = "leaks", "not shown", "could not be judged"
 RULES = {
-    LEAKS: "an attack rebuilt more than a blind guess does, beyond chance; or a guess is proven by the update, or too long to be "
-    "luck and right to the last word; or the updates name every word of a batch themselves",
-    NOT_SHOWN: "nothing of that, and nothing stands against the attacks that tried: not shown either way",
-    NOT_JUDGED: "nothing of that, and something stands against the attacks that tried, so that finding nothing says nothing",
+    LEAKS: (
+        "an attack rebuilt more than a blind guess does, beyond chance; or a guess is proven by the"
+        " update, or too long to be luck and right to the last word; or the updates name every word"
+        " of a batch themselves"
+    ),
+    NOT_SHOWN: (
+        "nothing of that, and nothing stands against the attacks that tried: not shown either way"
+    ),
+    NOT_JUDGED: (
+        "nothing of that, and something stands against the attacks that tried, so that finding"
+        " nothing says nothing"
+    ),
 }
 
-LEADING = ("rouge1", "mse")  # what near_chance is decided by, example by example: of texts, of pictures
+# What near_chance is decided by, example by example: of texts, of pictures
+LEADING = ("rouge1", "mse")
 OF_PICTURES = ("mse", "psnr", "ssim", "lpips", "lpips_legacy")
 EXACT = "exact_match"
 
-# Under one of these a low score is not evidence: the attacks, not the defense, may be why it is low.
+# Under one of these a low score is not evidence: the attacks, not the defense, may be why it is
+# low.
 DOUBTS = (
-    *("search_failed", "not_adaptive", "dead_gradient", "no_objective", "unmodelled_dropout", "member_out_of_time"),
+    *(
+        "search_failed",
+        "not_adaptive",
+        "dead_gradient",
+        "no_objective",
+        "unmodelled_dropout",
+        "member_out_of_time",
+    ),
     "few_examples",
 )
 EVERY_ATTACK = ("not_adaptive", "no_objective")  # one attack without the fault is enough
 OF_THE_SAMPLE = ("few_examples",)  # widens an interval; does not make a score too low
 ONLY_BLIND, NO_SCORE = "only_blind", "no_score"
 NO_FLAGS = {
-    ONLY_BLIND: "Only the blind attack was run, which does not look at the update. Run others, such as portfolio.",
-    NO_SCORE: "No metric applies to these examples, so that nothing was measured. Choose another metric.",
+    ONLY_BLIND: (
+        "Only the blind attack was run, which does not look at the update. Run others, such as"
+        " portfolio."
+    ),
+    NO_SCORE: (
+        "No metric applies to these examples, so that nothing was measured. Choose another metric."
+    ),
 }
 
 Tried = tuple[AttackRecord, Columns]
@@ -49,13 +73,16 @@ class Judgement:
 
     verdict: str  # one of the three words
     metric: str  # the leading one
-    above_blind: tuple[str, ...]  # metrics by which more was rebuilt than by a blind guess, beyond chance
+    # Metrics by which more was rebuilt than by a blind guess, beyond chance
+    above_blind: tuple[str, ...]
     proven: int  # examples whose guess the update proves
     whole: int  # examples rebuilt to the last word, by proof or too long to be luck
     examples: int
     named: int  # batches whose update names every word, without any attack
-    doubts: tuple[str, ...]  # why no more was rebuilt may be the attacks' doing; none where everything was
-    is_proven_untold: bool = False  # one attack proved every guess and was given neither labels nor lengths
+    # Why no more was rebuilt may be the attacks' doing; none where everything was
+    doubts: tuple[str, ...]
+    # One attack proved every guess and was given neither labels nor lengths
+    is_proven_untold: bool = False
 
     @property
     def leaks(self) -> bool:
@@ -63,34 +90,60 @@ class Judgement:
 
     @property
     def may_be_more(self) -> bool:
-        """Whether the number may be too low, whatever leaks already: what a question mark stands for."""
+        """Whether the number may be too low, whatever leaks already: what a question mark stands
+        for."""
         return any(name not in OF_THE_SAMPLE for name in self.doubts) or self.verdict == NOT_JUDGED
 
 
 def leading_metric(scores: Mapping[str, Score]) -> str:
-    """ROUGE-1 (of pictures, the squared error) where it was measured, else the first metric that was."""
+    """ROUGE-1 (of pictures, the squared error) where it was measured, else the first metric that
+    was."""
     measured = [name for name, score in scores.items() if score.mean is not None]
-    return next((name for name in (*LEADING, *measured, *scores) if name in (measured or scores)), LEADING[0])
+    return next(
+        (name for name in (*LEADING, *measured, *scores) if name in (measured or scores)),
+        LEADING[0],
+    )
 
 
 def judge(attacks: Sequence[Tried], batches: int, named: int = 0) -> Judgement:
     """Of attacks on one client of so many batches; `named`: those whose update names every word."""
     looked = [one for one in attacks if looks(one[0])]
     metric = leading_metric((looked or attacks)[0][0].scores) if attacks else LEADING[0]
-    above = dict.fromkeys(name for attack, columns in looked for name in _above_blind(attack, columns, metric, batches))
-    proven, whole, rebuilt = (_examples_where(looked, test) for test in (_is_proven, _is_beyond_luck, _is_rebuilt))
+    above = dict.fromkeys(
+        name
+        for attack, columns in looked
+        for name in _above_blind(attack, columns, metric, batches)
+    )
+    proven, whole, rebuilt = (
+        _examples_where(looked, test) for test in (_is_proven, _is_beyond_luck, _is_rebuilt)
+    )
     examples = max((len(columns.batches) for _, columns in attacks), default=0)
     doubts = () if examples and len(rebuilt) == examples else _doubts(looked, metric)
     shown = bool(above or whole or named)
     verdict = LEAKS if shown else NOT_JUDGED if doubts else NOT_SHOWN
-    untold = any(columns.certified and all(columns.certified) and not _is_generous(attack) for attack, columns in looked)
-    return Judgement(verdict, metric, tuple(above), len(proven), len(whole), examples, named, tuple(doubts), untold)
+    untold = any(
+        columns.certified and all(columns.certified) and not _is_generous(attack)
+        for attack, columns in looked
+    )
+    return Judgement(
+        verdict,
+        metric,
+        tuple(above),
+        len(proven),
+        len(whole),
+        examples,
+        named,
+        tuple(doubts),
+        untold,
+    )
 
 
 def judge_setting(setting: Setting) -> Judgement:
     """Of all attacks that were run on one client."""
     named = max(named_words(summary.record) for summary in setting.summaries)
-    return judge([(ran.attack, ran.columns) for ran in setting.attacks], setting.record.data.batches, named)
+    return judge(
+        [(ran.attack, ran.columns) for ran in setting.attacks], setting.record.data.batches, named
+    )
 
 
 def judge_summary(summary: Summary) -> Judgement:
@@ -110,7 +163,8 @@ def named_words(record: Record) -> int:
 
 
 def standing_flags(attack: AttackRecord, columns: Columns) -> list[RaisedFlag]:
-    """The flags that an attack raised, without what its proofs answer: one is no chance, and all need no objective beside them.
+    """The flags that an attack raised, without what its proofs answer: one is no chance, and all
+    need no objective beside them.
 
     Audits no longer raise these; records of before may hold them.
     """
@@ -123,7 +177,8 @@ def standing_flags(attack: AttackRecord, columns: Columns) -> list[RaisedFlag]:
 
 
 def raised(record: Record, columns: Mapping[str, Columns] | None = None) -> Raised:
-    """Flags by name: the attacks that raised them, each with its numbers; under "" what belongs to the whole audit."""
+    """Flags by name: the attacks that raised them, each with its numbers; under "" what belongs
+    to the whole audit."""
     found: Raised = {}
     for key, attack in record.attacks.items():
         for flag in standing_flags(attack, columns_of(attack) if columns is None else columns[key]):
@@ -136,7 +191,8 @@ def raised(record: Record, columns: Mapping[str, Columns] | None = None) -> Rais
 def raised_beside(
     judgement: Judgement, record: Record, columns: Mapping[str, Columns] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Raised flags that stand against what is judged: not those of one attack where another lacks the fault or rebuilt it all."""
+    """Raised flags that stand against what is judged: not those of one attack where another
+    lacks the fault or rebuilt it all."""
     found = raised(record, columns)
     moot = [name for name in DOUBTS if name not in (*judgement.doubts, *OF_THE_SAMPLE)]
     moot += ["near_chance"] if judgement.leaks else []
@@ -152,12 +208,22 @@ def _doubts(looked: Sequence[Tried], metric: str) -> list[str]:
     if not looked:
         return [ONLY_BLIND]
     names = [{flag.name for flag in standing_flags(*one)} for one in looked]
-    found = [name for name in DOUBTS if (all if name in EVERY_ATTACK else any)(name in one for one in names)]
+    found = [
+        name
+        for name in DOUBTS
+        if (all if name in EVERY_ATTACK else any)(name in one for one in names)
+    ]
     scores = [attack.scores.get(metric) for attack, _ in looked]
-    return found if any(score is not None and score.mean is not None for score in scores) else [*found, NO_SCORE]
+    return (
+        found
+        if any(score is not None and score.mean is not None for score in scores)
+        else [*found, NO_SCORE]
+    )
 
 
-def _above_blind(attack: AttackRecord, columns: Columns, leading: str, batches: int) -> Iterable[str]:
+def _above_blind(
+    attack: AttackRecord, columns: Columns, leading: str, batches: int
+) -> Iterable[str]:
     """Metrics by which one attack did better than blind. Legacy ones repeat the honest ones."""
     for name, score in attack.scores.items():
         if name == leading:
@@ -168,15 +234,20 @@ def _above_blind(attack: AttackRecord, columns: Columns, leading: str, batches: 
             yield name
 
 
-def _leading_is_above(attack: AttackRecord, columns: Columns, batches: int, name: str, score: Score) -> bool:
-    """By the paired rule of near_chance, which sees more than two intervals do; its flag holds the answer where it was asked."""
+def _leading_is_above(
+    attack: AttackRecord, columns: Columns, batches: int, name: str, score: Score
+) -> bool:
+    """By the paired rule of near_chance, which sees more than two intervals do; its flag holds
+    the answer where it was asked."""
     if score.mean is None or score.blind is None or gain_of(score) <= 0:
         return False
     if name in LEADING:
         return all(flag.name != "near_chance" for flag in standing_flags(attack, columns))
     pairs = [
         (ours, blind, batch % batches)  # several draws of one batch are no independent ones
-        for ours, blind, batch in zip(columns.values.get(name, ()), columns.blind.get(name, ()), columns.batches, strict=False)
+        for ours, blind, batch in zip(
+            columns.values.get(name, ()), columns.blind.get(name, ()), columns.batches, strict=False
+        )
         if ours is not None and blind is not None
     ]
     if not pairs:
@@ -199,7 +270,9 @@ def _is_proven(columns: Columns, place: int) -> bool:
 
 
 def _is_beyond_luck(columns: Columns, place: int) -> bool:
-    return _is_proven(columns, place) or (place < len(columns.beyond_luck) and columns.beyond_luck[place])
+    return _is_proven(columns, place) or (
+        place < len(columns.beyond_luck) and columns.beyond_luck[place]
+    )
 
 
 def _is_rebuilt(columns: Columns, place: int) -> bool:
@@ -209,7 +282,12 @@ def _is_rebuilt(columns: Columns, place: int) -> bool:
 
 def _examples_where(attacks: Sequence[Tried], test: Test) -> set[int]:
     """The examples of which some attack's guess passes the test."""
-    return {place for _, columns in attacks for place in range(len(columns.batches)) if test(columns, place)}
+    return {
+        place
+        for _, columns in attacks
+        for place in range(len(columns.batches))
+        if test(columns, place)
+    }
 
 
 MISSING, FAILED, UNREADABLE = "missing", "failed", "unreadable"
@@ -247,8 +325,11 @@ class Coverage:
         return [gap for gap in self.gaps if gap.kind == kind]
 
     def sentence(self) -> str:
-        """`4 of 12 cells were run: 7 missing, 1 failed.`; nothing where no study says what was meant and no file is odd."""
-        counts = ", ".join(f"{len(gaps)} {kind.replace('_', ' ')}" for kind in GAPS if (gaps := self.of(kind)))
+        """`4 of 12 cells were run: 7 missing, 1 failed.`; nothing where no study says what was
+        meant and no file is odd."""
+        counts = ", ".join(
+            f"{len(gaps)} {kind.replace('_', ' ')}" for kind in GAPS if (gaps := self.of(kind))
+        )
         if self.meant is None:
             return f"Not all of this run was judged: {counts}." if counts else ""
         cells = f"{self.run} of {self.meant} cells were run"

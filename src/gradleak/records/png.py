@@ -1,8 +1,10 @@
-"""PNG files of eight bits a channel, not interlaced, written and read with the standard library and numpy.
+"""PNG files of eight bits a channel, not interlaced, written and read with the standard library and
+numpy.
 
-Every record of pictures holds them as PNG, and `show`, `report` and `score` read them again. A library for
-images would have to be installed with all of gradleak for that, and would write other bytes, so that records
-of one audit would differ. Other formats, and PNG files of other kinds, are read through Pillow (datasets/).
+Every record of pictures holds them as PNG, and `show`, `report` and `score` read them again. A
+library for images would have to be installed with all of gradleak for that, and would write other
+bytes, so that records of one audit would differ. Other formats, and PNG files of other kinds, are
+read through Pillow (datasets/).
 """
 
 import base64
@@ -55,7 +57,9 @@ def read(content: bytes) -> Pixels:
         raise RecordError("This is not a PNG file.")
     width, height, bits, colour, _, _, interlaced = struct.unpack(">IIBBBBB", kinds[b"IHDR"])
     if bits != 8 or colour not in CHANNELS or interlaced:
-        raise RecordError("Only PNG files of 8 bits a channel, without palette and not interlaced, can be read.")
+        raise RecordError(
+            "Only PNG files of 8 bits a channel, without palette and not interlaced, can be read."
+        )
     channels = CHANNELS[colour]
     packed = zlib.decompress(b"".join(part for kind, part in chunks if kind == b"IDAT"))
     rows = np.frombuffer(packed, dtype=np.uint8).reshape(height, 1 + width * channels)
@@ -77,7 +81,8 @@ def from_data_uri(text: str) -> Pixels:
 def _unfiltered(filters: Bytes, raw: Bytes) -> Bytes:
     """Undoes the filters (PNG specification, section 9).
 
-    A pixel depends on those to its left, above, and above left, so all pixels of an antidiagonal are done together.
+    A pixel depends on those to its left, above, and above left, so all pixels of an antidiagonal
+    are done together.
     """
     height, width, channels = raw.shape
     done = np.zeros((height + 1, width + 1, channels), dtype=np.int16)
@@ -87,20 +92,30 @@ def _unfiltered(filters: Bytes, raw: Bytes) -> Bytes:
         left, up, corner = done[rows + 1, columns], done[rows, columns + 1], done[rows, columns]
         kind = filters[rows][:, None]
         predicted = np.select(
-            [kind == 1, kind == 2, kind == 3, kind == 4], [left, up, (left + up) // 2, _paeth(left, up, corner)]
+            [kind == 1, kind == 2, kind == 3, kind == 4],
+            [left, up, (left + up) // 2, _paeth(left, up, corner)],
         )
         done[rows + 1, columns + 1] = (raw[rows, columns] + predicted) & 255
     return done[1:, 1:].astype(np.uint8)
 
 
-def _paeth(left: npt.NDArray[np.int16], up: npt.NDArray[np.int16], corner: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+def _paeth(
+    left: npt.NDArray[np.int16], up: npt.NDArray[np.int16], corner: npt.NDArray[np.int16]
+) -> npt.NDArray[np.int16]:
     """Whichever of the three is nearest to left + up − corner, in this order."""
     by_left, by_up, by_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
-    return np.where((by_left <= by_up) & (by_left <= by_corner), left, np.where(by_up <= by_corner, up, corner))
+    return np.where(
+        (by_left <= by_up) & (by_left <= by_corner), left, np.where(by_up <= by_corner, up, corner)
+    )
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -114,14 +129,20 @@ def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
-    """A PNG file of (secret, guess) as data URIs: guesses in rows of ten, below their secrets where those are given."""
+    """A PNG file of (secret, guess) as data URIs: guesses in rows of ten, below their secrets
+    where those are given."""
     rows = []
     for start in range(0, len(pairs), A_ROW):
         secrets, guesses = zip(*pairs[start : start + A_ROW], strict=True)
         shown = [text for text in secrets if text is not None]
         rows += [_row(texts) for texts in (shown, guesses) if len(texts) == len(guesses)]
     width = max(row.shape[1] for row in rows)
-    whole = np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255) for row in rows])
+    whole = np.concatenate(
+        [
+            np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0)), constant_values=255)
+            for row in rows
+        ]
+    )
     height, width, channels = whole.shape
     return write(Pixels((height, width, channels), whole.tobytes()))
 

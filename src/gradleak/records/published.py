@@ -1,9 +1,11 @@
 """Results that outlive a machine: what a table needs of audits, batch by batch, and no text.
 
-The form has a version of its own and stays readable whatever becomes of records. A file is JSON, packed with xz: the name of a
-study, and for every setting, model, attack and version of that attack the batches that were attacked. A batch is named by the
-numbers of its rows in their split, counted from 0; it has its scores, marks that flags follow from, and what it cost. Equal
-batches are counted once. From 1,000 examples on a cell has sums and histograms of its scores in the place of single ones.
+The form has a version of its own and stays readable whatever becomes of records. A file is JSON,
+packed with xz: the name of a study, and for every setting, model, attack and version of that attack
+the batches that were attacked. A batch is named by the numbers of its rows in their split, counted
+from 0; it has its scores, marks that flags follow from, and what it cost. Equal batches are counted
+once. From 1,000 examples on a cell has sums and histograms of its scores in the place of single
+ones.
 """
 
 import json
@@ -98,7 +100,8 @@ class MetricKind:
 
 @dataclass(frozen=True)
 class Cell:
-    """One attack, in one version of it, on one model in one setting, and all batches that are known."""
+    """One attack, in one version of it, on one model in one setting, and all batches that are
+    known."""
 
     axes: Mapping[str, str]  # as the study's YAML writes them
     setting: Mapping[str, Any]  # the audit's fields without the attacks, the limit and the rows
@@ -123,7 +126,9 @@ class Cell:
     @property
     def keys(self) -> set[tuple[tuple[int, ...], int]]:
         """All batches, whichever way they are kept."""
-        return {batch.key for batch in self.batches} | (set(self.tallied.keys) if self.tallied else set())
+        return {batch.key for batch in self.batches} | (
+            set(self.tallied.keys) if self.tallied else set()
+        )
 
     @property
     def examples(self) -> int:
@@ -146,10 +151,14 @@ class Published:
 
 
 def add_up(parts: Sequence[Published]) -> Published:
-    """All that is known of one study: batches of one key once, the newest of them; cells in one order, whatever the parts' is."""
+    """All that is known of one study: batches of one key once, the newest of them; cells in one
+    order, whatever the parts' is."""
     names = sorted({part.study for part in parts})
     if len(names) != 1:
-        raise RecordError(f"These are results of several studies: {', '.join(names)}. Add up those of one study at a time.")
+        raise RecordError(
+            f"These are results of several studies: {', '.join(names)}. Add up those of one study"
+            " at a time."
+        )
     groups: dict[str, list[Cell]] = {}
     for part in parts:
         for cell in part.cells:
@@ -159,7 +168,10 @@ def add_up(parts: Sequence[Published]) -> Published:
 
 def _joined(cells: Sequence[Cell]) -> Cell:
     """The batches of all; what is said of the cell as a whole is the newest's."""
-    ordered = sorted(cells, key=lambda cell: (bool(cell.axes), cell.sources[-1].order, _canonical(dict(cell.axes))))
+    ordered = sorted(
+        cells,
+        key=lambda cell: (bool(cell.axes), cell.sources[-1].order, _canonical(dict(cell.axes))),
+    )
     sums = _joined_tallies([cell.tallied for cell in cells if cell.tallied is not None])
     counted: frozenset[tuple[tuple[int, ...], int]] = sums.keys if sums is not None else frozenset()
     newest: dict[tuple[tuple[int, ...], int], Batch] = {}
@@ -168,12 +180,15 @@ def _joined(cells: Sequence[Cell]) -> Cell:
         if known is None or known.source.order < batch.source.order:
             newest[batch.key] = batch
     metrics = tuple({kind.name: kind for cell in ordered for kind in cell.metrics}.values())
-    batches = tuple(sorted(newest.values(), key=lambda batch: (batch.draw, batch.place, batch.rows)))
+    batches = tuple(
+        sorted(newest.values(), key=lambda batch: (batch.draw, batch.place, batch.rows))
+    )
     return _tallied_if_large(replace(ordered[-1], metrics=metrics, batches=batches, tallied=sums))
 
 
 def _joined_tallies(parts: Sequence[Tallied]) -> Tallied | None:
-    """Sums of sums. What shares a batch with others cannot be taken apart again: of those the one with most batches stays."""
+    """Sums of sums. What shares a batch with others cannot be taken apart again: of those the
+    one with most batches stays."""
     ordered = sorted(parts, key=lambda one: (len(one.keys), one.sources[-1].order), reverse=True)
     whole: Tallied | None = None
     for part in ordered:
@@ -202,7 +217,9 @@ def _tallied_if_large(cell: Cell) -> Cell:
     if not cell.batches or (cell.tallied is None and cell.examples < TALLIED_FROM):
         return cell
     whole = _tallied(cell)
-    return replace(cell, batches=(), tallied=whole if cell.tallied is None else _sum(cell.tallied, whole))
+    return replace(
+        cell, batches=(), tallied=whole if cell.tallied is None else _sum(cell.tallied, whole)
+    )
 
 
 def _tallied(cell: Cell) -> Tallied:
@@ -218,8 +235,14 @@ def _tallied(cell: Cell) -> Tallied:
         seconds=sum(batch.seconds for batch in cell.batches),
         steps=sum(batch.steps for batch in cell.batches),
         values={name: tally(column, clusters) for name, column in values.items()},
-        blind=tallies if pairs is None else {**tallies, GAIN: tally([a - b for a, b in zip(*pairs, strict=True)], clusters)},
-        noise=tally([batch.noise for batch in cell.batches], [batch.rows for batch in cell.batches]),
+        blind=(
+            tallies
+            if pairs is None
+            else {**tallies, GAIN: tally([a - b for a, b in zip(*pairs, strict=True)], clusters)}
+        ),
+        noise=tally(
+            [batch.noise for batch in cell.batches], [batch.rows for batch in cell.batches]
+        ),
     )
 
 
@@ -232,11 +255,15 @@ def cell_column(cell: Cell, metric: str, *, blind: bool = False) -> list[float |
 
 
 def against_blind(cell: Cell) -> tuple[list[float], list[float]] | None:
-    """The leading metric, ours and the blind guess's, the one that leaks more first; none where there is no such metric."""
+    """The leading metric, ours and the blind guess's, the one that leaks more first; none where
+    there is no such metric."""
     leading = next((kind for kind in cell.metrics if kind.name in LEADING), None)
     if leading is None:
         return None
-    ours, theirs = ([value or 0.0 for value in cell_column(cell, leading.name, blind=blind)] for blind in (False, True))
+    ours, theirs = (
+        [value or 0.0 for value in cell_column(cell, leading.name, blind=blind)]
+        for blind in (False, True)
+    )
     return (ours, theirs) if leading.direction == "higher" else (theirs, ours)
 
 
@@ -255,17 +282,29 @@ def read_published(path: Path) -> Published:
     try:
         plain = json.loads(lzma.decompress(path.read_bytes()).decode())
     except OSError as error:
-        raise RecordError(f"Cannot read {path}: {error.strerror}. Name a file that gradleak publish wrote.") from error
+        raise RecordError(
+            f"Cannot read {path}: {error.strerror}. Name a file that gradleak publish wrote."
+        ) from error
     except (lzma.LZMAError, EOFError, ValueError) as error:
-        raise RecordError(f"{path} is no whole file of published results ({error}). Publish its runs again.") from error
+        raise RecordError(
+            f"{path} is no whole file of published results ({error}). Publish its runs again."
+        ) from error
     form = plain.get("form") if isinstance(plain, dict) else None
     if form != FORM:
-        raise RecordError(f"{path} has the form {form!r}; this gradleak reads {FORM}. Use the one that wrote it, or a later one.")
+        raise RecordError(
+            f"{path} has the form {form!r}; this gradleak reads {FORM}. Use the one that wrote it,"
+            " or a later one."
+        )
     try:
-        return Published(plain["study"], tuple(_cell_from_plain(cell, plain["numbers"]) for cell in plain["cells"]))
+        return Published(
+            plain["study"],
+            tuple(_cell_from_plain(cell, plain["numbers"]) for cell in plain["cells"]),
+        )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise RecordError(f"{path} is not as {FORM} is written ({why}). Publish its runs again.") from error
+        raise RecordError(
+            f"{path} is not as {FORM} is written ({why}). Publish its runs again."
+        ) from error
 
 
 def _cell_to_plain(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
@@ -313,8 +352,12 @@ def _cell_from_plain(plain: Mapping[str, Any], numbers: Sequence[float | None]) 
         guarantees=tuple(plain["guarantees"]),
     )
     if "tallied" in plain:
-        return replace(cell, tallied=_tallied_from_plain(plain["tallied"], sources, cell.batch_size))
-    return replace(cell, batches=tuple(_batches(plain["batches"], numbers, sources, cell.batch_size)))
+        return replace(
+            cell, tallied=_tallied_from_plain(plain["tallied"], sources, cell.batch_size)
+        )
+    return replace(
+        cell, batches=tuple(_batches(plain["batches"], numbers, sources, cell.batch_size))
+    )
 
 
 def _source(plain: Mapping[str, Any]) -> Source:
@@ -322,9 +365,16 @@ def _source(plain: Mapping[str, Any]) -> Source:
     return Source(**whole | {"flags": tuple(plain["flags"])})
 
 
-def _batches(plain: Mapping[str, Any], known: Sequence[float | None], sources: Sequence[Source], size: int) -> Iterable[Batch]:
-    def part(columns: Mapping[str, Sequence[int]], number: int) -> dict[str, tuple[float | None, ...]]:
-        return {name: tuple(known[at] for at in column[number * size : (number + 1) * size]) for name, column in columns.items()}
+def _batches(
+    plain: Mapping[str, Any], known: Sequence[float | None], sources: Sequence[Source], size: int
+) -> Iterable[Batch]:
+    def part(
+        columns: Mapping[str, Sequence[int]], number: int
+    ) -> dict[str, tuple[float | None, ...]]:
+        return {
+            name: tuple(known[at] for at in column[number * size : (number + 1) * size])
+            for name, column in columns.items()
+        }
 
     for number, place in enumerate(plain["places"]):
         yield Batch(
@@ -356,10 +406,15 @@ def _tallied_to_plain(whole: Tallied) -> dict[str, Any]:
 
 
 def _tallied_from_plain(plain: Mapping[str, Any], sources: Sequence[Source], size: int) -> Tallied:
-    rows = [tuple(plain["rows"][start : start + size]) for start in range(0, len(plain["rows"]), size)]
+    rows = [
+        tuple(plain["rows"][start : start + size]) for start in range(0, len(plain["rows"]), size)
+    ]
 
     def tallies(columns: Mapping[str, Any]) -> dict[str, Tally | None]:
-        return {name: one and Tally(**one | {"bins": tuple(one["bins"])}) for name, one in columns.items()}
+        return {
+            name: one and Tally(**one | {"bins": tuple(one["bins"])})
+            for name, one in columns.items()
+        }
 
     return Tallied(
         keys=frozenset(zip(rows, plain["draws"], strict=True)),
@@ -374,11 +429,17 @@ def _tallied_from_plain(plain: Mapping[str, Any], sources: Sequence[Source], siz
 
 
 class _Numbers:
-    """All different scores of a file once, in full and sorted; cells name them by their places, which packs to a byte or two."""
+    """All different scores of a file once, in full and sorted; cells name them by their places,
+    which packs to a byte or two."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:
         batches = [batch for cell in cells for batch in cell.batches]
-        columns = [column for batch in batches for columns in (batch.values, batch.blind) for column in columns.values()]
+        columns = [
+            column
+            for batch in batches
+            for columns in (batch.values, batch.blind)
+            for column in columns.values()
+        ]
         there = {value for column in columns for value in column if value is not None}
         self.known: list[float | None] = [None, *sorted(there)]
         self._places = {value: place for place, value in enumerate(self.known)}

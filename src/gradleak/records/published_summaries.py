@@ -1,4 +1,5 @@
-"""Published cells as summaries of records: tables are drawn from them as from a run. Scores and flags are computed anew."""
+"""Published cells as summaries of records: tables are drawn from them as from a run. Scores and
+flags are computed anew."""
 
 import statistics
 from collections import Counter
@@ -34,10 +35,25 @@ from gradleak.records.scores import beside_blind
 from gradleak.records.statistics import paired_difference
 from gradleak.records.summary import Columns, Summary, read_summaries
 
-# In the order in which an audit raises them. Those of no rule here hold of the whole cell if any source raised them.
+# In the order in which an audit raises them. Those of no rule here hold of the whole cell if any
+# source raised them.
 ORDER = (
-    *("search_failed", "other_answer_fits", "few_examples", "generous_knowledge", "dead_gradient", "no_objective"),
-    *("unmodelled_dropout", "near_chance", "not_adaptive", "one_draw", "seen_before_defense", "member_failed"),
+    *(
+        "search_failed",
+        "other_answer_fits",
+        "few_examples",
+        "generous_knowledge",
+        "dead_gradient",
+        "no_objective",
+    ),
+    *(
+        "unmodelled_dropout",
+        "near_chance",
+        "not_adaptive",
+        "one_draw",
+        "seen_before_defense",
+        "member_failed",
+    ),
     "member_out_of_time",
 )
 
@@ -51,7 +67,9 @@ def read_sources(paths: Sequence[Path]) -> list[Summary]:
             files.setdefault(known.study, []).append((path, known))
     runs = [summary for path in paths if path.suffix != SUFFIX for summary in read_summaries(path)]
     return runs + [
-        summary for group in files.values() for summary in summaries_of(add_up([one for _, one in group]), group[0][0])
+        summary
+        for group in files.values()
+        for summary in summaries_of(add_up([one for _, one in group]), group[0][0])
     ]
 
 
@@ -62,7 +80,10 @@ def summaries_of(published: Published, path: Path) -> list[Summary]:
 
 def _summary(cell: Cell, path: Path) -> Summary:
     name = str(cell.attack["name"])
-    secrets = {rows: place for place, rows in enumerate(dict.fromkeys(batch.rows for batch in cell.batches))}
+    secrets = {
+        rows: place
+        for place, rows in enumerate(dict.fromkeys(batch.rows for batch in cell.batches))
+    }
     count = len({rows for rows, _ in cell.keys})
     newest = cell.sources[-1]
     attack = AttackRecord(
@@ -79,7 +100,10 @@ def _summary(cell: Cell, path: Path) -> Summary:
         created=newest.created,
         spec=_spec(cell, count),
         versions=dict(newest.versions),
-        machine={**newest.machine, "name": " and ".join(sorted({_machine(source.machine) for source in cell.sources}))},
+        machine={
+            **newest.machine,
+            "name": " and ".join(sorted({_machine(source.machine) for source in cell.sources})),
+        },
         data=DataRecord("", count, count * cell.batch_size),
         target=TargetRecord(**cell.model),
         secrets=(),
@@ -97,7 +121,8 @@ def _summary(cell: Cell, path: Path) -> Summary:
 
 
 def _spec(cell: Cell, batches: int) -> dict[str, Any]:
-    """The audit that would have attacked all these batches; in the order that specs have, for whoever prints one."""
+    """The audit that would have attacked all these batches; in the order that specs have, for
+    whoever prints one."""
     found: dict[str, Any] = {}
     for key, value in cell.setting.items():
         found[key] = value
@@ -115,8 +140,12 @@ def _score(cell: Cell, kind: MetricKind) -> Score:
     if ours is None:
         return Score(None, None, None, None, None, None, kind.unit, kind.direction, 0)
     found, chance = ours.interval(), None if theirs is None else theirs.interval()
-    mean, low, high = (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
-    return Score(found.mean, found.low, found.high, mean, low, high, kind.unit, kind.direction, found.n)
+    mean, low, high = (
+        (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
+    )
+    return Score(
+        found.mean, found.low, found.high, mean, low, high, kind.unit, kind.direction, found.n
+    )
 
 
 def _flags(cell: Cell, examples: int) -> tuple[RaisedFlag, ...]:
@@ -162,8 +191,14 @@ def _cost(cell: Cell) -> CostRecord:
     whole: list[tuple[float, int]] = [(batch.seconds, batch.steps) for batch in cell.batches]
     if cell.tallied is not None:
         whole.append((cell.tallied.seconds, cell.tallied.steps))
-    peaks = [source.peak_memory_bytes for source in cell.sources if source.peak_memory_bytes is not None]
-    return CostRecord(sum(seconds for seconds, _ in whole), sum(steps for _, steps in whole), max(peaks, default=None))
+    peaks = [
+        source.peak_memory_bytes for source in cell.sources if source.peak_memory_bytes is not None
+    ]
+    return CostRecord(
+        sum(seconds for seconds, _ in whole),
+        sum(steps for _, steps in whole),
+        max(peaks, default=None),
+    )
 
 
 def _noise(cell: Cell) -> NoiseRecord | None:

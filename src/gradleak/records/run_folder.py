@@ -1,4 +1,5 @@
-"""All that a run left in its folder and below: records that can be read, and everything that is missing, broken or odd."""
+"""All that a run left in its folder and below: records that can be read, and everything that is
+missing, broken or odd."""
 
 import json
 import math
@@ -7,10 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradleak.records.errors import RecordError
-from gradleak.records.judgement import FAILED, FOREIGN, MISSING, OTHER_DATA, UNREADABLE, Coverage, Gap
+from gradleak.records.judgement import (
+    FAILED,
+    FOREIGN,
+    MISSING,
+    OTHER_DATA,
+    UNREADABLE,
+    Coverage,
+    Gap,
+)
 from gradleak.records.schema import plain_id
 from gradleak.records.settings import most
-from gradleak.records.summary import Summary, is_record_name, no_collector, read_summary, record_files, record_paths, walk
+from gradleak.records.summary import (
+    Summary,
+    is_record_name,
+    no_collector,
+    read_summary,
+    record_files,
+    record_paths,
+    walk,
+)
 
 SCHEMA = "gradleak.study/1"
 FILE = "study.json"
@@ -25,7 +42,8 @@ class PlannedCell:
 
     id: str
     axes: Mapping[str, str]
-    kinds: Mapping[str, str] = field(default_factory=dict)  # by the key of each attack (pace.kinds_of); none in older plans
+    # By the key of each attack (pace.kinds_of); none in older plans
+    kinds: Mapping[str, str] = field(default_factory=dict)
     batches: int = 0
 
     @property
@@ -51,22 +69,31 @@ def read_plan(folder: Path) -> list[PlannedCell] | None:
         return None
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return [PlannedCell(cell["id"], cell["axes"], cell.get("kinds", {}), cell.get("batches", 0)) for cell in plain["cells"]]
+        return [
+            PlannedCell(cell["id"], cell["axes"], cell.get("kinds", {}), cell.get("batches", 0))
+            for cell in plain["cells"]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is not a whole study file. Delete it and run the study again: records are kept.") from error
+        raise RecordError(
+            f"{path} is not a whole study file. Delete it and run the study again: records are"
+            " kept."
+        ) from error
 
 
 def read_run(run: Path, contract: Sequence[PlannedCell] | None = None) -> Run:
     """Everything of a record, or of a folder and all folders below it.
 
-    What must be there is said by the `contract`; without one by the studies that left their plan in a folder.
+    What must be there is said by the `contract`; without one by the studies that left their plan in
+    a folder.
     """
     if not run.is_dir():
         return _whole(record_paths(run), [], contract)
     return _whole(list(record_files(run)), list(walk(run)), contract)
 
 
-def _whole(paths: Sequence[Path], folders: Sequence[Path], contract: Sequence[PlannedCell] | None) -> Run:
+def _whole(
+    paths: Sequence[Path], folders: Sequence[Path], contract: Sequence[PlannedCell] | None
+) -> Run:
     summaries, gaps = _readable(paths)
     plans: list[tuple[Path, Sequence[PlannedCell]]] = []
     for folder in folders:
@@ -88,13 +115,15 @@ def _whole(paths: Sequence[Path], folders: Sequence[Path], contract: Sequence[Pl
         return Run(tuple(summaries), Coverage(None, len(summaries), tuple(gaps)))
     meant = sum(len({cell.id for cell in plan}) for _, plan in plans)
     run = sum(
-        len({cell.id for cell in plan} & _ids(there, None if contract is not None else path.parent)) for path, plan in plans
+        len({cell.id for cell in plan} & _ids(there, None if contract is not None else path.parent))
+        for path, plan in plans
     )
     return Run(tuple(summaries), Coverage(meant, run, tuple(gaps)))
 
 
 def _ids(paths: Sequence[Path], folder: Path | None) -> set[str]:
-    """The cells that files are about, of one folder or of all: records and tracebacks are called by the id of their cell."""
+    """The cells that files are about, of one folder or of all: records and tracebacks are called
+    by the id of their cell."""
     return {path.name[:ID] for path in paths if folder is None or path.parent == folder}
 
 
@@ -111,15 +140,20 @@ def _readable(paths: Sequence[Path]) -> tuple[list[Summary], list[Gap]]:
             if wrong is None:
                 summaries.append(summary)
             else:
-                gaps.append(Gap(UNREADABLE, path.name, str(path), f"{path} {wrong} Run its audit again."))
+                gaps.append(
+                    Gap(UNREADABLE, path.name, str(path), f"{path} {wrong} Run its audit again.")
+                )
     return summaries, gaps
 
 
 def contradiction(summary: Summary) -> str | None:
-    """In what a record does not agree with itself, or with the name of its file; such a record was changed by hand."""
+    """In what a record does not agree with itself, or with the name of its file; such a record
+    was changed by hand."""
     record = summary.record
     if is_record_name(summary.path) and plain_id(record.spec) != summary.path.stem:
-        return f"holds the record of another audit ({plain_id(record.spec)}), or its spec was changed."
+        return (
+            f"holds the record of another audit ({plain_id(record.spec)}), or its spec was changed."
+        )
     if not record.attacks:
         return "holds no attack."
     wanted = record.data.examples * int(record.spec.get("draws", 1))
@@ -130,8 +164,14 @@ def contradiction(summary: Summary) -> str | None:
             if metric in columns.values and not _agree(score.mean, columns.values[metric]):
                 return f"was changed: {metric} of {key} does not follow from its examples."
     for metric, score in record.worst_case.items():
-        values = [columns.values[metric] for columns in summary.columns.values() if metric in columns.values]
-        if len(values) == len(summary.columns) and not _agree(score.mean, most(values, score.direction)):
+        values = [
+            columns.values[metric]
+            for columns in summary.columns.values()
+            if metric in columns.values
+        ]
+        if len(values) == len(summary.columns) and not _agree(
+            score.mean, most(values, score.direction)
+        ):
             return f"was changed: its worst case of {metric} does not follow from its examples."
     return None
 
@@ -150,7 +190,9 @@ def _failures(folders: Sequence[Path], plans: Plans) -> list[Gap]:
     found = []
     for path in sorted(path for folder in folders for path in folder.glob(f"*{FAILED_SUFFIX}")):
         name = path.name.removesuffix(FAILED_SUFFIX)
-        found.append(Gap(FAILED, titles.get(name, name), str(path), f"It failed: {last_line(path)}"))
+        found.append(
+            Gap(FAILED, titles.get(name, name), str(path), f"It failed: {last_line(path)}")
+        )
     return found
 
 
@@ -171,7 +213,12 @@ def _missing(plans: Plans, looked_at: Sequence[Path], *, everywhere: bool) -> li
 
 def _begun(folders: Sequence[Path], looked_at: Sequence[Path]) -> list[Gap]:
     """Audits beside no study that left parts and no record: they were cut."""
-    parts = [(folder, path) for folder in folders if not (folder / FILE).is_file() for path in sorted(folder.glob("parts/*"))]
+    parts = [
+        (folder, path)
+        for folder in folders
+        if not (folder / FILE).is_file()
+        for path in sorted(folder.glob("parts/*"))
+    ]
     why = "It was begun and cut. Run the same command again."
     return [
         Gap(MISSING, path.name[:ID], str(path), why)
@@ -188,17 +235,23 @@ def _foreign(summaries: Sequence[Summary], plans: Plans, *, everywhere: bool) ->
     for summary in summaries:
         planned = every if everywhere else by_folder.get(summary.path.parent)
         if planned is not None and summary.id not in planned:
-            why = "It belongs to no cell of the study: an earlier one's, or another's. Move it away."
+            why = (
+                "It belongs to no cell of the study: an earlier one's, or another's. Move it away."
+            )
             found.append(Gap(FOREIGN, summary.path.name, str(summary.path), why))
     return found
 
 
 def _of_other_data(summaries: Sequence[Summary]) -> list[Gap]:
-    """Records of one folder and one description of the data whose hash is not that of the newest: it changed in between."""
+    """Records of one folder and one description of the data whose hash is not that of the
+    newest: it changed in between."""
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         spec = summary.record.spec
-        described = [str(summary.path.parent), *(spec.get(field) for field in ("data", "limit", "batch_size"))]
+        described = [
+            str(summary.path.parent),
+            *(spec.get(field) for field in ("data", "limit", "batch_size")),
+        ]
         groups.setdefault(json.dumps(described, sort_keys=True), []).append(summary)
     return [gap for group in groups.values() for gap in _unlike_the_newest(group)]
 
@@ -207,5 +260,8 @@ def _unlike_the_newest(group: Sequence[Summary]) -> Iterator[Gap]:
     newest = max(group, key=lambda summary: summary.record.created)
     for summary in group:
         if summary.record.data.hash != newest.record.data.hash:
-            why = f"Its data was changed before {newest.path.name} was made of it. Run its audit again."
+            why = (
+                f"Its data was changed before {newest.path.name} was made of it. Run its audit"
+                " again."
+            )
             yield Gap(OTHER_DATA, summary.path.name, str(summary.path), why)

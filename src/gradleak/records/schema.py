@@ -26,7 +26,8 @@ class Score:
     unit: str
     direction: str  # "higher" or "lower" leaks more
     n: int  # examples the metric applies to
-    blind_guesses: int = 1  # of which the best counts: as many as attacks, in a worst case over them
+    # Of which the best counts: as many as attacks, in a worst case over them
+    blind_guesses: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class SecretRecord:
 
 @dataclass(frozen=True)
 class ExampleRecord:
-    """The guess aligned to one private example and its values by metric; a guess may be the secret, so it can be left out.
+    """The guess aligned to one private example and its values by metric; a guess may be the secret,
+    so it can be left out.
 
     Beside them stand the values of the blind guess, and of one more that was drawn for this attack:
     the worst case over attacks is held against as many. Older records lack the draw.
@@ -56,7 +58,8 @@ class ExampleRecord:
     certified: bool = False
     values: dict[str, float | None] = field(default_factory=dict)
     blind_values: dict[str, float | None] = field(default_factory=dict)
-    beyond_luck: bool = False  # rebuilt whole, too long to be hit by chance, and not by the blind guess
+    # Rebuilt whole, too long to be hit by chance, and not by the blind guess
+    beyond_luck: bool = False
     draw_values: dict[str, float | None] = field(default_factory=dict)  # of a draw for this attack
 
 
@@ -73,14 +76,17 @@ class BatchRecord:
     guesses: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (step, text of each example)
     seconds: float = 0.0
     steps: int = 0
-    objective_unit: str = ""  # "nats" of a likelihood, "log" of a distance; a distance itself has none
+    # "nats" of a likelihood, "log" of a distance; a distance itself has none
+    objective_unit: str = ""
     objective_rounding: float | None = None  # by how much objectives may differ for no other reason
-    right: bool | None = None  # whether the guess is the secret; none of pictures, and in older records
+    # Whether the guess is the secret; none of pictures, and in older records
+    right: bool | None = None
 
 
 @dataclass(frozen=True)
 class FindingRecord:
-    """What one client's update says outright, without any attack. Words are counted and never kept: they are the secret."""
+    """What one client's update says outright, without any attack. Words are counted and never
+    kept: they are the secret."""
 
     batch: int
     name: str  # labels, longest_length, distinct_tokens, bag_of_words, special_tokens
@@ -88,13 +94,15 @@ class FindingRecord:
     source: str
     count: int  # how many values were read
     values: tuple[int, ...] = ()  # what was read, unless that is words
-    recall: float | None = None  # the share of the truth that was read; none where there is nothing to compare with
+    # The share of the truth that was read; none where there is nothing to compare with
+    recall: float | None = None
     precision: float | None = None  # the share of what was read that is true
 
 
 @dataclass(frozen=True)
 class GuaranteeRecord:
-    """One reading of one defense as (ε, δ)-differential privacy; ε is none where it is infinite or could not be computed."""
+    """One reading of one defense as (ε, δ)-differential privacy; ε is none where it is infinite
+    or could not be computed."""
 
     defense: str
     reading: str  # "one release" or "whole run"
@@ -103,12 +111,14 @@ class GuaranteeRecord:
     epsilon: float | None
     delta: float
     against_server: bool = True  # whether it holds towards who sees the update
-    epsilon_in_words: str = ""  # where it is none: what it is instead, a colon, and why; empty in older records
+    # Where it is none: what it is instead, a colon, and why; empty in older records
+    epsilon_in_words: str = ""
 
 
 @dataclass(frozen=True)
 class NoiseRecord:
-    """The expected norm of a defense's noise over the norm of what would have been seen without it."""
+    """The expected norm of a defense's noise over the norm of what would have been seen without
+    it."""
 
     ratio: float  # the median over the batches
     least: float
@@ -144,7 +154,8 @@ class StageRecord:
     certified: int  # batches whose guess it proved
     seconds: float
     scores: dict[str, Score]
-    fates: tuple[FateRecord, ...] = ()  # of batches on which it did not end by itself with a guess; none in older records
+    # Of batches on which it did not end by itself with a guess; none in older records
+    fates: tuple[FateRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,7 +170,8 @@ class AttackRecord:
     flags: tuple[RaisedFlag, ...] = ()
     cost: CostRecord = CostRecord()
     stages: tuple[StageRecord, ...] = ()  # where it is several attacks in turn
-    label_accuracy: float | None = None  # of an attack that guesses labels it was not told; in any order within a batch
+    # Of an attack that guesses labels it was not told; in any order within a batch
+    label_accuracy: float | None = None
     version: int = 1  # of the attack's answers
 
 
@@ -171,7 +183,8 @@ class DataRecord:
     batches: int
     examples: int
     truncated: int = 0  # texts longer than the model reads
-    remarks: tuple[str, ...] = ()  # how it was read, where that is not plain, in sentences; nothing in older records
+    # How it was read, where that is not plain, in sentences; nothing in older records
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,7 +200,8 @@ class TargetRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """One audit. Its id is the hash of its spec, so the same setting always lands in the same file."""
+    """One audit. Its id is the hash of its spec, so the same setting always lands in the same
+    file."""
 
     created: str  # ISO 8601, UTC
     spec: dict[str, Any]
@@ -199,7 +213,8 @@ class Record:
     attacks: dict[str, AttackRecord]
     worst_case: dict[str, Score]
     flags: tuple[RaisedFlag, ...] = ()
-    findings: tuple[FindingRecord, ...] = ()  # of every batch; none in records of before there were any
+    # Of every batch; none in records of before there were any
+    findings: tuple[FindingRecord, ...] = ()
     guarantees: tuple[GuaranteeRecord, ...] = ()  # of the defenses that are differential privacy
     noise: NoiseRecord | None = None  # how large the defenses' noise was; none where they add none
 
@@ -211,19 +226,27 @@ class Record:
         """Plain JSON values."""
         plain: dict[str, Any] = {"schema": SCHEMA, "id": self.id, **to_plain(self)}
         for secret in plain["secrets"]:
-            if secret["text"] is None:  # a reader looking for private text need only search for the key
+            # A reader looking for private text need only search for the key
+            if secret["text"] is None:
                 del secret["text"]
         return plain
 
     @staticmethod
     def from_json(plain: dict[str, Any]) -> "Record":
-        """The record plain JSON values describe; another schema, a missing field or an edited spec is refused by name."""
+        """The record plain JSON values describe; another schema, a missing field or an edited
+        spec is refused by name."""
         schema = plain.get("schema") if isinstance(plain, dict) else None
         if schema != SCHEMA:
-            raise RecordError(f"This is not a {SCHEMA} but has schema {schema!r}; read it with the gradleak that wrote it.")
+            raise RecordError(
+                f"This is not a {SCHEMA} but has schema {schema!r}; read it with the gradleak that"
+                " wrote it."
+            )
         record: Record = from_plain(Record, plain, "record")
         if plain.get("id") != record.id:
-            raise RecordError(f"The id {plain.get('id')!r} does not belong to this spec ({record.id}); run the audit again.")
+            raise RecordError(
+                f"The id {plain.get('id')!r} does not belong to this spec ({record.id}); run the"
+                " audit again."
+            )
         return record
 
 

@@ -5,7 +5,8 @@ from collections.abc import Hashable, Sequence
 from gradleak.records.schema import Score
 from gradleak.records.statistics import interval
 
-Column = Sequence[float | None]  # one value an example; none where the metric does not apply or is not known
+# One value an example; none where the metric does not apply or is not known
+Column = Sequence[float | None]
 
 
 def beside_blind(
@@ -17,14 +18,25 @@ def beside_blind(
     n: int | None = None,
     blind_guesses: int = 1,
 ) -> Score:
-    """Over the examples that have a value. What a blind guess gets is left open where that of none of them is known."""
-    kept = [(value, cluster, theirs) for value, cluster, theirs in zip(ours, clusters, blind, strict=True) if value is not None]
+    """Over the examples that have a value. What a blind guess gets is left open where that of
+    none of them is known."""
+    kept = [
+        (value, cluster, theirs)
+        for value, cluster, theirs in zip(ours, clusters, blind, strict=True)
+        if value is not None
+    ]
     if not kept:
         return Score(None, None, None, None, None, None, unit, direction, 0)
     found = interval([value for value, _, _ in kept], [cluster for _, cluster, _ in kept])
     known = [(theirs, cluster) for _, cluster, theirs in kept if theirs is not None]
-    chance = interval([theirs for theirs, _ in known], [cluster for _, cluster in known]) if known else None
-    mean, low, high = (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
+    chance = (
+        interval([theirs for theirs, _ in known], [cluster for _, cluster in known])
+        if known
+        else None
+    )
+    mean, low, high = (
+        (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
+    )
     return Score(
         found.mean,
         found.low,

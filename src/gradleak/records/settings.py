@@ -1,4 +1,5 @@
-"""Records that differ in the attack alone, together: what a defense has to withstand is the worst of all attacks run on it."""
+"""Records that differ in the attack alone, together: what a defense has to withstand is the
+worst of all attacks run on it."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,8 @@ from gradleak.records.scores import beside_blind, gain_of
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.summary import Column, Columns, Summary
 
-OF_THE_ATTACKER = ("attacks", "prior", "metrics", "time_limit", "know")  # fields of a spec that leave the client alone
+# Fields of a spec that leave the client alone
+OF_THE_ATTACKER = ("attacks", "prior", "metrics", "time_limit", "know")
 
 
 Scored = tuple[AttackRecord, Columns]
@@ -28,7 +30,8 @@ class Ran:
     source: Summary
 
     def find_in(self, whole: Record) -> AttackRecord:
-        """Returns this attack in its whole record, with the examples and searches a summary lacks."""
+        """Returns this attack in its whole record, with the examples and searches a summary
+        lacks."""
         attacks = self.source.record.attacks
         return whole.attacks[next(key for key, one in attacks.items() if one is self.attack)]
 
@@ -51,7 +54,8 @@ class Setting:
         for summary in self.summaries:
             for key, attack in summary.record.attacks.items():
                 short = f"{key} ({summary.id[:6]})"
-                names = chain((key, short), (f"{short} {copy}" for copy in count(2)))  # of copies none may hide another
+                # Of copies none may hide another
+                names = chain((key, short), (f"{short} {copy}" for copy in count(2)))
                 name = next(name for name in names if name not in found)
                 found[name] = Ran(name, attack, summary.columns[key], summary)
         return list(found.values())
@@ -60,17 +64,27 @@ class Setting:
         """Metrics that every attack was scored by."""
         if len(self.summaries) == 1:
             return list(self.record.worst_case)
-        return [name for name in self.record.worst_case if all(name in ran.columns.values for ran in self.attacks)]
+        return [
+            name
+            for name in self.record.worst_case
+            if all(name in ran.columns.values for ran in self.attacks)
+        ]
 
     def values(self, metric: str) -> tuple[Column, Column, list[int]]:
-        """For every example the most that attacks, and blind guesses, got of it; its secret batch."""
+        """For every example the most that attacks, and blind guesses, got of it; its secret
+        batch."""
         scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
         clusters = [batch % self.record.data.batches for batch in scored[0][1].batches]
         return *worst_values(scored, metric, self.known(metric).direction), clusters
 
     def known(self, metric: str) -> Score:
-        """The metric in the first record that was scored by it: its unit and direction are everybody's."""
-        return next(one.record.worst_case[metric] for one in self.summaries if metric in one.record.worst_case)
+        """The metric in the first record that was scored by it: its unit and direction are
+        everybody's."""
+        return next(
+            one.record.worst_case[metric]
+            for one in self.summaries
+            if metric in one.record.worst_case
+        )
 
     def mean(self, metric: str) -> float | None:
         """The worst case without its interval: quick."""
@@ -89,7 +103,8 @@ class Setting:
         return score if score.n else known
 
     def quoted(self, metric: str) -> Score:
-        """What is told of a setting that leaks: the worst case, if it is above as many blind guesses.
+        """What is told of a setting that leaks: the worst case, if it is above as many blind
+        guesses.
 
         Where their best comes up to it, the attack that gains most by itself.
         """
@@ -100,19 +115,29 @@ class Setting:
     def gain(self, metric: str) -> Interval | None:
         """How much more leaks than a blind guess gives away, example by example."""
         ours, blind, clusters = self.values(metric)
-        kept = [place for place, value in enumerate(ours) if value is not None and blind[place] is not None]
+        kept = [
+            place
+            for place, value in enumerate(ours)
+            if value is not None and blind[place] is not None
+        ]
         if not kept:
             return None
         first, second = ([column[place] or 0.0 for place in kept] for column in (ours, blind))
         groups = [clusters[place] for place in kept]
         higher = self.known(metric).direction == "higher"
-        return paired_difference(first, second, groups) if higher else paired_difference(second, first, groups)
+        return (
+            paired_difference(first, second, groups)
+            if higher
+            else paired_difference(second, first, groups)
+        )
 
     def merged(self) -> Record:
         """One record of all attacks, as if one audit had run them."""
         if len(self.summaries) == 1:
             return self.record
-        flags: dict[str, RaisedFlag] = {flag.name: flag for one in self.summaries for flag in one.record.flags}
+        flags: dict[str, RaisedFlag] = {
+            flag.name: flag for one in self.summaries for flag in one.record.flags
+        }
         return replace(
             self.record,
             attacks={ran.key: ran.attack for ran in self.attacks},
@@ -125,7 +150,11 @@ def settings_of(summaries: Sequence[Summary]) -> list[Setting]:
     """Records grouped by client and data, in the order of their first."""
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        fixed = {field: value for field, value in summary.record.spec.items() if field not in OF_THE_ATTACKER}
+        fixed = {
+            field: value
+            for field, value in summary.record.spec.items()
+            if field not in OF_THE_ATTACKER
+        }
         key = json.dumps([fixed, summary.record.data.hash], sort_keys=True)
         groups.setdefault(key, []).append(summary)
     return [Setting(tuple(group)) for group in groups.values()]
@@ -180,4 +209,7 @@ def most(columns: Iterable[Column], direction: str) -> Column:
     if len(every) == 1:
         return every[0]
     best = max if direction == "higher" else min
-    return [best((value for value in row if value is not None), default=None) for row in zip(*every, strict=True)]
+    return [
+        best((value for value in row if value is not None), default=None)
+        for row in zip(*every, strict=True)
+    ]

@@ -1,4 +1,5 @@
-"""Records on disk: one JSON file each, written whole or not at all; the key of their hashes kept apart."""
+"""Records on disk: one JSON file each, written whole or not at all; the key of their hashes kept
+apart."""
 
 import contextlib
 import hashlib
@@ -19,13 +20,17 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class SecretKey:
-    """What makes hashes of private texts useless to whoever holds the records alone: short texts could be guessed and hashed."""
+    """What makes hashes of private texts useless to whoever holds the records alone: short texts
+    could be guessed and hashed."""
 
     value: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         if len(self.value) != KEY_BYTES:
-            raise RecordError(f"A key has {KEY_BYTES} bytes, not {len(self.value)}; delete the broken key file to get a new one.")
+            raise RecordError(
+                f"A key has {KEY_BYTES} bytes, not {len(self.value)}; delete the broken key file to"
+                " get a new one."
+            )
 
 
 def keyed_hash(key: SecretKey, text: str) -> str:
@@ -34,7 +39,8 @@ def keyed_hash(key: SecretKey, text: str) -> str:
 
 
 def open_key(folder: Path, name: str = "secrets") -> SecretKey:
-    """The key in `folder/keys/<name>.key`, made on first use: readable by its owner only and ignored by git."""
+    """The key in `folder/keys/<name>.key`, made on first use: readable by its owner only and
+    ignored by git."""
     keys = folder / "keys"
     path = keys / f"{name}.key"
     with _explained(f"keep a key in {keys}"):
@@ -73,9 +79,13 @@ def read_record(path: Path) -> Record:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RecordError(f"Cannot read {path}: {error.strerror}. Name a record file that an audit wrote.") from error
+        raise RecordError(
+            f"Cannot read {path}: {error.strerror}. Name a record file that an audit wrote."
+        ) from error
     except ValueError as error:  # broken JSON, or bytes that are no text
-        raise RecordError(f"{path} is not a whole JSON file ({error}). Delete it and run its audit again.") from error
+        raise RecordError(
+            f"{path} is not a whole JSON file ({error}). Delete it and run its audit again."
+        ) from error
     try:
         return Record.from_json(plain)
     except RecordError as error:
@@ -85,17 +95,26 @@ def read_record(path: Path) -> Record:
 def read_records(folder: Path) -> list[Record]:
     """All records of a folder, in the order of their ids."""
     if not folder.is_dir():
-        raise RecordError(f"{folder} is not a folder. Name the folder an audit or a study wrote its records into.")
+        raise RecordError(
+            f"{folder} is not a folder. Name the folder an audit or a study wrote its records into."
+        )
     with _explained(f"list {folder}"):
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+        paths = sorted(
+            path
+            for path in folder.iterdir()
+            if path.suffix == ".json" and not path.name.startswith(".")
+        )
     return [read_record(path) for path in paths]
 
 
 def _create_key(path: Path) -> None:
-    """Written aside and linked into place: of processes that start together one makes the key and none sees half of it."""
+    """Written aside and linked into place: of processes that start together one makes the key
+    and none sees half of it."""
     unfinished = _unused_name(path.parent, path.stem)
     try:
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with os.fdopen(
+            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+        ) as file:
             file.write(secrets.token_bytes(KEY_BYTES))
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)
@@ -115,5 +134,6 @@ def _explained(doing: str) -> Iterator[None]:
             yield
     except OSError as error:
         raise RecordError(
-            f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out ./records."
+            f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out"
+            " ./records."
         ) from error

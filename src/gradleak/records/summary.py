@@ -1,4 +1,5 @@
-"""Records without their long parts, for whoever reads thousands: guesses, traces and secrets stay on disk."""
+"""Records without their long parts, for whoever reads thousands: guesses, traces and secrets
+stay on disk."""
 
 import contextlib
 import fnmatch
@@ -26,9 +27,11 @@ from gradleak.records.schema import (
 )
 from gradleak.records.store import read_record
 
-# Long lists as `write_record` lays them out: JSON has no line break within a text, so that these can be cut without reading.
+# Long lists as `write_record` lays them out: JSON has no line break within a text, so that these
+# can be cut without reading.
 LONG = ((b'\n   "batches": [\n', b"\n   ]"), (b'\n "secrets": [\n', b"\n ]"))
-RECORD = "[0-9a-f]" * 16 + ".json"  # a record is called by the hash of its spec; other files (map.json) may lie beside
+# A record is called by the hash of its spec; other files (map.json) may lie beside
+RECORD = "[0-9a-f]" * 16 + ".json"
 NO_RECORDS = ("parts", "claims", "keys", "fits")  # folders of a run that never hold one
 TRAININGS = "training"  # a folder whose files are called as records are
 Column = list[float | None]  # one value an example
@@ -69,7 +72,9 @@ def walk(run: Path) -> Iterator[Path]:
     """A folder and all below it that may hold records, each once, behind links too."""
     seen = set[str]()
     for name, inner, _ in os.walk(run, followlinks=True):
-        inner[:] = sorted(folder for folder in inner if folder not in NO_RECORDS and not folder.startswith("."))
+        inner[:] = sorted(
+            folder for folder in inner if folder not in NO_RECORDS and not folder.startswith(".")
+        )
         real = os.path.realpath(name)
         if real in seen:
             inner.clear()
@@ -79,7 +84,8 @@ def walk(run: Path) -> Iterator[Path]:
 
 
 def record_files(run: Path) -> Iterator[Path]:
-    """Records in a folder and in all below it, by their name or, of files that were renamed, by what they begin with."""
+    """Records in a folder and in all below it, by their name or, of files that were renamed, by
+    what they begin with."""
     for folder in walk(run):
         for path in sorted(folder.glob("*.json")):
             if is_record(path):
@@ -109,10 +115,16 @@ def record_paths(run: Path) -> list[Path]:
     if run.is_file():
         return [run]
     if not run.is_dir():
-        raise RecordError(f"{run} is not there. Name a record, or the folder that an audit or a study wrote its records into.")
+        raise RecordError(
+            f"{run} is not there. Name a record, or the folder that an audit or a study wrote its"
+            " records into."
+        )
     paths = list(record_files(run))
     if not paths:
-        raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
+        raise RecordError(
+            f"{run} holds no records. Name the folder that an audit or a study wrote its records"
+            " into."
+        )
     return paths
 
 
@@ -123,15 +135,22 @@ def read_summaries(run: Path) -> list[Summary]:
 
 
 def read_summary(path: Path) -> Summary:
-    """One record without its long parts; a file that is none is refused as `read_record` refuses it."""
+    """One record without its long parts; a file that is none is refused as `read_record` refuses
+    it."""
     try:
         plain = json.loads(_cut(path.read_bytes()))
         if plain["schema"] != SCHEMA:
             raise KeyError("schema")
-        return Summary(path, _record(plain), {key: _columns(attack) for key, attack in plain["attacks"].items()})
+        return Summary(
+            path,
+            _record(plain),
+            {key: _columns(attack) for key, attack in plain["attacks"].items()},
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         record = read_record(path)  # slower, and says what is wrong
-        return Summary(path, record, {key: columns_of(attack) for key, attack in record.attacks.items()})
+        return Summary(
+            path, record, {key: columns_of(attack) for key, attack in record.attacks.items()}
+        )
 
 
 def columns_of(attack: AttackRecord) -> Columns:

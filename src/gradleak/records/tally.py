@@ -1,4 +1,5 @@
-"""Scores of very many examples as sums and histograms: means and intervals stay right, single examples are gone."""
+"""Scores of very many examples as sums and histograms: means and intervals stay right, single
+examples are gone."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,7 +15,8 @@ NORMAL = 1.959964  # of 95 %
 
 @dataclass(frozen=True)
 class Tally:
-    """One metric's values: how many, the sums over client batches that a mean and its interval need, and how they are spread."""
+    """One metric's values: how many, the sums over client batches that a mean and its interval
+    need, and how they are spread."""
 
     n: int
     clusters: int  # client batches; the sums below run over them
@@ -33,7 +35,8 @@ class Tally:
         return self.n == self.clusters
 
     def interval(self) -> Interval:
-        """Clopper-Pearson's for independent yes/no outcomes, as for few examples; the normal one over batches otherwise."""
+        """Clopper-Pearson's for independent yes/no outcomes, as for few examples; the normal one
+        over batches otherwise."""
         if self.yes_or_no and self.independent:
             return clopper_pearson(round(self.total), self.n)
         mean = self.total / self.n
@@ -41,12 +44,18 @@ class Tally:
         error = NORMAL * math.sqrt(spread * self.clusters / max(1, self.clusters - 1)) / self.n
         low, high = mean - error, mean + error
         inside = self.low >= 0 and self.high <= 1
-        return Interval(mean, max(0.0, low) if inside else low, min(1.0, high) if inside else high, self.n)
+        return Interval(
+            mean, max(0.0, low) if inside else low, min(1.0, high) if inside else high, self.n
+        )
 
 
 def tally(values: Sequence[float | None], clusters: Sequence[Hashable]) -> Tally | None:
     """Over the examples that have a value; none where none has one."""
-    kept = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
+    kept = [
+        (value, cluster)
+        for value, cluster in zip(values, clusters, strict=True)
+        if value is not None
+    ]
     if not kept:
         return None
     sums: dict[Hashable, list[float]] = {}
@@ -55,7 +64,11 @@ def tally(values: Sequence[float | None], clusters: Sequence[Hashable]) -> Tally
     groups = [(math.fsum(inside), len(inside)) for inside in sums.values()]
     there = np.array([value for value, _ in kept])
     # Fractions have one range, so that histograms of them add up bin by bin.
-    low, high = (0.0, 1.0) if there.min() >= 0 and there.max() <= 1 else (float(there.min()), float(there.max()))
+    low, high = (
+        (0.0, 1.0)
+        if there.min() >= 0 and there.max() <= 1
+        else (float(there.min()), float(there.max()))
+    )
     bins, _ = np.histogram(there, BINS, (low, high))
     return Tally(
         n=len(kept),
@@ -76,7 +89,9 @@ def add(one: Tally | None, other: Tally | None) -> Tally | None:
     if one is None or other is None:
         return one or other
     low, high = min(one.low, other.low), max(one.high, other.high)
-    bins = [a + b for a, b in zip(_rebinned(one, low, high), _rebinned(other, low, high), strict=True)]
+    bins = [
+        a + b for a, b in zip(_rebinned(one, low, high), _rebinned(other, low, high), strict=True)
+    ]
     return Tally(
         n=one.n + other.n,
         clusters=one.clusters + other.clusters,
@@ -91,7 +106,9 @@ def add(one: Tally | None, other: Tally | None) -> Tally | None:
     )
 
 
-def add_all(one: Mapping[str, Tally | None], other: Mapping[str, Tally | None]) -> dict[str, Tally | None]:
+def add_all(
+    one: Mapping[str, Tally | None], other: Mapping[str, Tally | None]
+) -> dict[str, Tally | None]:
     """The same for tallies by name."""
     return {name: add(one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])}
 

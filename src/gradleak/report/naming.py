@@ -75,9 +75,11 @@ class Labels:
         """Names the chain of defenses; one that stands alone has all its strength in its name."""
         parts = record.spec.get("defenses") or ()
         return " + ".join(
-            _name_component(one, self._defenses)
-            if self._defenses.get(one["name"])
-            else write_component(one)
+            (
+                _name_component(one, self._defenses)
+                if self._defenses.get(one["name"])
+                else write_component(one)
+            )
             for one in parts
         ) or (NO_DEFENSE)
 

@@ -71,7 +71,7 @@ def closing_sentence(judgement: Judgement, record: Record) -> str:
     if judgement.verdict == NOT_SHOWN:
         return (
             f"Not shown either way: {chance}. That bounds these attacks, not what a stronger "
-            f"one could do."
+            "one could do."
         )
     return (
         f"Could not be judged: {chance}, and that says nothing. In doubt: "
@@ -82,15 +82,18 @@ def closing_sentence(judgement: Judgement, record: Record) -> str:
 def reason(judgement: Judgement, record: Record) -> str:
     """Why it is said to leak, the strongest reason first."""
     of, batches = judgement.examples, record.data.batches
+    named = f"the updates name every word in {judgement.named} of {batches} batches"
     found = {
-        f"the update proves {judgement.proven} of "
-        f"{write_count(of, 'guess', 'guesses')}": judgement.proven,
-        f"{judgement.whole} of {of} rebuilt to the last word, which is not luck": judgement.whole
-        > judgement.proven,
-        f"more was rebuilt than by a blind guess "
-        f"({', '.join(judgement.above_blind)})": judgement.above_blind,
-        f"the updates name every word in {judgement.named} of {batches} batches, without any "
-        f"attack": judgement.named,
+        f"the update proves {judgement.proven} of {write_count(of, 'guess', 'guesses')}": (
+            judgement.proven
+        ),
+        f"{judgement.whole} of {of} rebuilt to the last word, which is not luck": (
+            judgement.whole > judgement.proven
+        ),
+        f"more was rebuilt than by a blind guess ({', '.join(judgement.above_blind)})": (
+            judgement.above_blind
+        ),
+        f"{named}, without any attack": judgement.named,
     }
     return "; ".join(words for words, holds in found.items() if holds)
 

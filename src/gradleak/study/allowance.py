@@ -1,4 +1,5 @@
-"""The time a run was given: read from the command line, counted from its start, ended by an alarm."""
+"""The time a run was given: read from the command line, counted from its start, ended by an
+alarm."""
 
 import contextlib
 import re
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from gradleak.core.errors import GradleakError
 
 TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-# Of the time, and in seconds: for what cannot be interrupted, the last words, and Python's own end (3 s on a busy machine).
+# Of the time, and in seconds: for what cannot be interrupted, the last words, and Python's own end
+# (3 s on a busy machine).
 RESERVE, MOST_RESERVE = 1 / 6, 5.0
-AGAIN = 2.0  # seconds from one ring of the alarm to the next: the first may be swallowed by a destructor
+# Seconds from one ring of the alarm to the next: the first may be swallowed by a destructor
+AGAIN = 2.0
 
 
 def read_time(words: str) -> float:
@@ -28,12 +31,14 @@ def read_time(words: str) -> float:
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """Ends what runs as an interruption by hand does: nothing that goes on after errors goes on after this."""
+    """Ends what runs as an interruption by hand does: nothing that goes on after errors goes on
+    after this."""
 
 
 @contextlib.contextmanager
 def ring_after(seconds: float) -> Iterator[None]:
-    """Raises `TimeIsUp` in the block when so many seconds are over. On Windows, without such signals, a cell is never cut."""
+    """Raises `TimeIsUp` in the block when so many seconds are over. On Windows, without such
+    signals, a cell is never cut."""
     if sys.platform == "win32":
         yield
         return
@@ -52,7 +57,8 @@ def ring_after(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Allowance:
-    """The time there is, from the start of the command on (time.monotonic, which processes of one machine share)."""
+    """The time there is, from the start of the command on (time.monotonic, which processes of
+    one machine share)."""
 
     began: float
     seconds: float

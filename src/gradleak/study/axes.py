@@ -1,4 +1,5 @@
-"""What a study's YAML says: fields with their values and lines. Nothing is opened, and no library loaded, to read it.
+"""What a study's YAML says: fields with their values and lines. Nothing is opened, and no library
+loaded, to read it.
 
 Lists are axes, and cases stand beside them; whether the values are right is for others to say.
 """
@@ -58,7 +59,8 @@ class Grids:
 def read_grids(path: Path, changes: Sequence[str] = ()) -> Grids:
     """What a YAML file says, with fields replaced (`field=value`)."""
     plain, lines = _mapping(path)
-    given = {field: [field] for field in plain}  # where each stands; those that are set stand nowhere
+    # Where each stands; those that are set stand nowhere
+    given = {field: [field] for field in plain}
     replaced = dict(_change(change) for change in changes)
     plain |= replaced
     given |= {field: [] for field in replaced}
@@ -103,32 +105,50 @@ def read_yaml(path: Path, of: str) -> tuple[Any, str]:
 def _mapping(path: Path) -> tuple[dict[str, Any], Lines]:
     plain, text = read_yaml(path, "a study")
     if not isinstance(plain, dict):
-        raise GradleakError(f"{path} must be a mapping such as 'attacks: [tag, dlg]', not {type(plain).__name__}.")
+        raise GradleakError(
+            f"{path} must be a mapping such as 'attacks: [tag, dlg]', not {type(plain).__name__}."
+        )
     return {str(key): value for key, value in plain.items()}, Lines(text)
 
 
 def _change(written: str) -> tuple[str, Any]:
     field, equals, value = written.partition("=")
     if not equals:
-        raise GradleakError(f"Cannot read --set {written!r}: write --set field=value, such as --set limit=10.")
+        raise GradleakError(
+            f"Cannot read --set {written!r}: write --set field=value, such as --set limit=10."
+        )
     try:
         return field.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise GradleakError(f"Cannot read the value of --set {written!r}: {' '.join(str(error).split())}.") from error
+        raise GradleakError(
+            f"Cannot read the value of --set {written!r}: {' '.join(str(error).split())}."
+        ) from error
 
 
 def _cases(written: Any, lines: Lines, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """Fields that change together, by the name of the case; one without a name where there are no cases."""
+    """Fields that change together, by the name of the case; one without a name where there are
+    no cases."""
     if written is None:
         return {"": {}}
-    if not isinstance(written, dict) or not written or not all(isinstance(fields, dict) for fields in written.values()):
+    if (
+        not isinstance(written, dict)
+        or not written
+        or not all(isinstance(fields, dict) for fields in written.values())
+    ):
         advice = "such as 'noise: {defenses: gaussian_noise}'."
-        problems.append(Problem(lines.at("cases"), f"cases must name the fields each one changes, {advice}"))
+        problems.append(
+            Problem(lines.at("cases"), f"cases must name the fields each one changes, {advice}")
+        )
         return {"": {}}
-    return {str(case): {str(field): value for field, value in fields.items()} for case, fields in written.items()}
+    return {
+        str(case): {str(field): value for field, value in fields.items()}
+        for case, fields in written.items()
+    }
 
 
-def _axes(plain: Mapping[str, Any], places: Mapping[str, list[str]], lines: Lines, problems: list[Problem]) -> Axes:
+def _axes(
+    plain: Mapping[str, Any], places: Mapping[str, list[str]], lines: Lines, problems: list[Problem]
+) -> Axes:
     """The values of each field; the first field varies slowest."""
     known = ["name", "cases", *FIELDS, *ALIASES]
     axes: Axes = {}
@@ -139,15 +159,26 @@ def _axes(plain: Mapping[str, Any], places: Mapping[str, list[str]], lines: Line
             advice = f"{did_you_mean(written, known)} Fields: {', '.join(known)}."
             problems.append(Problem(line, f"a study has no field {written!r}{advice}"))
         elif field in axes:
-            problems.append(Problem(line, f"{field!r} is given twice (as {written!r} too); keep one."))
+            problems.append(
+                Problem(line, f"{field!r} is given twice (as {written!r} too); keep one.")
+            )
         elif value == [] and field not in ONE_VALUE:
-            problems.append(Problem(line, f"{written} is an empty list; give it at least one value or leave it out."))
+            problems.append(
+                Problem(
+                    line, f"{written} is an empty list; give it at least one value or leave it out."
+                )
+            )
         elif _is_axis(field, value):
-            axes[field] = [Value(item, lines.at(*place, number) if place else None) for number, item in enumerate(value)]
+            axes[field] = [
+                Value(item, lines.at(*place, number) if place else None)
+                for number, item in enumerate(value)
+            ]
         else:
             axes[field] = [Value(value, line)]
     return axes
 
 
 def _is_axis(field: str, value: Any) -> bool:
-    return isinstance(value, list) and not (field in ONE_VALUE and not any(isinstance(item, list) for item in value))
+    return isinstance(value, list) and not (
+        field in ONE_VALUE and not any(isinstance(item, list) for item in value)
+    )

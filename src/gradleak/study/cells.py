@@ -1,4 +1,5 @@
-"""A study's YAML as cells: lists are axes, cases are crossed with them, and all that is wrong is said at once."""
+"""A study's YAML as cells: lists are axes, cases are crossed with them, and all that is wrong is
+said at once."""
 
 import contextlib
 import itertools
@@ -12,7 +13,8 @@ from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.study.axes import Axes, Problem, in_order, read_grids, refusal
 
-# So that a field can be judged on its own: without it the default attack would be refused for what it is not told.
+# So that a field can be judged on its own: without it the default attack would be refused for what
+# it is not told.
 BESIDE = {"know": {"attacks": ["blind"]}}
 
 
@@ -37,7 +39,8 @@ class Study:
 
 
 def read_study(path: Path, changes: Sequence[str] = ()) -> Study:
-    """The study a YAML file describes, with fields replaced (`field=value`); everything wrong with it is said in one error."""
+    """The study a YAML file describes, with fields replaced (`field=value`); everything wrong
+    with it is said in one error."""
     study, problems = examine(path, changes)
     if problems:
         raise refusal(path, problems)
@@ -45,7 +48,8 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> Study:
 
 
 def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Problem]]:
-    """What a YAML file describes as far as it can be read, and all that is wrong with it, in the order of its lines."""
+    """What a YAML file describes as far as it can be read, and all that is wrong with it, in the
+    order of its lines."""
     written = read_grids(path, changes)
     problems = [*written.problems]
     problems += [problem for axes in written.grids.values() for problem in _bad_values(axes)]
@@ -81,16 +85,26 @@ def _resolve(grids: Mapping[str, Axes]) -> tuple[list[Cell], list[Problem]]:
     cells: list[Cell] = []
     problems: list[Problem] = []
     needed: dict[Dataset, tuple[int, int | None]] = {}
-    combinations = [(case, one) for case, axes in grids.items() for one in itertools.product(*axes.values())]
+    combinations = [
+        (case, one) for case, axes in grids.items() for one in itertools.product(*axes.values())
+    ]
     for case, combination in combinations:
         axes, named = grids[case], {"case": case} if case else {}
         setting = dict(zip(axes, combination, strict=True))
-        varying = named | {field: _label(value.plain) for field, value in setting.items() if len(axes[field]) > 1}
+        varying = named | {
+            field: _label(value.plain) for field, value in setting.items() if len(axes[field]) > 1
+        }
         try:
             spec = AuditSpec.from_plain({field: value.plain for field, value in setting.items()})
         except GradleakError as error:
-            where = ", ".join(f"{field}={value}" for field, value in varying.items()) or "every cell"
-            lines = [value.line for field, value in setting.items() if len(axes[field]) > 1 or field == "attacks"]
+            where = (
+                ", ".join(f"{field}={value}" for field, value in varying.items()) or "every cell"
+            )
+            lines = [
+                value.line
+                for field, value in setting.items()
+                if len(axes[field]) > 1 or field == "attacks"
+            ]
             problems.append(Problem(next(filter(None, reversed(lines)), None), f"{where}: {error}"))
             continue
         cells.append(Cell(varying, spec))

@@ -1,4 +1,5 @@
-"""What a run must hold to be judged: every cell of a study, of the data and the attacks as they are now."""
+"""What a run must hold to be judged: every cell of a study, of the data and the attacks as they
+are now."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ OVER_NETWORK = ("hub",)
 
 @dataclass(frozen=True)
 class Contract:
-    """The cells of a study, and the versions of the attacks of each, by its id and their key in a record."""
+    """The cells of a study, and the versions of the attacks of each, by its id and their key in
+    a record."""
 
     cells: tuple[PlannedCell, ...]
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -33,14 +35,19 @@ def read_contract(path: Path, changes: Sequence[str] = ()) -> Contract:
     from gradleak.study.cells import read_study
 
     cells = read_study(path, changes).cells
-    versions = {cell.spec.id: {key: one.version for key, one in cell.spec.attack_keys().items()} for cell in cells}
+    versions = {
+        cell.spec.id: {key: one.version for key, one in cell.spec.attack_keys().items()}
+        for cell in cells
+    }
     return Contract(tuple(PlannedCell(cell.spec.id, cell.axes) for cell in cells), versions)
 
 
 def stale_records(run: Run, contract: Contract | None) -> list[Gap]:
-    """Records of other data than is there now, or of other versions of attacks than the contract asks for.
+    """Records of other data than is there now, or of other versions of attacks than the contract
+    asks for.
 
-    Without a contract, data that is not at hand is not missed: a gate may run on a machine that has no private data.
+    Without a contract, data that is not at hand is not missed: a gate may run on a machine that has
+    no private data.
     """
     data = DataNow(network=contract is not None)
     found = []
@@ -48,14 +55,25 @@ def stale_records(run: Run, contract: Contract | None) -> list[Gap]:
         path, name = str(summary.path), summary.path.name
         same = data.is_same(summary)
         if same is False:
-            found.append(Gap(OTHER_DATA, name, path, "Its data is other data by now. Run its audit again."))
+            found.append(
+                Gap(OTHER_DATA, name, path, "Its data is other data by now. Run its audit again.")
+            )
         elif same is None and contract is not None:
             why = f"Whether it is of this data cannot be told: the data or {KEY} is not at hand."
             found.append(Gap(OTHER_DATA, name, path, why))
-        for key, version in ({} if contract is None else contract.versions.get(summary.id, {})).items():
+        for key, version in (
+            {} if contract is None else contract.versions.get(summary.id, {})
+        ).items():
             attack = summary.record.attacks.get(key)
             if attack is None or attack.version != version:
-                found.append(Gap(OUTDATED, name, path, f"Its {key} is of another version. Run its audit again."))
+                found.append(
+                    Gap(
+                        OUTDATED,
+                        name,
+                        path,
+                        f"Its {key} is of another version. Run its audit again.",
+                    )
+                )
     return found
 
 
@@ -85,7 +103,9 @@ class DataNow:
         from gradleak.core.dataset import Dataset
 
         try:
-            examples: list[Example] = read("dataset", record.spec["data"], Dataset).load(record.data.examples)
+            examples: list[Example] = read("dataset", record.spec["data"], Dataset).load(
+                record.data.examples
+            )
         except GradleakError:  # the file is gone, or somebody else's
             return None
         return data_hash(SecretKey((folder / KEY).read_bytes()), examples[: record.data.examples])

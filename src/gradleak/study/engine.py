@@ -1,4 +1,5 @@
-"""Cells spread over processes, each on a device of its own. They share a folder, and the claims in it share out the work."""
+"""Cells spread over processes, each on a device of its own. They share a folder, and the claims
+in it share out the work."""
 
 import contextlib
 import multiprocessing
@@ -29,10 +30,11 @@ def run_on(
     retry: bool,
     memory: int | None = None,
 ) -> list[CellResult]:
-    """Runs the cells in so many processes, devices in turn; a process that dies loses its cell to the others or to the end.
+    """Runs the cells in so many processes, devices in turn; a process that dies loses its cell to
+    the others or to the end.
 
-    The records are those of one process, but for time and cost. Memory is what each process may hold; where nothing is said,
-    those that share a device share what is free of it.
+    The records are those of one process, but for time and cost. Memory is what each process may
+    hold; where nothing is said, those that share a device share what is free of it.
     """
     if workers > 1:
         make_private_folder(folder)
@@ -40,7 +42,15 @@ def run_on(
             for cell in cells:
                 (folder / f"{cell.spec.id}{FAILED}").unlink(missing_ok=True)
         given = (list(cells), folder)
-        work_together(devices, workers, display, memory, _work, given, lambda started: _watch(started, cells, folder, display))
+        work_together(
+            devices,
+            workers,
+            display,
+            memory,
+            _work,
+            given,
+            lambda started: _watch(started, cells, folder, display),
+        )
         retry = False  # what failed in a worker has just been tried
         if _done(cells, folder) == len(cells):
             display = Silent()  # all that is left is to read the records
@@ -56,13 +66,16 @@ def work_together(
     given: tuple[object, ...],
     watch: Callable[[Sequence[BaseProcess]], None],
 ) -> None:
-    """Starts processes that work on what is `given`, each with its device and memory, and ends those that outlive the watch."""
+    """Starts processes that work on what is `given`, each with its device and memory, and ends
+    those that outlive the watch."""
     context = multiprocessing.get_context("spawn")  # CUDA cannot be forked
     threads = max(1, (os.cpu_count() or 1) // workers)
     places = [devices[number % len(devices)] for number in range(workers)]
     shares = [memory or _share(place, places.count(place)) for place in places]
     started = [
-        context.Process(target=_with_threads, args=(threads, work, *given, place, share), daemon=True)
+        context.Process(
+            target=_with_threads, args=(threads, work, *given, place, share), daemon=True
+        )
         for place, share in zip(places, shares, strict=True)
     ]
     display.say(f"{workers} processes on {', '.join(dict.fromkeys(devices))}.")
@@ -76,7 +89,9 @@ def work_together(
             process.join()
 
 
-def _watch(started: Sequence[BaseProcess], cells: Sequence[Cell], folder: Path, display: Display) -> None:
+def _watch(
+    started: Sequence[BaseProcess], cells: Sequence[Cell], folder: Path, display: Display
+) -> None:
     """Says when cells are finished, until no process is left."""
     before = _done(cells, folder)
     clock, shown = Clock(len(cells) - before), before
@@ -87,18 +102,26 @@ def _watch(started: Sequence[BaseProcess], cells: Sequence[Cell], folder: Path, 
             now = _done(cells, folder)
             if now > shown:
                 shown, progress.done, clock.finished = now, now, now - before
-                display.say(f"{now} of {len(cells)} cells are done{clock.left() if now < len(cells) else ''}.")
+                display.say(
+                    f"{now} of {len(cells)} cells are"
+                    f" done{clock.left() if now < len(cells) else ''}."
+                )
     died = [process for process in started if process.exitcode]
     if died:
         display.say(f"{len(died)} of {len(started)} processes died; what they left is run here.")
 
 
 def _done(cells: Sequence[Cell], folder: Path) -> int:
-    return sum((folder / f"{cell.spec.id}{suffix}").exists() for cell in cells for suffix in (".json", FAILED))
+    return sum(
+        (folder / f"{cell.spec.id}{suffix}").exists()
+        for cell in cells
+        for suffix in (".json", FAILED)
+    )
 
 
 def _share(device: str, processes: int) -> int | None:
-    """What each of some processes may hold of what is free on a device; one by itself finds out when it starts."""
+    """What each of some processes may hold of what is free on a device; one by itself finds out
+    when it starts."""
     if processes == 1:
         return None
     import torch

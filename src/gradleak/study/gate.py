@@ -1,4 +1,5 @@
-"""A gate for CI, shut by default: it opens only if all that was meant is there, little leaks, and that can be believed."""
+"""A gate for CI, shut by default: it opens only if all that was meant is there, little leaks,
+and that can be believed."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,13 @@ from gradleak.report.naming import Labels, rank_naturally
 from gradleak.report.verdict import explain_doubt
 from gradleak.study.contract import Contract, stale_records
 
-CONFIDENCE = 0.95  # that the truth lies on the good side of the end that is held against the bound: one-sided
+# That the truth lies on the good side of the end that is held against the bound: one-sided
+CONFIDENCE = 0.95
 NAMES_WORDS, NO_BOUND = "names_words", "no_bound"
-NAMED = "The updates name every word in {} of {} batches, whatever an attack rebuilds: hide the word embeddings' gradient."
+NAMED = (
+    "The updates name every word in {} of {} batches, whatever an attack rebuilds: hide the word"
+    " embeddings' gradient."
+)
 ACCEPTABLE = (*DOUBTS, *NO_FLAGS, NAMES_WORDS, NO_BOUND, *GAPS)
 SHOWN = 10  # cells named in one message
 
@@ -61,7 +66,8 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Finding:
-    """One setting held against one bound or one reason to doubt it; or what is missing from the run."""
+    """One setting held against one bound or one reason to doubt it; or what is missing from the
+    run."""
 
     setting: str
     records: tuple[Path, ...]  # the files that it is about, the worst first
@@ -95,12 +101,15 @@ def read_accepted(written: str) -> Accepted:
     rule, _, why = written.partition("=")
     if rule.strip() not in ACCEPTABLE:
         near = did_you_mean(rule.strip(), list(ACCEPTABLE))
-        raise GradleakError(f"Cannot accept {rule.strip()!r}{near} What a gate minds: {', '.join(ACCEPTABLE)}.")
+        raise GradleakError(
+            f"Cannot accept {rule.strip()!r}{near} What a gate minds: {', '.join(ACCEPTABLE)}."
+        )
     return Accepted(rule.strip(), why.strip())
 
 
 def examples_needed(limit: float) -> int:
-    """How many examples, none of them leaking, show that fewer than this share leak (one-sided, exact): 59 for 0.05."""
+    """How many examples, none of them leaking, show that fewer than this share leak (one-sided,
+    exact): 59 for 0.05."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-limit))
 
 
@@ -110,27 +119,40 @@ def judge(
     accepted: Sequence[Accepted] = (),
     contract: Contract | None = None,
 ) -> list[Finding]:
-    """A run's gaps, then every setting against every bound and every reason that makes a low score unreliable."""
+    """A run's gaps, then every setting against every bound and every reason that makes a low
+    score unreliable."""
     if not bounds:
         raise GradleakError("A gate needs a bound: add --max exact_match=0.05.")
     found = read_run(run, None if contract is None else contract.cells)
     gaps = (*found.coverage.gaps, *stale_records(found, contract))
     if not found.summaries and not gaps:
-        raise RecordError(f"{run} holds no records. Name the folder that an audit or a study wrote its records into.")
+        raise RecordError(
+            f"{run} holds no records. Name the folder that an audit or a study wrote its records"
+            " into."
+        )
     found = replace(found, coverage=replace(found.coverage, gaps=gaps))
     labels = Labels([summary.record for summary in found.summaries])
-    settings = sorted(settings_of(found.summaries), key=lambda setting: rank_naturally(labels.setting(setting.record)))
+    settings = sorted(
+        settings_of(found.summaries),
+        key=lambda setting: rank_naturally(labels.setting(setting.record)),
+    )
     _refuse_unfit(settings, bounds)
-    findings = [*_of_gaps(found), *(one for setting in settings for one in check_setting(setting, labels, bounds))]
+    findings = [
+        *_of_gaps(found),
+        *(one for setting in settings for one in check_setting(setting, labels, bounds)),
+    ]
     if not settings:  # gaps may be waived, a bound never is
         nothing = "No record is here to hold against this bound."
-        findings += [Finding("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds]
+        findings += [
+            Finding("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds
+        ]
     why = {one.rule: one.why or "accepted" for one in accepted}
     return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 
 
 def _of_gaps(run: Run) -> Iterator[Finding]:
-    """One finding a kind of gap, with the names of what is missing; and one that says that all is there."""
+    """One finding a kind of gap, with the names of what is missing; and one that says that all
+    is there."""
     cells = run.coverage.meant
     for kind, meaning in GAPS.items():
         gaps = run.coverage.of(kind)
@@ -139,25 +161,35 @@ def _of_gaps(run: Run) -> Iterator[Finding]:
             more = f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else ""
             of = f" of {cells}" if cells is not None and kind in (MISSING, FAILED) else ""
             paths = tuple(dict.fromkeys(Path(gap.path) for gap in gaps))
-            title, message = f"no {kind} cell", f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}."
+            title, message = (
+                f"no {kind} cell",
+                f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}.",
+            )
             yield Finding("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
     if cells is not None and not run.coverage.gaps:
-        yield Finding("the run", (), MISSING, "every cell has a record", True, run.coverage.sentence())
+        yield Finding(
+            "the run", (), MISSING, "every cell has a record", True, run.coverage.sentence()
+        )
 
 
 def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Finding]:
-    """One setting against every bound, and against everything that makes a low score of it unreliable."""
+    """One setting against every bound, and against everything that makes a low score of it
+    unreliable."""
     judgement, name = judge_setting(setting), labels.setting(setting.record)
     pictures = judgement.metric in OF_PICTURES
     own = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
     found = [_held_against(setting, bound) for bound in own]
     if not own:
-        kind, example = ("pictures", "--min mse=0.02") if pictures else ("texts", "--max exact_match=0.05")
+        kind, example = (
+            ("pictures", "--min mse=0.02") if pictures else ("texts", "--max exact_match=0.05")
+        )
         message = f"These are {kind}, and no bound is about {kind}: add one, such as {example}."
         found.append(Finding("", _paths(setting), NO_BOUND, "has a bound", False, message))
     for doubt in judgement.doubts:
         where, said = _with_flag(setting, doubt)
-        found.append(Finding("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}"))
+        found.append(
+            Finding("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}")
+        )
     if judgement.named:
         message = NAMED.format(judgement.named, setting.record.data.batches)
         found.append(Finding("", _paths(setting), NAMES_WORDS, "no words named", False, message))
@@ -169,8 +201,13 @@ def _paths(setting: Setting) -> tuple[Path, ...]:
 
 
 def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
-    """The records that raised a flag, and what the first of them says; all records for what is no flag."""
-    raisers = {one.path: details[name] for one in setting.summaries if name in (details := raised(one.record, one.columns))}
+    """The records that raised a flag, and what the first of them says; all records for what is
+    no flag."""
+    raisers = {
+        one.path: details[name]
+        for one in setting.summaries
+        if name in (details := raised(one.record, one.columns))
+    }
     if not raisers:
         return _paths(setting), ""
     attack, detail = next(iter(next(iter(raisers.values())).items()))
@@ -179,18 +216,36 @@ def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
 
 def _held_against(setting: Setting, bound: Bound) -> Finding:
     if bound.metric not in setting.metrics():
-        lacking = tuple(dict.fromkeys(ran.source.path for ran in setting.attacks if bound.metric not in ran.columns.values))
-        message = f"{bound.metric} was not measured. gradleak score adds it without attacking again."
+        lacking = tuple(
+            dict.fromkeys(
+                ran.source.path for ran in setting.attacks if bound.metric not in ran.columns.values
+            )
+        )
+        message = (
+            f"{bound.metric} was not measured. gradleak score adds it without attacking again."
+        )
         return Finding("", lacking, bound.metric, bound.text, False, message)
     values, _, clusters = setting.values(bound.metric)
-    kept = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
+    kept = [
+        (value, cluster)
+        for value, cluster in zip(values, clusters, strict=True)
+        if value is not None
+    ]
     if not kept:
-        message = f"{bound.metric} applies to none of the {len(values)} examples, so that nothing is shown."
+        message = (
+            f"{bound.metric} applies to none of the {len(values)} examples, so that nothing is"
+            " shown."
+        )
         return Finding("", _paths(setting), bound.metric, bound.text, False, message)
-    found = interval([value for value, _ in kept], [cluster for _, cluster in kept], 2 * CONFIDENCE - 1)
+    found = interval(
+        [value for value, _ in kept], [cluster for _, cluster in kept], 2 * CONFIDENCE - 1
+    )
     end = found.high if bound.upper else found.low
     passed = end <= bound.limit if bound.upper else end >= bound.limit
-    told = f"{bound.metric} is {found.mean:.3g} over {found.n} examples and may be as {'high' if bound.upper else 'low'} as "
+    told = (
+        f"{bound.metric} is {found.mean:.3g} over {found.n} examples and may be as"
+        f" {'high' if bound.upper else 'low'} as "
+    )
     told += f"{end:.3g} (one-sided {CONFIDENCE:.0%})"
     message = f"{told}. {_needs(setting, bound, found.mean)}".strip()
     return Finding("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
@@ -204,46 +259,73 @@ def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:
         mean = sum(there) / len(there) if there else 0.0
         return mean if bound.upper else -mean
 
-    return tuple(dict.fromkeys(ran.source.path for ran in sorted(setting.attacks, key=leak, reverse=True)))
+    return tuple(
+        dict.fromkeys(ran.source.path for ran in sorted(setting.attacks, key=leak, reverse=True))
+    )
 
 
 def _needs(setting: Setting, bound: Bound, mean: float) -> str:
     """How many examples the bound needs, where they can help."""
-    fraction = setting.known(bound.metric).unit == "fraction" and bound.upper and 0 < bound.limit < 1
+    fraction = (
+        setting.known(bound.metric).unit == "fraction" and bound.upper and 0 < bound.limit < 1
+    )
     if not fraction or mean > bound.limit:
         return ""
     needed = examples_needed(bound.limit)
     batches = int(setting.record.spec.get("batch_size", 1))
     each = f" in {-(-needed // batches)} or more batches of {batches}" if batches > 1 else ""
-    return f"A bound of {bound.limit:g} needs {needed} examples{each} of which none leaks (0 of {needed})."
+    return (
+        f"A bound of {bound.limit:g} needs {needed} examples{each} of which none leaks (0 of"
+        f" {needed})."
+    )
 
 
 def _refuse_unfit(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
-    """Bounds that no setting was measured by, that point the wrong way, or that hold whatever leaks."""
+    """Bounds that no setting was measured by, that point the wrong way, or that hold whatever
+    leaks."""
     for bound in bounds:
-        fit = [setting for setting in settings if any(bound.metric in one.record.worst_case for one in setting.summaries)]
+        fit = [
+            setting
+            for setting in settings
+            if any(bound.metric in one.record.worst_case for one in setting.summaries)
+        ]
         if not fit and settings:
-            known = list(dict.fromkeys(metric for setting in settings for metric in setting.metrics()))
+            known = list(
+                dict.fromkeys(metric for setting in settings for metric in setting.metrics())
+            )
             raise GradleakError(
-                f"{settings[0].summaries[0].path} was not scored by {bound.metric!r}{did_you_mean(bound.metric, known)} "
-                f"It has {', '.join(known)}; gradleak score adds others without attacking again."
+                f"{settings[0].summaries[0].path} was not scored by"
+                f" {bound.metric!r}{did_you_mean(bound.metric, known)} It has {', '.join(known)};"
+                " gradleak score adds others without attacking again."
             )
         for setting in fit:
-            _refuse_out_of_range(bound, setting.known(bound.metric).unit, setting.known(bound.metric).direction)
+            _refuse_out_of_range(
+                bound, setting.known(bound.metric).unit, setting.known(bound.metric).direction
+            )
 
 
 def _refuse_out_of_range(bound: Bound, unit: str, direction: str) -> None:
     if (direction == "higher") != bound.upper:
         flag, more = ("--min", "lower") if bound.upper else ("--max", "higher")
-        raise GradleakError(f"{bound.metric} leaks more the {more} it is: use {flag} {bound.metric}={bound.limit:g}.")
+        raise GradleakError(
+            f"{bound.metric} leaks more the {more} it is: use {flag}"
+            f" {bound.metric}={bound.limit:g}."
+        )
     flag = "--max" if bound.upper else "--min"
     if unit == "fraction" and not 0 <= bound.limit <= 1:
         percent = f", or {flag} {bound.metric}={bound.limit:g}%" if 0 <= bound.limit <= 100 else ""
         meant = f"{bound.limit / 100:g}" if 0 <= bound.limit <= 100 else "0.05"
         raise GradleakError(
-            f"{flag} {bound.metric}={bound.limit:g} is out of range: {bound.metric} is a share from 0 to 1, "
-            f"which tables show in %. Write {flag} {bound.metric}={meant}{percent}."
+            f"{flag} {bound.metric}={bound.limit:g} is out of range: {bound.metric} is a share from"
+            f" 0 to 1, which tables show in %. Write {flag} {bound.metric}={meant}{percent}."
         )
-    always = bound.limit >= 1 if bound.upper and unit == "fraction" else not bound.upper and bound.limit <= 0
+    always = (
+        bound.limit >= 1
+        if bound.upper and unit == "fraction"
+        else not bound.upper and bound.limit <= 0
+    )
     if always:
-        raise GradleakError(f"{flag} {bound.metric}={bound.limit:g} holds whatever leaks: give a bound that can be passed.")
+        raise GradleakError(
+            f"{flag} {bound.metric}={bound.limit:g} holds whatever leaks: give a bound that can be"
+            " passed."
+        )

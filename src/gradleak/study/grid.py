@@ -1,4 +1,5 @@
-"""Runs the cells of a study, those of one group key in one call; what is finished stays finished."""
+"""Runs the cells of a study, those of one group key in one call; what is finished stays
+finished."""
 
 import contextlib
 import time
@@ -56,32 +57,60 @@ def run_cells(
     opened: Opened | None = None,
     alike: Callable[[Cell], object] = by_group_key,
 ) -> list[CellResult]:
-    """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback there and the run goes on.
+    """Runs the cells that have no record in the folder yet. A cell that fails leaves its traceback
+    there and the run goes on.
 
-    Cells that failed before are run again unless `retry` is off; cells that another run works on are left to it.
+    Cells that failed before are run again unless `retry` is off; cells that another run works on
+    are left to it.
     """
     check_writable(folder)
     inputs = Inputs(folder)
-    results = {cell.spec.id: found for cell in cells if (found := _finished(folder, cell, inputs)) is not None}
+    results = {
+        cell.spec.id: found
+        for cell in cells
+        if (found := _finished(folder, cell, inputs)) is not None
+    }
     if results:
         display.say(f"{len(results)} of {len(cells)} cells are finished already: skipped.")
     if not retry:
-        failed = [cell for cell in cells if cell.spec.id not in results and failure_file(folder, cell).exists()]
-        results |= {cell.spec.id: CellResult(cell, None, failure_file(folder, cell), skipped=True) for cell in failed}
+        failed = [
+            cell
+            for cell in cells
+            if cell.spec.id not in results and failure_file(folder, cell).exists()
+        ]
+        results |= {
+            cell.spec.id: CellResult(cell, None, failure_file(folder, cell), skipped=True)
+            for cell in failed
+        }
         if failed:
-            display.say(f"{len(failed)} cells failed before: skipped. Add --retry-failed to try them again.")
+            display.say(
+                f"{len(failed)} cells failed before: skipped. Add --retry-failed to try them again."
+            )
     grid = Grid(
-        folder, device, display, inputs, {cell.spec.id: number for number, cell in enumerate(cells, start=1)}, memory, opened
+        folder,
+        device,
+        display,
+        inputs,
+        {cell.spec.id: number for number, cell in enumerate(cells, start=1)},
+        memory,
+        opened,
     )
     clock = Clock(len(cells) - len(results))
     elsewhere: list[Cell] = []
     for group in groups_of(cells, begun_calls(folder), alike):
         left = [cell for cell in group if cell.spec.id not in results]
-        # A run that was cut while it wrote this group's records: the same call again, from its finished parts.
+        # A run that was cut while it wrote this group's records: the same call again, from its
+        # finished parts.
         cut = bool(left) and has_parts(folder, [cell.spec for cell in group])
         with contextlib.ExitStack() as held:
-            ours = [cell for cell in (group if cut else left) if held.enter_context(claim(folder, cell.spec.id))]
-            results |= {result.cell.spec.id: result for result in grid.run(ours, clock.left(), again=cut)}
+            ours = [
+                cell
+                for cell in (group if cut else left)
+                if held.enter_context(claim(folder, cell.spec.id))
+            ]
+            results |= {
+                result.cell.spec.id: result for result in grid.run(ours, clock.left(), again=cut)
+            }
         elsewhere += [cell for cell in left if cell.spec.id not in results]
         clock.finished += len(ours)
     if elsewhere:
@@ -93,12 +122,15 @@ def run_cells(
 
 
 def groups_of(
-    cells: Sequence[Cell], begun: Sequence[Sequence[str]] = (), alike: Callable[[Cell], object] = by_group_key
+    cells: Sequence[Cell],
+    begun: Sequence[Sequence[str]] = (),
+    alike: Callable[[Cell], object] = by_group_key,
 ) -> list[list[Cell]]:
-    """Cells that one call attacks together, by the study alone, so that where a run was cut changes nothing.
+    """Cells that one call attacks together, by the study alone, so that where a run was cut changes
+    nothing.
 
-    Calls that were cut and left finished parts (`begun`, by the ids of their cells) are made again as they were: a run that had
-    so many minutes may have made smaller ones.
+    Calls that were cut and left finished parts (`begun`, by the ids of their cells) are made again
+    as they were: a run that had so many minutes may have made smaller ones.
     """
     by_id = {cell.spec.id: cell for cell in cells}
     calls: dict[str, tuple[str, ...]] = {}  # by cell
@@ -108,10 +140,15 @@ def groups_of(
     groups: dict[object, list[Cell]] = {}
     for cell in cells:
         if cell.spec.id in calls:
-            groups[calls[cell.spec.id]] = [by_id[one] for one in calls[cell.spec.id]]  # their order names the parts
+            # Their order names the parts
+            groups[calls[cell.spec.id]] = [by_id[one] for one in calls[cell.spec.id]]
         else:
             groups.setdefault(alike(cell), []).append(cell)
-    return [group[start : start + MOST] for group in groups.values() for start in range(0, len(group), MOST)]
+    return [
+        group[start : start + MOST]
+        for group in groups.values()
+        for start in range(0, len(group), MOST)
+    ]
 
 
 @dataclass(frozen=True)
@@ -138,7 +175,11 @@ class Clock:
         if not self.finished:
             return ""
         seconds = (time.monotonic() - self.began) / self.finished * (self.cells - self.finished)
-        return f" (about {seconds / 60:.0f} min left)" if seconds >= 60 else f" (about {seconds:.0f} s left)"
+        return (
+            f" (about {seconds / 60:.0f} min left)"
+            if seconds >= 60
+            else f" (about {seconds:.0f} s left)"
+        )
 
 
 @dataclass(frozen=True)
@@ -154,12 +195,19 @@ class Grid:
     opened: Opened | None = None  # by whoever keeps them from call to call
 
     def run(self, cells: Sequence[Cell], left: str = "", again: bool = False) -> list[CellResult]:
-        """Runs cells of one group key in one call: those that another run has not finished by now, or `again` all of them."""
-        found = {} if again else {cell.spec.id: _finished(self.folder, cell, self.inputs) for cell in cells}
+        """Runs cells of one group key in one call: those that another run has not finished by
+        now, or `again` all of them."""
+        found = (
+            {}
+            if again
+            else {cell.spec.id: _finished(self.folder, cell, self.inputs) for cell in cells}
+        )
         done = [result for result in found.values() if result is not None]
         waiting = [cell for cell in cells if found.get(cell.spec.id) is None]
         for cell in waiting:
-            self.display.say(f"Cell {self.numbers[cell.spec.id]} of {len(self.numbers)}{left}: {cell.title}")
+            self.display.say(
+                f"Cell {self.numbers[cell.spec.id]} of {len(self.numbers)}{left}: {cell.title}"
+            )
         return [*done, *(self._run(waiting) if waiting else ())]
 
     def _run(self, cells: Sequence[Cell]) -> list[CellResult]:
@@ -184,7 +232,10 @@ class Grid:
         except Exception as error:  # one cell must not end a night's run
             if len(cells) == 1:
                 return [self._failed(cells[0], error)]
-            self.display.say(f"{len(cells)} cells failed together ({type(error).__name__}): trying them one by one.")
+            self.display.say(
+                f"{len(cells)} cells failed together ({type(error).__name__}): trying them one by"
+                " one."
+            )
             return [result for cell in cells for result in self._run([cell])]
         return [self._ended(cell, one) for cell, one in zip(cells, found, strict=True)]
 
@@ -197,7 +248,10 @@ class Grid:
     def _failed(self, cell: Cell, error: Exception) -> CellResult:
         failure = failure_file(self.folder, cell)
         with full_disk_explained(f"write {failure}"):
-            write_whole(failure, f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}")
+            write_whole(
+                failure,
+                f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}",
+            )
         self.display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
         refused = isinstance(error, GradleakError) and not isinstance(error, RunFailed)
         return CellResult(cell, None, failure, refusal=str(error) if refused else "")

@@ -1,4 +1,5 @@
-"""Which module of which layer leaks most: one attack on every layer × module (Li, Xu and Dras 2024, Figures 2 to 4)."""
+"""Which module of which layer leaks most: one attack on every layer × module (Li, Xu and Dras
+2024, Figures 2 to 4)."""
 
 import json
 from collections.abc import Sequence
@@ -30,17 +31,27 @@ class MapIncomplete(RunFailed):
     """Some cells failed; the map of the others is drawn, and is here."""
 
     def __init__(self, heat_map: HeatMap, failures: Sequence[str]) -> None:
-        Exception.__init__(self, f"{len(failures)} cells of the map failed; their tracebacks are in {', '.join(failures)}.")
+        Exception.__init__(
+            self,
+            f"{len(failures)} cells of the map failed; their tracebacks are in"
+            f" {', '.join(failures)}.",
+        )
         self.heat_map = heat_map
 
 
-def run_map(plan: MapPlan, folder: Path, device: str, display: Display, memory: int | None = None) -> HeatMap:
-    """Attacks the cells that have no record in the folder yet, a layer at a time; then writes map.json and heat_map.svg.
+def run_map(
+    plan: MapPlan, folder: Path, device: str, display: Display, memory: int | None = None
+) -> HeatMap:
+    """Attacks the cells that have no record in the folder yet, a layer at a time; then writes
+    map.json and heat_map.svg.
 
-    Cells that the attack refuses are absent from the map; where one fails, `MapIncomplete` has the map of the others.
+    Cells that the attack refuses are absent from the map; where one fails, `MapIncomplete` has the
+    map of the others.
     """
     if not isinstance(plan.base.prior, PriorSpec):
-        raise GradleakError("A leak map is of text models: audit pictures with --layers and --modules instead.")
+        raise GradleakError(
+            "A leak map is of text models: audit pictures with --layers and --modules instead."
+        )
     check_writable(folder)
     private_examples(plan.base)  # refused now, not after the model is opened
     display.say(f"Opening {to_string(plan.base.target)} on {device}")
@@ -61,11 +72,19 @@ def run_map(plan: MapPlan, folder: Path, device: str, display: Display, memory: 
         if result.record is not None:
             records[cell.layer, cell.module] = result.record
             continue
-        absent.append(Absent(cell.layer, cell.module, result.refusal or f"It failed; the traceback is in {result.failure}."))
+        absent.append(
+            Absent(
+                cell.layer,
+                cell.module,
+                result.refusal or f"It failed; the traceback is in {result.failure}.",
+            )
+        )
         if not result.refusal:
             failures.append(str(result.failure))
     if not records:
-        raise (RunFailed if failures else GradleakError)(f"No cell could be attacked. {absent[-1].reason}")
+        raise (RunFailed if failures else GradleakError)(
+            f"No cell could be attacked. {absent[-1].reason}"
+        )
     heat_map = summarise(plan, target, records, absent)
     write_map(folder, heat_map)
     if failures:
@@ -76,8 +95,9 @@ def run_map(plan: MapPlan, folder: Path, device: str, display: Display, memory: 
 def by_layer(cell: Cell) -> object:
     """Cells that are attacked in one call: those of one layer.
 
-    A call computes what any of its observations shows, for all of them: a pass goes as deep as the deepest part. Cells of one
-    layer share nearly all of it. Cells of two layers would pay for each other's.
+    A call computes what any of its observations shows, for all of them: a pass goes as deep as the
+    deepest part. Cells of one layer share nearly all of it. Cells of two layers would pay for each
+    other's.
     """
     return cell.axes[LAYER], by_group_key(cell)
 
@@ -85,5 +105,7 @@ def by_layer(cell: Cell) -> object:
 def write_map(folder: Path, heat_map: HeatMap) -> None:
     """Writes map.json and heat_map.svg, each whole or not at all."""
     plain = {"schema": SCHEMA, **to_plain(heat_map)}
-    write_whole(folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(
+        folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
     write_whole(folder / PICTURE, draw_heat_map(heat_map))

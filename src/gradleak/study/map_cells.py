@@ -1,4 +1,5 @@
-"""The cells of a leak map: every layer whole and by module, each of them an audit of its own with a view of that part alone."""
+"""The cells of a leak map: every layer whole and by module, each of them an audit of its own
+with a view of that part alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +43,8 @@ class MapPlan:
         return tuple(sorted(numbered(self.layers, (*target.parts, *target.frozen_parts))))
 
     def cells(self, target: Target) -> tuple[list[MapCell], list[Absent]]:
-        """The cells there are, layer by layer, and those the model lacks or does not train; none at all is an error."""
+        """The cells there are, layer by layer, and those the model lacks or does not train; none
+        at all is an error."""
         cells, absent = [], []
         for layer in self.numbers(target):
             for module in self.modules:
@@ -60,13 +62,16 @@ class MapPlan:
         return MapCell(layer, module, replace(self.base, view=view), seen)
 
 
-def plan_map(attack: str, layers: str, modules: Sequence[str], metric: str, settings: Mapping[str, Any]) -> MapPlan:
+def plan_map(
+    attack: str, layers: str, modules: Sequence[str], metric: str, settings: Mapping[str, Any]
+) -> MapPlan:
     """A map from plain values; what is wrong with them is said before anything is opened."""
     chosen = tuple(dict.fromkeys(modules))
     check_mapped(chosen)
     read_layers(layers)
     judge = read("metric", metric, Metric)
-    # The usual ones in any case: so a map drawn by another of them takes the records that are there.
+    # The usual ones in any case: so a map drawn by another of them takes the records that are
+    # there.
     metrics = [*DEFAULT_METRICS, *([] if judge.name in DEFAULT_METRICS else [judge])]
     base = AuditSpec.from_plain({**settings, "attacks": [attack], "metrics": metrics})
     return MapPlan(base, layers, chosen, judge.name)
@@ -79,9 +84,11 @@ def check_mapped(modules: Sequence[str]) -> None:
     for module in modules:
         if module in WITHOUT_LAYER:
             raise GradleakError(
-                f"{module} lies in no layer, so it has no column in a map of layers; see it alone with "
-                f"gradleak audit --modules {module}."
+                f"{module} lies in no layer, so it has no column in a map of layers; see it alone"
+                f" with gradleak audit --modules {module}."
             )
         if module not in IN_LAYERS:
             near = did_you_mean(module, list(IN_LAYERS))
-            raise GradleakError(f"Unknown module {module!r}{near} Modules of a layer: {', '.join(IN_LAYERS)}.")
+            raise GradleakError(
+                f"Unknown module {module!r}{near} Modules of a layer: {', '.join(IN_LAYERS)}."
+            )

@@ -1,4 +1,5 @@
-"""How long batches take here: tried for a few seconds, corrected by what calls really took, and kept for the next run."""
+"""How long batches take here: tried for a few seconds, corrected by what calls really took, and
+kept for the next run."""
 
 import json
 import os
@@ -24,11 +25,13 @@ from gradleak.study.probe import kind_of, try_out
 SCHEMA = "gradleak.pace/1"
 FILE = "pace.json"
 BETWEEN = " | "  # the parts of a kind; the attack is the last
-LONGER = 1.5  # times as long as it ran before it was cut: what a call is taken for from then on, at least
+# Times as long as it ran before it was cut: what a call is taken for from then on, at least
+LONGER = 1.5
 
 
 class Opened:
-    """The target and the prior that were opened last: calls in a row that share them open them once."""
+    """The target and the prior that were opened last: calls in a row that share them open them
+    once."""
 
     def __init__(self, device: str, display: Display) -> None:
         self.device, self.display = device, display
@@ -39,7 +42,8 @@ class Opened:
         return self.held is not None and self.name == opened_as(spec)
 
     def of(self, spec: AuditSpec) -> tuple[Target, OpenedPriors]:
-        """Those of an audit. The ones held before are let go first, since both may not fit in memory."""
+        """Those of an audit. The ones held before are let go first, since both may not fit in
+        memory."""
         if self.held is None or self.name != opened_as(spec):
             self.let_go()
             self.display.say(f"Opening {to_string(spec.target)} on {self.device}")
@@ -58,26 +62,34 @@ def opened_as(spec: AuditSpec) -> str:
 
 def kinds_of(spec: AuditSpec) -> dict[str, tuple[str, Attack]]:
     """What the time of each attack of an audit depends on, and the attack, by its key."""
-    return {key: (BETWEEN.join(kind_of(spec, attack)), attack) for key, attack in spec.attack_keys().items()}
+    return {
+        key: (BETWEEN.join(kind_of(spec, attack)), attack)
+        for key, attack in spec.attack_keys().items()
+    }
 
 
 def learns(spec: AuditSpec) -> bool:
     """Whether an attack of it has to be fitted first, which no short try can foretell."""
-    return any(isinstance(attack, TrainableAttack) and attack.weights is None for attack in spec.attacks)
+    return any(
+        isinstance(attack, TrainableAttack) and attack.weights is None for attack in spec.attacks
+    )
 
 
 @dataclass
 class Pace:
-    """Seconds for a batch of each kind on one sort of machine. A kind is an attack with all that its time depends on."""
+    """Seconds for a batch of each kind on one sort of machine. A kind is an attack with all that
+    its time depends on."""
 
     tried: dict[str, float] = field(default_factory=dict)  # stretched from a short try
     measured: dict[str, float] = field(default_factory=dict)  # by calls that came to their end
     at_least: dict[str, float] = field(default_factory=dict)  # by calls that were cut
     opening: dict[str, float] = field(default_factory=dict)  # seconds for a target with its prior
-    beside: dict[str, float] = field(default_factory=dict)  # with them: clients, blind guesses, scores and records of a batch
+    # With them: clients, blind guesses, scores and records of a batch
+    beside: dict[str, float] = field(default_factory=dict)
 
     def seconds_each(self, kind: str) -> float | None:
-        """What a batch of this kind will take: as measured, or as tried and corrected by how right other tries were."""
+        """What a batch of this kind will take: as measured, or as tried and corrected by how
+        right other tries were."""
         if kind in self.measured:
             return self.measured[kind]
         found = self.tried[kind] * self._correction(kind) if kind in self.tried else None
@@ -85,7 +97,8 @@ class Pace:
         return found if least is None else max(least, found or 0.0)
 
     def seconds(self, spec: AuditSpec, done: Mapping[int, float] | None = None) -> float | None:
-        """What an audit will take, its opening not counted; `done`: the batches that an earlier call finished, by attack."""
+        """What an audit will take, its opening not counted; `done`: the batches that an earlier
+        call finished, by attack."""
         batches = spec.limit * spec.draws
         total = batches * _known(self.beside, spec)
         for place, (kind, _) in enumerate(kinds_of(spec).values()):
@@ -96,21 +109,34 @@ class Pace:
         return total
 
     def seconds_of_part(self, specs: Sequence[AuditSpec], batches: float) -> float:
-        """What a part of so many batches of each of these audits takes, of the attack that takes longest."""
+        """What a part of so many batches of each of these audits takes, of the attack that takes
+        longest."""
         places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
-        return max(sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places)
+        return max(
+            sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places
+        )
 
     def seconds_alike(self, kind: str) -> float | None:
-        """What a batch of this kind took; as long as none did, one of the same attack on the same target, or else anywhere."""
+        """What a batch of this kind took; as long as none did, one of the same attack on the
+        same target, or else anywhere."""
         target, attack = _attack_on_target(kind)
-        for alike in ([kind], [one for one in self.measured if _attack_on_target(one) == (target, attack)], self.measured):
-            found = [self.measured[one] for one in alike if one in self.measured and _attack_on_target(one)[1] == attack]
+        for alike in (
+            [kind],
+            [one for one in self.measured if _attack_on_target(one) == (target, attack)],
+            self.measured,
+        ):
+            found = [
+                self.measured[one]
+                for one in alike
+                if one in self.measured and _attack_on_target(one)[1] == attack
+            ]
             if found:
                 return sum(found) / len(found)
         return None
 
     def has_measured(self, spec: AuditSpec) -> bool:
-        """Whether every attack of an audit has come to its end on this target before, whatever the data and the defense."""
+        """Whether every attack of an audit has come to its end on this target before, whatever
+        the data and the defense."""
         known = {_attack_on_target(kind) for kind in self.measured}
         return all(_attack_on_target(kind) in known for kind, _ in kinds_of(spec).values())
 
@@ -123,19 +149,30 @@ class Pace:
         for spec, record in zip(specs, records, strict=True):
             for key, (kind, _) in kinds_of(spec).items():
                 took, batches = found.get(kind, (0.0, 0))
-                found[kind] = (took + record.attacks[key].cost.seconds, batches + spec.limit * spec.draws)
+                found[kind] = (
+                    took + record.attacks[key].cost.seconds,
+                    batches + spec.limit * spec.draws,
+                )
         for kind, (took, batches) in found.items():
             _average(self.measured, kind, took / batches)
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
-        _average(self.beside, opened_as(specs[0]), rest / sum(spec.limit * spec.draws for spec in specs))
+        _average(
+            self.beside, opened_as(specs[0]), rest / sum(spec.limit * spec.draws for spec in specs)
+        )
 
-    def learn_of_cut(self, specs: Sequence[AuditSpec], seconds: float, done: int, part: float) -> None:
-        """Takes in that a call ran so long and was not at its end, so that it is not begun in vain again and again.
+    def learn_of_cut(
+        self, specs: Sequence[AuditSpec], seconds: float, done: int, part: float
+    ) -> None:
+        """Takes in that a call ran so long and was not at its end, so that it is not begun in vain
+        again and again.
 
-        `done` counts the batches it finished in that time, each with each attack. Where it finished none, the time was too short
-        for a part (so many batches of each audit) or, if its size is not known, for the whole.
+        `done` counts the batches it finished in that time, each with each attack. Where it finished
+        none, the time was too short for a part (so many batches of each audit) or, if its size is
+        not known, for the whole.
         """
-        kinds = [(kind, spec.limit * spec.draws) for spec in specs for kind, _ in kinds_of(spec).values()]
+        kinds = [
+            (kind, spec.limit * spec.draws) for spec in specs for kind, _ in kinds_of(spec).values()
+        ]
         count = sum(batches for _, batches in kinds)
         in_vain = min(count, part * len(specs)) or count
         least = seconds * count / done if done else LONGER * seconds * count / in_vain
@@ -145,9 +182,12 @@ class Pace:
             (self.measured if kind in self.measured else self.at_least)[kind] = longer
 
     def _correction(self, kind: str) -> float:
-        """How much longer than tried batches really took: of this attack, or else of all that were both tried and measured."""
+        """How much longer than tried batches really took: of this attack, or else of all that
+        were both tried and measured."""
         both = [name for name in self.measured if name in self.tried]
-        both = [name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]] or both
+        both = [
+            name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]
+        ] or both
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
 
@@ -163,7 +203,8 @@ def _attack_on_target(kind: str) -> tuple[str, str]:
 
 
 def _known(values: Mapping[str, float], spec: AuditSpec) -> float:
-    """The value of what is opened for an audit; as long as there is none, the mean of the others."""
+    """The value of what is opened for an audit; as long as there is none, the mean of the
+    others."""
     return values.get(opened_as(spec), sum(values.values()) / len(values) if values else 0.0)
 
 
@@ -174,7 +215,8 @@ def _average(values: dict[str, float], name: str, found: float) -> None:
 
 @dataclass
 class Trials:
-    """Tries attacks whose pace is not known yet, each for a few seconds, as long as the time set aside for that lasts."""
+    """Tries attacks whose pace is not known yet, each for a few seconds, as long as the time set
+    aside for that lasts."""
 
     pace: Pace
     opened: Opened
@@ -184,14 +226,17 @@ class Trials:
     opening: float = 0.0  # seconds that went into opening so far
 
     def make_sure(self, spec: AuditSpec) -> None:
-        """Tries those attacks of an audit that were never tried. One that cannot be is free: its cell will say what is wrong."""
+        """Tries those attacks of an audit that were never tried. One that cannot be is free: its
+        cell will say what is wrong."""
         for kind, attack in kinds_of(spec).values():
             if self.pace.seconds_each(kind) is not None or self.left <= 0:
                 continue
             began = self.clock()
             try:
                 target, priors = self.open(spec)
-                self.pace.tried[kind] = sum(one.seconds_each for one in try_out(spec, attack, target, priors, self.seconds))
+                self.pace.tried[kind] = sum(
+                    one.seconds_each for one in try_out(spec, attack, target, priors, self.seconds)
+                )
             except Exception:
                 self.pace.tried[kind] = 0.0
             self.left -= self.clock() - began
@@ -207,7 +252,8 @@ class Trials:
 
 
 def read_pace(folder: Path, machine: str) -> Pace:
-    """What earlier runs on such a machine left; a file that cannot be read is no loss, since all can be tried again."""
+    """What earlier runs on such a machine left; a file that cannot be read is no loss, since all
+    can be tried again."""
     return Pace(**_kept(folder).get(machine, {}))
 
 
@@ -222,7 +268,10 @@ def write_pace(folder: Path, machine: str, pace: Pace) -> None:
         "opening": there.opening | pace.opening,
         "beside": there.beside | pace.beside,
     }
-    write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "machines": kept}, ensure_ascii=False, indent=1) + "\n")
+    write_whole(
+        folder / FILE,
+        json.dumps({"schema": SCHEMA, "machines": kept}, ensure_ascii=False, indent=1) + "\n",
+    )
 
 
 def _kept(folder: Path) -> dict[str, dict[str, dict[str, float]]]:

@@ -1,4 +1,5 @@
-"""What a run set out to do, kept beside its records, so that its state can be told without its YAML."""
+"""What a run set out to do, kept beside its records, so that its state can be told without its
+YAML."""
 
 import fnmatch
 import json
@@ -16,7 +17,8 @@ FAILED = FAILED_SUFFIX
 
 
 def write_plan(folder: Path, study: Study) -> None:
-    """The cells of the whole study, whatever part of it is run now; the last command's study stands."""
+    """The cells of the whole study, whatever part of it is run now; the last command's study
+    stands."""
     cells = [
         {
             "id": cell.spec.id,
@@ -26,24 +28,39 @@ def write_plan(folder: Path, study: Study) -> None:
         }
         for cell in study.cells
     ]
-    write_whole(folder / FILE, json.dumps({"schema": SCHEMA, "name": study.name, "cells": cells}, ensure_ascii=False) + "\n")
+    write_whole(
+        folder / FILE,
+        json.dumps({"schema": SCHEMA, "name": study.name, "cells": cells}, ensure_ascii=False)
+        + "\n",
+    )
 
 
 def only(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
-    """The cells on these values (`attacks=lamp*`): any of those given for one axis, and on every axis that is named."""
+    """The cells on these values (`attacks=lamp*`): any of those given for one axis, and on every
+    axis that is named."""
     chosen: dict[str, list[str]] = {}
     axes = list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     for written in wanted:
         axis, equals, pattern = written.partition("=")
         if not equals:
-            raise GradleakError(f"Cannot read --only {written!r}: write --only axis=value, such as --only attacks='lamp*'.")
+            raise GradleakError(
+                f"Cannot read --only {written!r}: write --only axis=value, such as --only"
+                " attacks='lamp*'."
+            )
         if axis not in axes:
-            raise GradleakError(f"No axis {axis!r}{did_you_mean(axis, axes)} Axes: {', '.join(axes) or 'none, it is one cell'}.")
+            raise GradleakError(
+                f"No axis {axis!r}{did_you_mean(axis, axes)} Axes:"
+                f" {', '.join(axes) or 'none, it is one cell'}."
+            )
         values = list(dict.fromkeys(cell.axes[axis] for cell in cells if axis in cell.axes))
         if not any(_fits(value, pattern) for value in values):
             raise GradleakError(f"No cell has {axis}={pattern}. Its values: {'; '.join(values)}.")
         chosen.setdefault(axis, []).append(pattern)
-    fit = [cell for cell in cells if all(any_fits(cell.axes.get(axis, ""), patterns) for axis, patterns in chosen.items())]
+    fit = [
+        cell
+        for cell in cells
+        if all(any_fits(cell.axes.get(axis, ""), patterns) for axis, patterns in chosen.items())
+    ]
     if not fit:
         raise GradleakError("No cell lies on all these values at once: leave one --only out.")
     return fit

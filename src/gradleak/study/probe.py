@@ -1,4 +1,5 @@
-"""What a study will take: each attack is tried for a few seconds on a few batches, and its progress is stretched to the end."""
+"""What a study will take: each attack is tried for a few seconds on a few batches, and its
+progress is stretched to the end."""
 
 import resource
 import sys
@@ -20,12 +21,14 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.study.cells import Cell
 
-BATCHES_AT_ONCE = {"cpu": 2, "cuda": 16}  # a GPU takes about as long for one as for many: alone, a batch would foretell too much
+# A GPU takes about as long for one as for many: alone, a batch would foretell too much
+BATCHES_AT_ONCE = {"cpu": 2, "cuda": 16}
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One attack on batches of one size through defenses of one kind: the time it takes for a batch, over so many of them."""
+    """One attack on batches of one size through defenses of one kind: the time it takes for a
+    batch, over so many of them."""
 
     target: str
     attack: str
@@ -43,7 +46,8 @@ class Probe:
 
 
 def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]:
-    """Each attack on each target, data set, protocol, kind of defense and batch size, once; nothing is kept."""
+    """Each attack on each target, data set, protocol, kind of defense and batch size, once;
+    nothing is kept."""
     groups: dict[tuple[str, ...], list[tuple[AuditSpec, Attack]]] = {}
     for cell in cells:
         for attack in cell.spec.attacks:
@@ -52,7 +56,10 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
     priors: dict[tuple[str, str], OpenedPriors] = {}
     for uses in groups.values():
         spec, attack = uses[0]
-        target, defense = to_string(spec.target), " + ".join(one.name for one in spec.defenses) or "none"
+        target, defense = (
+            to_string(spec.target),
+            " + ".join(one.name for one in spec.defenses) or "none",
+        )
         batches = sum(one.limit * one.draws for one, _ in uses)
         named = (target, to_string(attack), defense, spec.batch_size, batches)
         try:
@@ -78,7 +85,8 @@ class Try:
 
 
 def kind_of(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
-    """What the time a batch takes depends on. The strength of a defense is not in it, nor the view."""
+    """What the time a batch takes depends on. The strength of a defense is not in it, nor the
+    view."""
     defenses = " ".join(defense.name for defense in spec.defenses)
     return (
         to_string(spec.target),
@@ -90,8 +98,11 @@ def kind_of(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
     )
 
 
-def try_out(spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float) -> list[Try]:
-    """Of attacks in turn every one that applies: how many batches get to the last is not known before."""
+def try_out(
+    spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float
+) -> list[Try]:
+    """Of attacks in turn every one that applies: how many batches get to the last is not known
+    before."""
     tries: list[Try] = []
     refusal: GradleakError | None = None
     for member in attack.members:
@@ -104,8 +115,12 @@ def try_out(spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPrior
     return tries
 
 
-def _try(spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float) -> Try:
-    chosen = _of_all_lengths(private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1))
+def _try(
+    spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float
+) -> Try:
+    chosen = _of_all_lengths(
+        private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1)
+    )
     observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
     limited = [one.limited_to(spec.told(attack) | {Fact.DEFENSE}) for one in observations]
     progress, began = Progress(), time.monotonic()
@@ -118,7 +133,8 @@ def _try(spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, 
 
 
 def stretched(progress: Progress, began: float, ended: float) -> float:
-    """What the whole takes if every phase goes on at its pace and every try is needed; phases not reached are missing."""
+    """What the whole takes if every phase goes on at its pace and every try is needed; phases
+    not reached are missing."""
     seconds, at = 0.0, began
     for phase in progress.phases:
         seconds, at = seconds + phase.seconds(at), phase.at
@@ -136,4 +152,6 @@ def peak_memory(device: str) -> int:
     """The most bytes this process held so far: on the GPU where it computes there."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -1,4 +1,5 @@
-"""What is published of a run: every record of public data as cells of rows, scores, marks and costs; never a text or a hash."""
+"""What is published of a run: every record of public data as cells of rows, scores, marks and
+costs; never a text or a hash."""
 
 import json
 import re
@@ -21,7 +22,8 @@ from gradleak.study.secrets import SecretFinder
 
 DIGITS = 5  # of seconds and noise: tables show fewer
 ROWS = re.compile(r"(?<=[:,])rows=(\[[^]]*\]|[^,]*),?")  # in a data set on one line
-SPECIAL = 2  # tokens around a text, of most models: for records that do not say what was beyond luck
+# Tokens around a text, of most models: for records that do not say what was beyond luck
+SPECIAL = 2
 
 
 def published_runs(run: Path) -> list[Published]:
@@ -41,10 +43,14 @@ def _refuse_private(record: Record, path: Path) -> None:
     name = str(record.spec["data"].get("name"))
     data = registered("dataset").get(name)
     if data is None or not issubclass(data, Dataset) or not data.is_public:
-        public = [known for known, one in registered("dataset").items() if issubclass(one, Dataset) and one.is_public]
+        public = [
+            known
+            for known, one in registered("dataset").items()
+            if issubclass(one, Dataset) and one.is_public
+        ]
         raise GradleakError(
-            f"{path} is of the data set {name!r}, which is not known to be public: results of your own data are not published. "
-            f"Public ones: {', '.join(public)}."
+            f"{path} is of the data set {name!r}, which is not known to be public: results of your"
+            f" own data are not published. Public ones: {', '.join(public)}."
         )
 
 
@@ -59,21 +65,28 @@ def _study(folder: Path) -> str:
 def _axes(folder: Path) -> dict[str, Mapping[str, str]]:
     """Where the planned cells lie, by their ids; a stretch of rows is no place of its own."""
     return {
-        cell.id: {axis: ROWS.sub("", value).rstrip(":,") if axis == "data" else value for axis, value in cell.axes.items()}
+        cell.id: {
+            axis: ROWS.sub("", value).rstrip(":,") if axis == "data" else value
+            for axis, value in cell.axes.items()
+        }
         for cell in read_plan(folder) or ()
     }
 
 
 def _rows(record: Record, path: Path, finder: SecretFinder) -> list[int]:
-    """The row of every example, once for each draw; of records that do not have it, from the data, by its keyed hash."""
+    """The row of every example, once for each draw; of records that do not have it, from the
+    data, by its keyed hash."""
     rows = [secret.row for secret in record.secrets]
     if None in rows:
         known = finder.examples(record)
-        rows = [known[place].row if (place := (one.batch, one.position)) in known else None for one in record.secrets]
+        rows = [
+            known[place].row if (place := (one.batch, one.position)) in known else None
+            for one in record.secrets
+        ]
     if any(row is None for row in rows):
         raise GradleakError(
-            f"{path} does not say which rows its examples are, and its data or its key is not at hand to look. "
-            "Set GRADLEAK_DATA to where the data is, or run the audit again."
+            f"{path} does not say which rows its examples are, and its data or its key is not at"
+            " hand to look. Set GRADLEAK_DATA to where the data is, or run the audit again."
         )
     return [row for row in rows if row is not None]
 
@@ -87,7 +100,10 @@ def _cells(record: Record, axes: Mapping[str, str], rows: Sequence[int]) -> Iter
             version=attack.version,
             knowledge=attack.knowledge,
             model=_without_folders(to_plain(record.target)),
-            metrics=tuple(MetricKind(name, score.unit, score.direction) for name, score in attack.scores.items()),
+            metrics=tuple(
+                MetricKind(name, score.unit, score.direction)
+                for name, score in attack.scores.items()
+            ),
             guarantees=tuple(to_plain(one) for one in record.guarantees),
             batches=tuple(_batches(record, attack, rows)),
         )
@@ -96,7 +112,9 @@ def _cells(record: Record, axes: Mapping[str, str], rows: Sequence[int]) -> Iter
 def _setting(record: Record) -> dict[str, Any]:
     """The audit's fields, but for those in which audits may differ whose rows add up."""
     fields = {key: value for key, value in record.spec.items() if key not in ("attacks", "limit")}
-    fields["data"] = {key: value for key, value in fields["data"].items() if key not in ("rows", "folder")}
+    fields["data"] = {
+        key: value for key, value in fields["data"].items() if key not in ("rows", "folder")
+    }
     whole: dict[str, Any] = _without_folders(to_plain(fields))
     return whole
 
@@ -113,9 +131,14 @@ def _without_folders(value: Any) -> Any:
 
 
 def _is_local(text: str) -> bool:
-    """Whether a text, or the value in a line such as `huggingface:path=/home/…`, is a path and no id of the hub."""
+    """Whether a text, or the value in a line such as `huggingface:path=/home/…`, is a path and
+    no id of the hub."""
     value = text.rpartition("=")[2].strip("\"'")
-    return value.startswith(("/", "~", ".", "\\")) or value[1:3] in (":/", ":\\") or Path(value).exists()
+    return (
+        value.startswith(("/", "~", ".", "\\"))
+        or value[1:3] in (":/", ":\\")
+        or Path(value).exists()
+    )
 
 
 def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Iterator[Batch]:
@@ -126,8 +149,14 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
         flags=tuple(flag.name for flag in attack.flags),
         peak_memory_bytes=attack.cost.peak_memory_bytes,
     )
-    size, chosen = int(record.spec.get("batch_size", 1)), read_numbers(record.spec["data"].get("rows", ()))
-    tokens, noises = [secret.tokens for secret in record.secrets], record.noise.by_batch if record.noise else ()
+    size, chosen = (
+        int(record.spec.get("batch_size", 1)),
+        read_numbers(record.spec["data"].get("rows", ())),
+    )
+    tokens, noises = (
+        [secret.tokens for secret in record.secrets],
+        record.noise.by_batch if record.noise else (),
+    )
     is_picture = find("target", record.spec["target"]["name"]).medium == "image"
     for number, batch in enumerate(attack.batches):
         draw, secret = divmod(number, record.data.batches)
@@ -141,9 +170,19 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
             marks=_marks(batch, examples, tokens[here], is_picture=is_picture),
             seconds=_rounded(batch.seconds),
             steps=batch.steps,
-            values={name: tuple(example.values.get(name) for example in examples) for name in attack.scores},
-            blind={name: tuple(example.blind_values.get(name) for example in examples) for name in attack.scores},
-            noise=None if record.noise is None else _rounded(noises[number] if noises else record.noise.ratio),
+            values={
+                name: tuple(example.values.get(name) for example in examples)
+                for name in attack.scores
+            },
+            blind={
+                name: tuple(example.blind_values.get(name) for example in examples)
+                for name in attack.scores
+            },
+            noise=(
+                None
+                if record.noise is None
+                else _rounded(noises[number] if noises else record.noise.ratio)
+            ),
         )
 
 
@@ -151,11 +190,25 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _marks(batch: BatchRecord, examples: Sequence[ExampleRecord], tokens: Sequence[int], *, is_picture: bool) -> Mark:
-    """The rules of the flags, on one batch. Pictures are never right to the last bit, and no other answer is said to fit."""
+def _marks(
+    batch: BatchRecord,
+    examples: Sequence[ExampleRecord],
+    tokens: Sequence[int],
+    *,
+    is_picture: bool,
+) -> Mark:
+    """The rules of the flags, on one batch. Pictures are never right to the last bit, and no
+    other answer is said to fit."""
     at_guess, at_truth = [batch.objective_at_guess], [batch.objective_at_truth]
-    scale = [(batch.objective_unit, flags.ROUNDING if batch.objective_rounding is None else batch.objective_rounding)]
-    right = is_picture or (batch.objective_at_guess == batch.objective_at_truth if batch.right is None else batch.right)
+    scale = [
+        (
+            batch.objective_unit,
+            flags.ROUNDING if batch.objective_rounding is None else batch.objective_rounding,
+        )
+    ]
+    right = is_picture or (
+        batch.objective_at_guess == batch.objective_at_truth if batch.right is None else batch.right
+    )
     marks = Mark(0)
     if batch.objective_at_guess is not None and batch.objective_at_truth is not None:
         marks |= Mark.COMPARED

@@ -1,4 +1,5 @@
-"""Private contents of a run removed: guesses, texts and all that was made of them. Scores stay unless all is to go."""
+"""Private contents of a run removed: guesses, texts and all that was made of them. Scores stay
+unless all is to go."""
 
 import json
 import re
@@ -18,17 +19,32 @@ from gradleak.records.withheld import texts_of, without_texts
 from gradleak.study.claims import claim
 
 KEY = "keys/secrets.key"
-# Folders of a run whose contents are private: guesses, the key that texts could be tested by, weights learnt from the data.
+# Folders of a run whose contents are private: guesses, the key that texts could be tested by,
+# weights learnt from the data.
 FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
 TRAINING = "training"  # of a trade-off: <id>.json holds counts, <id>/ a checkpoint
 # What reports say of themselves near their beginning; those of earlier versions have the title only
-MARKS = (b'<meta name="generator" content="gradleak">', b"<title>gradleak: ", b"# What leaks: ", b'"schema": "gradleak.report/')
+MARKS = (
+    b'<meta name="generator" content="gradleak">',
+    b"<title>gradleak: ",
+    b"# What leaks: ",
+    b'"schema": "gradleak.report/',
+)
 PDF_TITLES = (b"gradleak: ", "gradleak: ".encode("utf-16-be"))
 PICTURE = re.compile(r"[0-9a-f]{16}-\d+-\w+\.png")
 HALF_WRITTEN = re.compile(r"\..+\.tmp")
 # Files of a run that hold no text. They stay, and are read through for texts all the same.
 WITHOUT_TEXT = (
-    *(FILE, "pace.json", "map.json", "heat_map.svg", "tradeoff.json", "tradeoff.svg", "tuning.json", "published.xz"),
+    *(
+        FILE,
+        "pace.json",
+        "map.json",
+        "heat_map.svg",
+        "tradeoff.json",
+        "tradeoff.svg",
+        "tuning.json",
+        "published.xz",
+    ),
     *("results.md", "results.csv", "examples.csv", "tables.md", "tables.csv", "tables.tex"),
 )
 SHORTEST_TEXT = 8  # letters: a shorter guess may stand anywhere
@@ -50,13 +66,23 @@ class Purge:
 
 
 def plan_purge(root: Path, *, everything: bool = False) -> Purge:
-    """Looks through a run folder, or a folder of them; refuses any other, and one that a run is working in."""
+    """Looks through a run folder, or a folder of them; refuses any other, and one that a run is
+    working in."""
     if not root.is_dir():
-        raise GradleakError(f"{root} is not a folder. Name the folder that an audit or a study wrote its records into.")
+        raise GradleakError(
+            f"{root} is not a folder. Name the folder that an audit or a study wrote its records"
+            " into."
+        )
     below = next((one for one in sorted(root.iterdir()) if one.is_dir() and is_run(one)), None)
     if not is_run(root) and (below is None or _has_foreign_files(root)):
-        hint = f"It holds runs: name one of them, such as {below}." if below else "Name the --out of a run."
-        raise GradleakError(f"{root} is not a folder of a run, and nothing in it was touched. {hint}")
+        hint = (
+            f"It holds runs: name one of them, such as {below}."
+            if below
+            else "Name the --out of a run."
+        )
+        raise GradleakError(
+            f"{root} is not a folder of a run, and nothing in it was touched. {hint}"
+        )
     found = Purge()
     for folder in _folders(root):
         _refuse_at_work(folder)
@@ -66,15 +92,22 @@ def plan_purge(root: Path, *, everything: bool = False) -> Purge:
 
 def is_run(folder: Path) -> bool:
     """Whether an audit or a study wrote into this very folder."""
-    return any(map(is_record, folder.glob("*.json"))) or (folder / KEY).is_file() or _is_study(folder / FILE)
+    return (
+        any(map(is_record, folder.glob("*.json")))
+        or (folder / KEY).is_file()
+        or _is_study(folder / FILE)
+    )
 
 
 def purge(plan: Purge) -> list[Path]:
-    """Does what was planned. Returns the files that still hold a text of these records: they are not ours to remove."""
+    """Does what was planned. Returns the files that still hold a text of these records: they are
+    not ours to remove."""
     texts: set[str] = set()
     for path in plan.records:
         record = read_record(path)
-        texts |= {text.casefold() for text in texts_of(record) if len(text.strip()) >= SHORTEST_TEXT}
+        texts |= {
+            text.casefold() for text in texts_of(record) if len(text.strip()) >= SHORTEST_TEXT
+        }
         rewrite_record(path, without_texts(record))
     # The keys go last: whoever is interrupted finds a folder that can be purged again.
     for kind in sorted(plan.remove, key=lambda kind: kind == FOLDERS["keys"]):
@@ -105,7 +138,9 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
     if not is_run(folder):
-        found.foreign += [path for path in sorted(folder.iterdir()) if _is_file(path) and not _is_report(path)]
+        found.foreign += [
+            path for path in sorted(folder.iterdir()) if _is_file(path) and not _is_report(path)
+        ]
         for path in filter(_is_report, sorted(folder.iterdir())):
             found.mark("reports", path)
         return
@@ -153,8 +188,13 @@ def _kind(path: Path) -> str | None:
 
 
 def _is_report(path: Path) -> bool:
-    """By what it says of itself, whatever it is called: a file that only has the name of one may be anybody's."""
-    if not path.is_file() or path.suffix not in (".html", ".md", ".json", ".pdf") or is_record(path):
+    """By what it says of itself, whatever it is called: a file that only has the name of one may
+    be anybody's."""
+    if (
+        not path.is_file()
+        or path.suffix not in (".html", ".md", ".json", ".pdf")
+        or is_record(path)
+    ):
         return False
     with path.open("rb") as file:
         start = file.read(4096)
@@ -168,19 +208,26 @@ def _is_file(path: Path) -> bool:
 
 
 def _has_foreign_files(root: Path) -> bool:
-    return any(_is_file(path) and not _is_report(path) and path.name not in WITHOUT_TEXT for path in root.iterdir())
+    return any(
+        _is_file(path) and not _is_report(path) and path.name not in WITHOUT_TEXT
+        for path in root.iterdir()
+    )
 
 
 def _refuse_at_work(folder: Path) -> None:
     for path in sorted(folder.glob("claims/*")) if is_run(folder) else ():
         with claim(folder, path.name) as free:
             if not free:
-                raise GradleakError(f"A run is working in {folder}. Wait until it ends, or end it; then purge.")
+                raise GradleakError(
+                    f"A run is working in {folder}. Wait until it ends, or end it; then purge."
+                )
 
 
 def _is_study(path: Path) -> bool:
     try:
-        return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("schema") == SCHEMA
+        return (
+            path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("schema") == SCHEMA
+        )
     except (ValueError, AttributeError):
         return False
 

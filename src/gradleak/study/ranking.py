@@ -1,4 +1,5 @@
-"""Which combination of a search did best, by how much over the defaults, and whether that can be told from luck."""
+"""Which combination of a search did best, by how much over the defaults, and whether that can be
+told from luck."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ Records = Mapping[Attack, Record]  # of one stage
 
 @dataclass(frozen=True)
 class Ranked:
-    """One combination and how it did; those that went on have a `fine` score and its `gain` over the defaults."""
+    """One combination and how it did; those that went on have a `fine` score and its `gain` over
+    the defaults."""
 
     attack: str  # one line
     values: dict[str, float]  # of the fields that are tuned
@@ -37,11 +39,17 @@ def best_first(records: Records, metric: str) -> list[Attack]:
     return sorted(records, key=lambda attack: _merit(records[attack], metric), reverse=True)
 
 
-def rank(coarse: Records, fine: Records, default: Attack, metric: str, fields: Sequence[str]) -> tuple[Ranked, ...]:
+def rank(
+    coarse: Records, fine: Records, default: Attack, metric: str, fields: Sequence[str]
+) -> tuple[Ranked, ...]:
     """Those that went on by their fine score, then the others by their coarse one."""
     last = [attack for attack in best_first(coarse, metric) if attack not in fine]
-    earlier = {attack: fine[attack] for attack in best_first(coarse, metric) if attack in fine}  # among equals, the coarse score
-    return tuple(_ranked(attack, coarse, fine, default, metric, fields) for attack in [*best_first(earlier, metric), *last])
+    # Among equals, the coarse score
+    earlier = {attack: fine[attack] for attack in best_first(coarse, metric) if attack in fine}
+    return tuple(
+        _ranked(attack, coarse, fine, default, metric, fields)
+        for attack in [*best_first(earlier, metric), *last]
+    )
 
 
 def verdict(ranked: Sequence[Ranked]) -> str:
@@ -50,20 +58,38 @@ def verdict(ranked: Sequence[Ranked]) -> str:
     if winner.is_default:
         return "The defaults come first: the search found nothing better."
     if winner.gain is None:
-        return "The defaults have no score on the fine sentences, so there is nothing to compare the winner with."
+        return (
+            "The defaults have no score on the fine sentences, so there is nothing to compare the"
+            " winner with."
+        )
     if winner.gain.low <= 0:
         return f"The winner is not distinguishable from the defaults at n = {winner.gain.n}."
-    return f"The winner leaks more than the defaults on n = {winner.gain.n} sentences; it was chosen on them, which flatters it."
+    return (
+        f"The winner leaks more than the defaults on n = {winner.gain.n} sentences; it was chosen"
+        " on them, which flatters it."
+    )
 
 
 def write_ranking(folder: Path, ranking: object) -> Path:
     """Writes tuning.json whole or not at all."""
-    text = json.dumps({"schema": SCHEMA, **to_plain(ranking)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = (
+        json.dumps(
+            {"schema": SCHEMA, **to_plain(ranking)}, indent=1, ensure_ascii=False, allow_nan=False
+        )
+        + "\n"
+    )
     write_whole(folder / FILE, text)
     return folder / FILE
 
 
-def _ranked(attack: Attack, coarse: Records, fine: Records, default: Attack, metric: str, fields: Sequence[str]) -> Ranked:
+def _ranked(
+    attack: Attack,
+    coarse: Records,
+    fine: Records,
+    default: Attack,
+    metric: str,
+    fields: Sequence[str],
+) -> Ranked:
     gone_on = fine.get(attack)
     return Ranked(
         attack=to_string(attack),
@@ -88,7 +114,9 @@ def _gain(record: Record, reference: Record, metric: str) -> Interval:
 def _merit(record: Record, metric: str) -> float:
     score = _only(record).scores[metric]
     if score.mean is None:
-        raise GradleakError(f"{metric} applies to none of the tuning sentences: choose another --metric.")
+        raise GradleakError(
+            f"{metric} applies to none of the tuning sentences: choose another --metric."
+        )
     return score.mean if score.direction == "higher" else -score.mean
 
 

@@ -41,38 +41,54 @@ class Cluster:
     """Where to compute: a cluster that is there, or one of this machine's own."""
 
     address: str | None = None
-    device: str = "auto"  # cpu: a core each; cuda: a GPU each; auto: a GPU where the cluster has any
+    # cpu: a core each; cuda: a GPU each; auto: a GPU where the cluster has any
+    device: str = "auto"
     workers: int | None = None  # that work at once; as many as the cluster has room for
     memory: int | None = None  # bytes that each may hold
 
 
-def run_on_ray(cells: Sequence[Cell], folder: Path, cluster: Cluster, display: Display, *, retry: bool) -> list[CellResult]:
-    """Runs the cells that have no record yet on a cluster; the records are those of a local run, but for time and cost.
+def run_on_ray(
+    cells: Sequence[Cell], folder: Path, cluster: Cluster, display: Display, *, retry: bool
+) -> list[CellResult]:
+    """Runs the cells that have no record yet on a cluster; the records are those of a local run,
+    but for time and cost.
 
-    Targets and priors are opened here, once, and lie in the cluster's object store; data are read by name and must be there on
-    every node, or be had from the hub.
+    Targets and priors are opened here, once, and lie in the cluster's object store; data are read
+    by name and must be there on every node, or be had from the hub.
     """
     _ray()  # named here where it is not installed
     if cluster.device not in ("auto", "cpu", "cuda"):
         raise GradleakError(
-            f"On Ray every worker has a device of its own: use --device cpu, cuda or auto, not {cluster.device!r}."
+            "On Ray every worker has a device of its own: use --device cpu, cuda or auto, not"
+            f" {cluster.device!r}."
         )
     check_writable(folder)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    driver = context.Process(target=_drive, args=(theirs, list(cells), folder, cluster, retry), daemon=True)
+    driver = context.Process(
+        target=_drive, args=(theirs, list(cells), folder, cluster, retry), daemon=True
+    )
     driver.start()
     theirs.close()
     hear_out(driver, ours, display)
     return run_cells(cells, folder, "cpu", display, retry=False)  # reads them back
 
 
-def _drive(parent: Connection, cells: Sequence[Cell], folder: Path, cluster: Cluster, retry: bool) -> None:
-    """The process that talks to the cluster. Ray ends it without a word where the cluster's head is lost."""
+def _drive(
+    parent: Connection, cells: Sequence[Cell], folder: Path, cluster: Cluster, retry: bool
+) -> None:
+    """The process that talks to the cluster. Ray ends it without a word where the cluster's head
+    is lost."""
     mine = {"num_cpus": cluster.workers} if cluster.address is None and cluster.workers else {}
     try:
         ray = _ray()
-        ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level="ERROR", **mine)
+        ray.init(
+            address=cluster.address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            **mine,
+        )
         try:
             _share_out(ray, _left(cells, folder, retry), folder, cluster, Relay(parent))
         finally:
@@ -80,7 +96,9 @@ def _drive(parent: Connection, cells: Sequence[Cell], folder: Path, cluster: Clu
     except (GradleakError, RecordError) as error:
         parent.send(error)
     except Exception as error:
-        parent.send(RunFailed(f"Ray ended with {type(error).__name__}: {' '.join(str(error).split())}"))
+        parent.send(
+            RunFailed(f"Ray ended with {type(error).__name__}: {' '.join(str(error).split())}")
+        )
     except KeyboardInterrupt:
         return  # the parent has been told too
 
@@ -117,8 +135,8 @@ def hear_out(driver: BaseProcess, said: Connection, display: Display) -> None:
         raise error
     if driver.exitcode:
         raise RunFailed(
-            "The Ray cluster was lost. Records of finished cells are in the folder: run the same command again when it is back, "
-            "or without --engine ray."
+            "The Ray cluster was lost. Records of finished cells are in the folder: run the same"
+            " command again when it is back, or without --engine ray."
         )
 
 
@@ -126,7 +144,9 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise GradleakError('--engine ray needs Ray, which is not installed: pip install "gradleak[ray]".') from error
+        raise GradleakError(
+            '--engine ray needs Ray, which is not installed: pip install "gradleak[ray]".'
+        ) from error
     return ray
 
 
@@ -137,14 +157,17 @@ def _left(cells: Sequence[Cell], folder: Path, retry: bool) -> list[list[Cell]]:
         [
             cell
             for cell in group
-            if finished(folder, cell.spec, inputs) is None and (retry or not failure_file(folder, cell).exists())
+            if finished(folder, cell.spec, inputs) is None
+            and (retry or not failure_file(folder, cell).exists())
         ]
         for group in groups_of(cells)
     ]
     return [group for group in groups if group]
 
 
-def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster: Cluster, display: Display) -> None:
+def _share_out(
+    ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster: Cluster, display: Display
+) -> None:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     device = cluster.device if cluster.device != "auto" else "cuda" if gpus else "cpu"
     room = gpus if device == "cuda" else int(ray.cluster_resources().get("CPU", 1))
@@ -155,9 +178,13 @@ def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster
     task = ray.remote(max_retries=RETRIES, **needs)(audit_cells)
     key = ray.put(open_key(folder).value)
     count = sum(map(len, groups))
-    display.say(f"{count} cells on Ray, {workers} workers, a {'GPU' if device == 'cuda' else 'core'} each.")
+    display.say(
+        f"{count} cells on Ray, {workers} workers, a {'GPU' if device == 'cuda' else 'core'} each."
+    )
     began, clock = time.monotonic(), Clock(count)
-    for cells, answers in _answers(ray, task, groups, folder, (Stored(ray), key, device, cluster.memory), workers):
+    for cells, answers in _answers(
+        ray, task, groups, folder, (Stored(ray), key, device, cluster.memory), workers
+    ):
         for cell, answer in zip(cells, answers, strict=True):
             _keep(cell, answer, folder, display)
         clock.finished += len(cells)
@@ -167,7 +194,12 @@ def _share_out(ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster
 
 
 def _answers(
-    ray: Any, task: Any, groups: Sequence[Sequence[Cell]], folder: Path, rest: "tuple[Stored, Any, str, int | None]", workers: int
+    ray: Any,
+    task: Any,
+    groups: Sequence[Sequence[Cell]],
+    folder: Path,
+    rest: "tuple[Stored, Any, str, int | None]",
+    workers: int,
 ) -> Iterator[tuple[list[Cell], list[Answer]]]:
     """What became of the cells, as workers come back; a cell is claimed while it is out."""
     stored, key, device, memory = rest
@@ -178,7 +210,11 @@ def _answers(
             group, held = waiting.pop(), contextlib.ExitStack()
             ours = [cell for cell in group if held.enter_context(claim(folder, cell.spec.id))]
             if ours:
-                out[task.remote([cell.spec for cell in ours], stored.of(ours[0].spec), key, device, memory)] = (ours, held)
+                out[
+                    task.remote(
+                        [cell.spec for cell in ours], stored.of(ours[0].spec), key, device, memory
+                    )
+                ] = (ours, held)
             else:
                 held.close()  # another run has them
         if not out:
@@ -197,7 +233,8 @@ class Stored:
         self.references: dict[tuple[object, ...], Any] = {}
 
     def of(self, spec: AuditSpec) -> Any:
-        """Where those of an audit lie; none where they cannot be opened, which its worker will find out and say."""
+        """Where those of an audit lie; none where they cannot be opened, which its worker will
+        find out and say."""
         name = (spec.target, spec.dtype, spec.prior)
         if name not in self.references:
             try:
@@ -226,21 +263,31 @@ def _keep(cell: Cell, answer: Answer, folder: Path, display: Display) -> None:
 
 
 def audit_cells(
-    specs: Sequence[AuditSpec], opened: bytes | None, key: bytes, device: str, memory: int | None = None
+    specs: Sequence[AuditSpec],
+    opened: bytes | None,
+    key: bytes,
+    device: str,
+    memory: int | None = None,
 ) -> list[Answer]:
-    """Audits of one group key on a worker: records, or else tracebacks: a failure is an answer, which Ray does not try again."""
+    """Audits of one group key on a worker: records, or else tracebacks: a failure is an answer,
+    which Ray does not try again."""
     try:
         target, priors = (None, None) if opened is None else unpack(opened, device)
-        found = run_audits(specs, device=device, key=SecretKey(key), target=target, priors=priors, memory=memory)
+        found = run_audits(
+            specs, device=device, key=SecretKey(key), target=target, priors=priors, memory=memory
+        )
     except Exception:
         if len(specs) == 1:
             return [("", traceback.format_exc())]
-        each = [audit_cells([spec], opened, key, device, memory) for spec in specs]  # the one at fault fails alone
+        # The one at fault fails alone
+        each = [audit_cells([spec], opened, key, device, memory) for spec in specs]
         return [answer for answers in each for answer in answers]
     return [
-        ("", f"{type(one).__name__}: {one}")
-        if isinstance(one, GradleakError)
-        else (json.dumps(one.record.to_json(), allow_nan=False), "")
+        (
+            ("", f"{type(one).__name__}: {one}")
+            if isinstance(one, GradleakError)
+            else (json.dumps(one.record.to_json(), allow_nan=False), "")
+        )
         for one in found
     ]
 

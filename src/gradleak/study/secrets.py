@@ -1,4 +1,5 @@
-"""The private texts behind a record, read again from its data and believed only where their keyed hash is the record's."""
+"""The private texts behind a record, read again from its data and believed only where their
+keyed hash is the record's."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ class SecretFinder:
         self.network, self._read = network, dict[str, list[Example]]()
 
     def texts(self, record: Record) -> Mapping[tuple[int, int], str]:
-        """Text by batch and position; nothing where the data is not at hand or is other data by now."""
+        """Text by batch and position; nothing where the data is not at hand or is other data by
+        now."""
         return {place: shown(example) for place, example in self.examples(record).items()}
 
     def examples(self, record: Record) -> Mapping[tuple[int, int], Example]:
@@ -34,14 +36,23 @@ class SecretFinder:
         loaded = self._load(record)
         found = {}
         for secret in record.secrets:
-            place = secret.batch % record.data.batches * int(record.spec.get("batch_size", 1)) + secret.position
-            if place < len(loaded) and any(keyed_hash(key, loaded[place].content) == secret.hash for key in self.keys):
+            place = (
+                secret.batch % record.data.batches * int(record.spec.get("batch_size", 1))
+                + secret.position
+            )
+            if place < len(loaded) and any(
+                keyed_hash(key, loaded[place].content) == secret.hash for key in self.keys
+            ):
                 found[secret.batch, secret.position] = loaded[place]
         return found
 
     def _load(self, record: Record) -> list[Example]:
         described, wanted = record.spec.get("data"), record.data.examples
-        if not isinstance(described, dict) or (described.get("name") in OVER_NETWORK and not self.network) or not self.keys:
+        if (
+            not isinstance(described, dict)
+            or (described.get("name") in OVER_NETWORK and not self.network)
+            or not self.keys
+        ):
             return []
         name = json.dumps([described, wanted], sort_keys=True)
         if name not in self._read:

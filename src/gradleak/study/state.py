@@ -26,7 +26,8 @@ class State:
     failed: tuple[tuple[PlannedCell, str], ...]  # with the last line of the traceback
     begun: tuple[PlannedCell, ...]  # parts are there, the record is not
     waiting: tuple[PlannedCell, ...]
-    outdated: tuple[tuple[PlannedCell, str], ...]  # those of the waiting that have a record of an older attack, with which
+    # Those of the waiting that have a record of an older attack, with which
+    outdated: tuple[tuple[PlannedCell, str], ...]
     beside: int  # records of no planned cell
     seconds: float  # that attacks took in the finished cells, about
     pace: Pace  # what they took for a batch
@@ -37,8 +38,11 @@ class State:
 
     @property
     def seconds_left(self) -> float:
-        """What attacks will take in the cells of which that can be foretold, from finished cells with the same attacks."""
-        return sum(seconds for cell in self.left if (seconds := _foretold(cell, self.pace)) is not None)
+        """What attacks will take in the cells of which that can be foretold, from finished cells
+        with the same attacks."""
+        return sum(
+            seconds for cell in self.left if (seconds := _foretold(cell, self.pace)) is not None
+        )
 
     @property
     def unforetold(self) -> tuple[PlannedCell, ...]:
@@ -49,16 +53,24 @@ class State:
     def unknown_attacks(self) -> tuple[str, ...]:
         """The attacks of which no time is known yet."""
         kinds = [kind for cell in self.unforetold for kind in cell.kinds.values()]
-        return tuple(dict.fromkeys(attack_of(kind) for kind in kinds if self.pace.seconds_alike(kind) is None))
+        return tuple(
+            dict.fromkeys(
+                attack_of(kind) for kind in kinds if self.pace.seconds_alike(kind) is None
+            )
+        )
 
 
 def read_state(run: Path) -> State:
     """The state of a folder of records."""
     there = {path.stem: path for path in run.glob(RECORD)}
-    plan: Sequence[PlannedCell] = read_plan(run) or [PlannedCell(name, {"record": name}) for name in sorted(there)]
+    plan: Sequence[PlannedCell] = read_plan(run) or [
+        PlannedCell(name, {"record": name}) for name in sorted(there)
+    ]
     planned = {cell.id for cell in plan}
     broken = {path.name.removesuffix(FAILED): path for path in run.glob(f"*{FAILED}")}
-    parts = {path.parent.name[:16] for path in run.glob(f"parts/*/{KEPT}")} | {one for call in begun_calls(run) for one in call}
+    parts = {path.parent.name[:16] for path in run.glob(f"parts/*/{KEPT}")} | {
+        one for call in begun_calls(run) for one in call
+    }
     answered = [cell for cell in plan if cell.id in there]
     newer = _newer_versions()
     read = _read(answered if newer else _sample(answered), there)
@@ -88,12 +100,18 @@ def _pace(cells: Sequence[PlannedCell], records: Mapping[str, Record]) -> Pace:
     for cell in cells:
         for key, kind in cell.kinds.items():
             seconds, batches = took.get(kind, (0.0, 0))
-            took[kind] = (seconds + records[cell.id].attacks[key].cost.seconds, batches + cell.batches)
-    return Pace(measured={kind: seconds / max(1, batches) for kind, (seconds, batches) in took.items()})
+            took[kind] = (
+                seconds + records[cell.id].attacks[key].cost.seconds,
+                batches + cell.batches,
+            )
+    return Pace(
+        measured={kind: seconds / max(1, batches) for kind, (seconds, batches) in took.items()}
+    )
 
 
 def _foretold(cell: PlannedCell, pace: Pace) -> float | None:
-    """What attacks take in a cell; none where no such attack has come to its end, or an older plan does not name it."""
+    """What attacks take in a cell; none where no such attack has come to its end, or an older
+    plan does not name it."""
     each = [pace.seconds_alike(kind) for kind in cell.kinds.values()]
     return None if None in each or not each else cell.batches * sum(filter(None, each))
 
@@ -111,9 +129,14 @@ def _read(cells: Iterable[PlannedCell], there: Mapping[str, Path]) -> dict[str, 
 
 
 def _newer_versions() -> dict[str, int]:
-    """Attacks whose answers have changed since their first version, so that there may be records of an older one."""
+    """Attacks whose answers have changed since their first version, so that there may be records
+    of an older one."""
     found = registered("attack").items()
-    return {name: attack.version for name, attack in found if issubclass(attack, Attack) and attack.version > 1}
+    return {
+        name: attack.version
+        for name, attack in found
+        if issubclass(attack, Attack) and attack.version > 1
+    }
 
 
 def _older(record: Record, newer: Mapping[str, int]) -> str:

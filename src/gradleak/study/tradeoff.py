@@ -1,4 +1,5 @@
-"""What leaks under each defense against what training under it gives: every setting audited, then trained."""
+"""What leaks under each defense against what training under it gives: every setting audited,
+then trained."""
 
 import json
 from collections.abc import Sequence
@@ -27,29 +28,41 @@ FILE, PICTURE = "tradeoff.json", "tradeoff.svg"
 Failures = dict[str, str]  # by the name of a setting, why it has no result
 
 
-def run_tradeoff(plan: TradeoffPlan, folder: Path, device: str, display: Display, memory: int | None = None) -> Tradeoff:
-    """Audits and trains what has no result in the folder yet; then writes tradeoff.json and tradeoff.svg."""
+def run_tradeoff(
+    plan: TradeoffPlan, folder: Path, device: str, display: Display, memory: int | None = None
+) -> Tradeoff:
+    """Audits and trains what has no result in the folder yet; then writes tradeoff.json and
+    tradeoff.svg."""
     target = classifier(plan, device)
-    private_batches(plan.base, target, private_examples(plan.base))  # unfit data is refused here, before anything runs
+    # Unfit data is refused here, before anything runs
+    private_batches(plan.base, target, private_examples(plan.base))
     material = material_of(plan, target)
     check_writable(folder)
     failures: Failures = {}
-    results = run_cells([setting.cell for setting in plan.settings], folder, device, display, memory=memory)
+    results = run_cells(
+        [setting.cell for setting in plan.settings], folder, device, display, memory=memory
+    )
     audits = _audited(plan, results, failures)
-    trainings = _train_all(Trainer(plan, material, open_key(folder), folder, device, display), failures)
+    trainings = _train_all(
+        Trainer(plan, material, open_key(folder), folder, device, display), failures
+    )
     points = tuple(
         point_of(name, plan.metric, audits[name], trainings[name])
         for name in (setting.name for setting in plan.settings)
         if name in audits and name in trainings
     )
     if not points:
-        raise RunFailed(f"No setting could be both audited and trained. {next(iter(failures.values()))}")
+        raise RunFailed(
+            f"No setting could be both audited and trained. {next(iter(failures.values()))}"
+        )
     tradeoff = _whole(plan, material, points, failures)
     write_tradeoff(folder, tradeoff)
     return tradeoff
 
 
-def _audited(plan: TradeoffPlan, results: Sequence[CellResult], failures: Failures) -> dict[str, Record]:
+def _audited(
+    plan: TradeoffPlan, results: Sequence[CellResult], failures: Failures
+) -> dict[str, Record]:
     """The records of the settings that have one."""
     found = {}
     for setting, result in zip(plan.settings, results, strict=True):
@@ -61,11 +74,18 @@ def _audited(plan: TradeoffPlan, results: Sequence[CellResult], failures: Failur
 
 
 def _train_all(trainer: Trainer, failures: Failures) -> dict[str, Utility]:
-    """Trains the settings that were not yet; one whose loss runs away has no utility, and the others go on."""
+    """Trains the settings that were not yet; one whose loss runs away has no utility, and the
+    others go on."""
     settings = trainer.plan.settings
-    found = {setting.name: kept for setting in settings if (kept := trainer.finished(setting)) is not None}
+    found = {
+        setting.name: kept
+        for setting in settings
+        if (kept := trainer.finished(setting)) is not None
+    }
     if found:
-        trainer.display.say(f"{len(found)} of {len(settings)} settings are trained already: skipped.")
+        trainer.display.say(
+            f"{len(found)} of {len(settings)} settings are trained already: skipped."
+        )
     left = [setting for setting in settings if setting.name not in found]
     clock = Clock(len(left))
     for number, setting in enumerate(left, start=1):
@@ -95,30 +115,44 @@ def point_of(name: str, metric: str, record: Record, utility: Utility) -> Point:
 
 
 def gain_over_blind(record: Record, metric: str) -> Interval:
-    """How much more leaks than a blind guess gives away, example by example, in the worst case over attacks."""
+    """How much more leaks than a blind guess gives away, example by example, in the worst case
+    over attacks."""
     direction, attacks = record.worst_case[metric].direction, list(record.attacks.values())
     tried = [(attack, columns_of(attack)) for attack in attacks]
     ours, blind = worst_values(tried, metric, direction)
     pairs = [
-        (value, without, example.batch % record.data.batches)  # several draws of one batch are no independent ones
+        # Several draws of one batch are no independent ones
+        (value, without, example.batch % record.data.batches)
         for value, without, example in zip(ours, blind, attacks[0].examples, strict=True)
         if value is not None and without is not None
     ]
     if not pairs:
         raise GradleakError(f"{metric} applies to none of these examples: choose another --metric.")
     first, second, clusters = zip(*pairs, strict=True)
-    return paired_difference(first, second, clusters) if direction == "higher" else paired_difference(second, first, clusters)
+    return (
+        paired_difference(first, second, clusters)
+        if direction == "higher"
+        else paired_difference(second, first, clusters)
+    )
 
 
 def write_tradeoff(folder: Path, tradeoff: Tradeoff) -> None:
     """Writes tradeoff.json and tradeoff.svg, each whole or not at all."""
     weakest = tradeoff.weakest
-    plain = {"schema": SCHEMA, "weakest": None if weakest is None else weakest.defense, **to_plain(tradeoff)}
-    write_whole(folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    plain = {
+        "schema": SCHEMA,
+        "weakest": None if weakest is None else weakest.defense,
+        **to_plain(tradeoff),
+    }
+    write_whole(
+        folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
     write_whole(folder / PICTURE, draw_tradeoff(tradeoff))
 
 
-def _whole(plan: TradeoffPlan, material: Material, points: tuple[Point, ...], failures: Failures) -> Tradeoff:
+def _whole(
+    plan: TradeoffPlan, material: Material, points: tuple[Point, ...], failures: Failures
+) -> Tradeoff:
     base, training = plan.base, plan.settings[0].training
     examples = len(private_examples(base))
     return Tradeoff(
@@ -137,7 +171,10 @@ def _whole(plan: TradeoffPlan, material: Material, points: tuple[Point, ...], fa
         eval_data=material.described["eval_data"],
         training_examples=len(material.training),
         test_examples=len(material.evaluation),
-        training={name: getattr(training, name) for name in ("epochs", "batch_size", "learning_rate", "seed")},
+        training={
+            name: getattr(training, name)
+            for name in ("epochs", "batch_size", "learning_rate", "seed")
+        },
         points=points,
         missing=tuple(Missing(name, reason) for name, reason in failures.items()),
     )

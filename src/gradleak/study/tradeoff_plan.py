@@ -1,4 +1,5 @@
-"""What a trade-off compares: settings of defenses, each audited and trained under, all else alike."""
+"""What a trade-off compares: settings of defenses, each audited and trained under, all else
+alike."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -61,16 +62,27 @@ def plan_tradeoff(
     utility: str = "mcc",
     max_leak: float = 0.05,
 ) -> TradeoffPlan:
-    """A trade-off from plain values; what is wrong with any of them is said before anything is opened."""
+    """A trade-off from plain values; what is wrong with any of them is said before anything is
+    opened."""
     _refuse_unknown_utility(utility)
     judge = read("metric", metric, Metric)
     if not 0 <= max_leak < float("inf"):
-        raise GradleakError(f"--max-leak is a gain over blind in the metric's own unit, 0 or more (0.05 is 5 %), not {max_leak}.")
+        raise GradleakError(
+            "--max-leak is a gain over blind in the metric's own unit, 0 or more (0.05 is 5 %),"
+            f" not {max_leak}."
+        )
     metrics = [*DEFAULT_METRICS, *([] if judge.name in DEFAULT_METRICS else [judge])]
     base = AuditSpec.from_plain({**audit, "metrics": metrics})
-    settings = {setting.audit.id: setting for setting in (_setting(line, base, training) for line in defenses)}  # no twins
+    # No twins
+    settings = {
+        setting.audit.id: setting
+        for setting in (_setting(line, base, training) for line in defenses)
+    }
     if not settings:
-        raise GradleakError("A trade-off needs settings to compare: add --defense none --defense gaussian_noise:std=0.01.")
+        raise GradleakError(
+            "A trade-off needs settings to compare: add --defense none --defense"
+            " gaussian_noise:std=0.01."
+        )
     judged = None if eval_data is None else resolve_dataset(eval_data)
     learnt = base.data if train_data is None else resolve_dataset(train_data)
     return TradeoffPlan(tuple(settings.values()), learnt, judged, judge.name, utility, max_leak)
@@ -84,9 +96,12 @@ def read_chain(line: str) -> tuple[Defense, ...]:
 
 
 def _setting(line: str, base: AuditSpec, training: FineTuning) -> Setting:
-    """Called as it was written: the shortest form would leave out a strength that happens to be the default."""
+    """Called as it was written: the shortest form would leave out a strength that happens to be
+    the default."""
     chain = read_chain(line)
-    return Setting(" ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain))
+    return Setting(
+        " ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain)
+    )
 
 
 def _refuse_unknown_utility(utility: str) -> None:

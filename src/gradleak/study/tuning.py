@@ -1,4 +1,5 @@
-"""Searches an attack's numbers on tuning sentences as LAMP's authors did: many combinations on few, the best on others."""
+"""Searches an attack's numbers on tuning sentences as LAMP's authors did: many combinations on
+few, the best on others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Tuning:
-    """One search: the attack as it is and all else its audits share (`base`), and what is varied."""
+    """One search: the attack as it is and all else its audits share (`base`), and what is
+    varied."""
 
     base: AuditSpec
     ranges: tuple[Range, ...]
@@ -53,7 +55,12 @@ class Tuning:
 
     def attacks(self) -> list[Attack]:
         """The combinations; the first is the attack as it is."""
-        return combinations(self.default, self.ranges, self.effort.combinations, Streams.root("tuning", self.base.seed))
+        return combinations(
+            self.default,
+            self.ranges,
+            self.effort.combinations,
+            Streams.root("tuning", self.base.seed),
+        )
 
     def part(self, stage: Stage) -> TuningPart:
         """The sentences of a stage."""
@@ -68,9 +75,15 @@ class Tuning:
     def where_to_report(self) -> str:
         """What the sentences of this search must not be used for."""
         if selection_of(self.base.data) == TUNE:
-            return f"Tuned on sentences of selection={TUNE}; report on selection={TEST}, which shares none of them."
+            return (
+                f"Tuned on sentences of selection={TUNE}; report on selection={TEST}, which shares"
+                " none of them."
+            )
         first = self.effort.coarse + self.effort.fine
-        return f"The first {first} examples of {to_string(self.base.data)} were tuned on: they must not be reported on."
+        return (
+            f"The first {first} examples of {to_string(self.base.data)} were tuned on: they must"
+            " not be reported on."
+        )
 
     def _title(self, attack: Attack) -> dict[str, str]:
         return {field: f"{to_dict(attack)[field]:g}" for field in self.fields}
@@ -94,28 +107,39 @@ class Tuned:
     failures: tuple[str, ...] = ()  # files that say why an audit has no record
 
 
-def plan_tuning(attack: str, given: Sequence[Range], effort: Effort, metric: str, settings: Mapping[str, Any]) -> Tuning:
-    """A search from plain values; a field that the attack's line gives a value is held at it unless a range names it too."""
+def plan_tuning(
+    attack: str, given: Sequence[Range], effort: Effort, metric: str, settings: Mapping[str, Any]
+) -> Tuning:
+    """A search from plain values; a field that the attack's line gives a value is held at it
+    unless a range names it too."""
     default, line = read("attack", attack, Attack), str(settings["data"])
     ranges = ranges_for(default, written_fields(attack), given)
     judge = read("metric", metric, Metric)
     metrics = [*(name for name in DEFAULT_METRICS if name != judge.name), judge]
     data = for_tuning(resolve_dataset(line), "selection" in written_fields(line))
-    base = AuditSpec.from_plain({**settings, "attacks": [default], "data": data, "metrics": metrics})
+    base = AuditSpec.from_plain(
+        {**settings, "attacks": [default], "data": data, "metrics": metrics}
+    )
     tuning = Tuning(base, ranges, judge.name, _affordable(effort, len(data.load()), line))
     if len(tuning.part("coarse").load()) < 1 or len(tuning.part("fine").load()) < FEWEST:
         raise GradleakError(f"{line} has too few different texts to tune on.")
     return tuning
 
 
-def tune(tuning: Tuning, folder: Path, device: str, display: Display, memory: int | None = None) -> Tuned:
-    """Runs both stages, one record for each audit, and writes tuning.json; records that are there already are taken."""
+def tune(
+    tuning: Tuning, folder: Path, device: str, display: Display, memory: int | None = None
+) -> Tuned:
+    """Runs both stages, one record for each audit, and writes tuning.json; records that are
+    there already are taken."""
     cells = tuning.cells("coarse", tuning.attacks())
     display.say(f"Coarse stage: {len(cells)} combinations on {cells[0].spec.limit} sentences")
     coarse = run_cells(cells, folder, device, display, memory=memory)
     best = best_first(_records(coarse), tuning.metric)[: tuning.effort.best]
     cells = tuning.cells("fine", list(dict.fromkeys([*best, tuning.default])))
-    display.say(f"Fine stage: the best {len(best)}, and the defaults, on {cells[0].spec.limit} other sentences")
+    display.say(
+        f"Fine stage: the best {len(best)}, and the defaults, on {cells[0].spec.limit} other"
+        " sentences"
+    )
     fine = run_cells(cells, folder, device, display, memory=memory)
     tuned = _tuned(tuning, coarse, fine)
     write_ranking(folder, tuned)
@@ -141,9 +165,16 @@ def _tuned(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[CellResu
 
 
 def _records(results: Sequence[CellResult]) -> dict[Attack, Record]:
-    found = {result.cell.spec.attacks[0]: result.record for result in results if result.record is not None}
+    found = {
+        result.cell.spec.attacks[0]: result.record
+        for result in results
+        if result.record is not None
+    }
     if not found:
-        raise RunFailed(f"All {len(results)} combinations failed; the traceback of the first is in {results[0].failure}.")
+        raise RunFailed(
+            f"All {len(results)} combinations failed; the traceback of the first is in"
+            f" {results[0].failure}."
+        )
     return found
 
 
@@ -152,6 +183,10 @@ def _affordable(effort: Effort, available: int, line: str) -> Effort:
     if available >= effort.coarse + effort.fine:
         return effort
     if available <= FEWEST:
-        raise GradleakError(f"{line} holds {available} examples for tuning; at least {FEWEST + 1} are needed.")
-    coarse = min(max(1, available * effort.coarse // (effort.coarse + effort.fine)), available - FEWEST)
+        raise GradleakError(
+            f"{line} holds {available} examples for tuning; at least {FEWEST + 1} are needed."
+        )
+    coarse = min(
+        max(1, available * effort.coarse // (effort.coarse + effort.fine)), available - FEWEST
+    )
     return replace(effort, coarse=coarse, fine=available - coarse)

@@ -1,4 +1,5 @@
-"""Models under audit. Importing this package registers them; opening one loads the heavy libraries."""
+"""Models under audit. Importing this package registers them; opening one loads the heavy
+libraries."""
 
 import json
 import os
@@ -15,22 +16,42 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from gradleak.targets import huggingface, lenet, loading, lti_lm, minilm, module, resnet, tiny, tiny_causal  # noqa: F401
+from gradleak.targets import (
+    huggingface,
+    lenet,
+    loading,
+    lti_lm,
+    minilm,
+    module,
+    resnet,
+    tiny,
+    tiny_causal,
+)
 
 # Fields of a line that ask for a classifier, whatever the checkpoint is of
 OF_CLASSIFIERS = re.compile(r"(^|,)\s*(classes|head_std|head_seed|attend_padding)\s*=")
 
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
-    """A registered target, or a hub id or folder: `huggingface:path=…`, or `causal_lm:path=…` where config.json says so."""
+    """A registered target, or a hub id or folder: `huggingface:path=…`, or `causal_lm:path=…`
+    where config.json says so."""
     name, colon, rest = (described, "", "") if _is_folder(described) else described.partition(":")
-    if name not in registered("target") and ("/" in name or "-" in name or name.startswith((".", "~")) or _is_folder(name)):
+    if name not in registered("target") and (
+        "/" in name or "-" in name or name.startswith((".", "~")) or _is_folder(name)
+    ):
         loading.refuse_missing_folder(name)
-        causal = loading.is_language_model(loading.architectures_of(name)) and not OF_CLASSIFIERS.search(rest)
+        causal = loading.is_language_model(
+            loading.architectures_of(name)
+        ) and not OF_CLASSIFIERS.search(rest)
         path = json.dumps(name, ensure_ascii=False)
-        described = f"{'causal_lm' if causal else 'huggingface'}:path={path}" + ("," + rest if colon else "")
+        described = f"{'causal_lm' if causal else 'huggingface'}:path={path}" + (
+            "," + rest if colon else ""
+        )
     elif name not in registered("target") and (near := near_paths(name, "", folders=True)):
-        raise GradleakError(f"There is neither a target nor a folder {name!r}; {near} `gradleak list targets` names the targets.")
+        raise GradleakError(
+            f"There is neither a target nor a folder {name!r}; {near} `gradleak list targets` names"
+            " the targets."
+        )
     spec = resolve("target", described)
     if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM)) and allow_pickle:
         spec = spec.with_pickle()
@@ -40,8 +61,13 @@ def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
 
 
 def hub_ids(specs: Iterable[TargetSpec]) -> list[str]:
-    """Targets that are not on this machine's disk by their path, so that only opening them shows whether they are there."""
-    named = [spec.path for spec in specs if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM))]
+    """Targets that are not on this machine's disk by their path, so that only opening them shows
+    whether they are there."""
+    named = [
+        spec.path
+        for spec in specs
+        if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM))
+    ]
     return sorted({path for path in named if not _is_folder(path)})
 
 

@@ -1,4 +1,5 @@
-"""An opened Hugging Face causal language model: it learns to predict each token from those before it."""
+"""An opened Hugging Face causal language model: it learns to predict each token from those
+before it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,17 +16,25 @@ from gradleak.targets.opened import OpenedTransformer
 
 
 class CausalLanguageModel(OpenedTransformer):
-    """Eval mode, gradients off, as any target. Labels are the tokens themselves; a label of the data is not read.
+    """Eval mode, gradients off, as any target. Labels are the tokens themselves; a label of the
+    data is not read.
 
-    The loss of an example is the mean over its predicted tokens, all but the first; padding does not count. A batch's loss is the
-    mean over its examples. (Hugging Face takes one mean over all tokens of a batch, where long texts weigh more: at one example
-    the two are the same.)
+    The loss of an example is the mean over its predicted tokens, all but the first; padding does
+    not count. A batch's loss is the mean over its examples. (Hugging Face takes one mean over all
+    tokens of a batch, where long texts weigh more: at one example the two are the same.)
     """
 
     labels_are_tokens: ClassVar[bool] = True
     attend_padding = False  # what follows a text cannot change it: there is nothing to choose
 
-    def __init__(self, name: str, model: Any, tokenizer: Any, frozen: Sequence[str] = (), reads_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        frozen: Sequence[str] = (),
+        reads_ahead: bool = False,
+    ) -> None:
         self.name = name
         self.reads_ahead = reads_ahead  # no causal mask, and meant so
         self.module: nn.Module = model.eval().requires_grad_(False)
@@ -35,7 +44,9 @@ class CausalLanguageModel(OpenedTransformer):
         self.classes, self.hidden_size = (int(size) for size in self.vocabulary.embeddings.shape)
         self._weights = transformer.weights_of(name, model, self.classes, frozen)
         self._aliases = transformer.aliases_of(model)
-        self.words_are_outputs = any(len(self._aliases[word]) > 1 for word in self.groups["word_embedding"])
+        self.words_are_outputs = any(
+            len(self._aliases[word]) > 1 for word in self.groups["word_embedding"]
+        )
         self.longest = transformer.longest_of(model.config, tokenizer)
         self.padding_is_free = self._probe()
 
@@ -43,53 +54,82 @@ class CausalLanguageModel(OpenedTransformer):
     def in_words(self) -> str:
         return f"causal language model ({type(self.module).__name__}, {self.classes} words)"
 
-    def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
+    def losses(
+        self, batch: Batch, parameters: Mapping[str, Tensor] | None = None
+    ) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
         counted = batch.mask.reshape(logits.shape[:2])[:, 1:]
-        values = F.cross_entropy(logits[:, :-1].flatten(0, 1), self._next_tokens(batch), reduction="none").view(counted.shape)
+        values = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), self._next_tokens(batch), reduction="none"
+        ).view(counted.shape)
         return ((values * counted).sum(1) / counted.sum(1).clamp_min(1)).view(batch.lead)
 
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         logits = self._logits(batch, None)
         last = batch.mask.reshape(logits.shape[:2]).sum(1) - 1
-        return logits[torch.arange(len(logits), device=self.device), last].softmax(-1).view(*batch.lead, self.classes)
+        return (
+            logits[torch.arange(len(logits), device=self.device), last]
+            .softmax(-1)
+            .view(*batch.lead, self.classes)
+        )
 
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
         read = self._encoded(examples)
-        for place, (example, tokens) in enumerate(zip(examples, read.lengths, strict=True), start=1):
+        for place, (example, tokens) in enumerate(
+            zip(examples, read.lengths, strict=True), start=1
+        ):
             if tokens < 2:
                 raise GradleakError(
-                    f"{transformer.called(example, place)} has one token, of which a language model learns nothing: "
-                    "each token is predicted from those before it. Remove it from the data."
+                    f"{transformer.called(example, place)} has one token, of which a language model"
+                    " learns nothing: each token is predicted from those before it. Remove it from"
+                    " the data."
                 )
         batch = Batch(ids=read.ids, mask=self.attention_mask(read.lengths), labels=read.ids.clone())
         return PrivateBatch(batch, read.examples, read.lengths, read.dropped)
 
-    def _next_tokens(self, batch: Batch) -> Int[Tensor, "predicted"] | Float[Tensor, "predicted words"]:
+    def _next_tokens(
+        self, batch: Batch
+    ) -> Int[Tensor, "predicted"] | Float[Tensor, "predicted words"]:
         """Labels of all positions but the first of every example, hard or soft."""
         labels = batch.labels if batch.ids is None else batch.ids
         words = labels.shape[-1:] if labels.is_floating_point() else ()
         if tuple(labels.shape) != (*batch.mask.shape, *words):
-            raise ValueError(f"embeddings of a text come with one label a token, not with labels of shape {list(labels.shape)}")
+            raise ValueError(
+                "embeddings of a text come with one label a token, not with labels of shape"
+                f" {list(labels.shape)}"
+            )
         return labels.reshape(-1, batch.mask.shape[-1], *words)[:, 1:].flatten(0, 1)
 
     @torch.no_grad()
     def _probe(self) -> bool:
-        """Refuses a model that does not accept embeddings as it accepts ids, or reads ahead; tells whether padding is free."""
+        """Refuses a model that does not accept embeddings as it accepts ids, or reads ahead;
+        tells whether padding is free."""
         words = transformer.ordinary(self.vocabulary, 6)
-        ids, other = (torch.tensor([[*self.vocabulary.prefix, *row]], device=self.device) for row in (words[:5], words[1:]))
+        ids, other = (
+            torch.tensor([[*self.vocabulary.prefix, *row]], device=self.device)
+            for row in (words[:5], words[1:])
+        )
         whole = torch.ones_like(ids).bool()
         by_ids = self._logits(Batch(ids=ids, mask=whole, labels=ids), None)
         transformer.refuse_unreachable(
-            self.name, by_ids, lambda: self._logits(Batch(embeddings=self.embed(ids), mask=whole, labels=ids), None)
+            self.name,
+            by_ids,
+            lambda: self._logits(Batch(embeddings=self.embed(ids), mask=whole, labels=ids), None),
         )
         if by_ids.shape[-1] != self.classes:
-            raise GradleakError(f"{self.name} predicts {by_ids.shape[-1]} words and embeds {self.classes}: it cannot be audited.")
+            raise GradleakError(
+                f"{self.name} predicts {by_ids.shape[-1]} words and embeds {self.classes}: it"
+                " cannot be audited."
+            )
         changed = torch.cat([ids[:, :-1], other[:, -1:]], dim=1)
         if not self.reads_ahead and not transformer.same_logits(
             by_ids[:, :-1], self._logits(Batch(ids=changed, mask=whole, labels=ids), None)[:, :-1]
         ):
-            raise GradleakError(f"{self.name} reads the tokens it is to predict: it is not a causal language model.")
+            raise GradleakError(
+                f"{self.name} reads the tokens it is to predict: it is not a causal language model."
+            )
         padded, mask = F.pad(ids, (0, 3), value=self.vocabulary.pad), F.pad(whole, (0, 3))
-        with_padding = self._logits(Batch(embeddings=self.embed(padded), mask=mask, labels=padded), None)
+        with_padding = self._logits(
+            Batch(embeddings=self.embed(padded), mask=mask, labels=padded), None
+        )
         return transformer.same_logits(by_ids, with_padding[:, : ids.shape[1]])

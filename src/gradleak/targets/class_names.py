@@ -15,7 +15,8 @@ SHOWN = 20  # names in an error
 
 @dataclass(frozen=True)
 class ClassNames:
-    """The names that a model's config.json gives its classes (label2id), in the case in which they are written there."""
+    """The names that a model's config.json gives its classes (label2id), in the case in which
+    they are written there."""
 
     model: str
     classes: int
@@ -27,7 +28,11 @@ class ClassNames:
         classes = int(config.num_labels)
         found = {str(name): int(number) for number, name in (config.id2label or {}).items()}
         found |= {str(name): int(number) for name, number in (config.label2id or {}).items()}
-        return ClassNames(model, classes, {name: number for name, number in found.items() if 0 <= number < classes})
+        return ClassNames(
+            model,
+            classes,
+            {name: number for name, number in found.items() if 0 <= number < classes},
+        )
 
     @property
     def named(self) -> list[str]:
@@ -36,14 +41,18 @@ class ClassNames:
         return sorted(given, key=lambda name: self.numbers[name])
 
     def class_of(self, label: int | str) -> int:
-        """The class of a label. Where the model's names are numbers themselves (1 to 5 stars), a number is a name."""
-        may_be_name = not isinstance(label, ClassNumber) and any(_is_number(name) for name in self.named)
+        """The class of a label. Where the model's names are numbers themselves (1 to 5 stars), a
+        number is a name."""
+        may_be_name = not isinstance(label, ClassNumber) and any(
+            _is_number(name) for name in self.named
+        )
         if isinstance(label, str) or may_be_name:
             return self._by_name(str(label))
         if not 0 <= label < self.classes:
             raise GradleakError(
-                f"label {label} is outside the {self.classes} classes of {self.model}: "
-                f"use labels 0 to {self.classes - 1}{self._or_names()}, or a target with more classes (classes=…)."
+                f"label {label} is outside the {self.classes} classes of {self.model}: use labels 0"
+                f" to {self.classes - 1}{self._or_names()}, or a target with more classes"
+                " (classes=…)."
             )
         return label
 
@@ -53,13 +62,14 @@ class ClassNames:
         shown = repr(label[:40])  # a wrong column may hold whole private texts
         if not self.named:
             raise GradleakError(
-                f"label {shown} is a name, and {self.model} has numbered classes only, 0 to {self.classes - 1}: number the "
-                "labels, name them in their order (--data FILE:labels=[first,second]), or write label2id into config.json."
+                f"label {shown} is a name, and {self.model} has numbered classes only, 0 to"
+                f" {self.classes - 1}: number the labels, name them in their order (--data"
+                " FILE:labels=[first,second]), or write label2id into config.json."
             )
         more = f" and {len(self.named) - SHOWN} more" if len(self.named) > SHOWN else ""
         raise GradleakError(
-            f"label {shown} is not known to {self.model}{did_you_mean(label, self.named)} Its config.json knows "
-            f"{', '.join(map(repr, self.named[:SHOWN]))}{more}; case counts."
+            f"label {shown} is not known to {self.model}{did_you_mean(label, self.named)} Its"
+            f" config.json knows {', '.join(map(repr, self.named[:SHOWN]))}{more}; case counts."
         )
 
     def _or_names(self) -> str:

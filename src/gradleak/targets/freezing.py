@@ -11,29 +11,40 @@ LAYERS = "layers:"  # `layers:1-3` among the names
 def frozen_parameters(
     name: str, parts: Sequence[Part], groups: Mapping[str, tuple[str, ...]], frozen: Sequence[str]
 ) -> frozenset[str]:
-    """Names of the parameters that `frozen` names; refuses what names nothing, half a matrix, or all there is."""
+    """Names of the parameters that `frozen` names; refuses what names nothing, half a matrix, or
+    all there is."""
     chosen = {part for word in frozen for part in _named(name, parts, groups, word)}
     parameters = frozenset(part.parameter for part in chosen)
     for part in parts:
         if part.parameter in parameters and part not in chosen:
             raise GradleakError(
-                f"{name} keeps query, key and value in one matrix, {part.parameter}, which trains as a whole or not at all: "
-                "freeze all three, or a layer (layers:1)."
+                f"{name} keeps query, key and value in one matrix, {part.parameter}, which trains"
+                " as a whole or not at all: freeze all three, or a layer (layers:1)."
             )
     if len(parameters) == len({part.parameter for part in parts}):
-        raise GradleakError(f"With {', '.join(frozen)} frozen nothing of {name} trains and no update is sent: freeze less.")
+        raise GradleakError(
+            f"With {', '.join(frozen)} frozen nothing of {name} trains and no update is sent:"
+            " freeze less."
+        )
     return parameters
 
 
-def _named(name: str, parts: Sequence[Part], groups: Mapping[str, tuple[str, ...]], word: str) -> list[Part]:
+def _named(
+    name: str, parts: Sequence[Part], groups: Mapping[str, tuple[str, ...]], word: str
+) -> list[Part]:
     if word.startswith(LAYERS):
         return list(_layers(name, parts, word))
     if word not in groups and word not in MODULES:
         known = ", ".join(dict.fromkeys([*groups, *MODULES]))
         raise GradleakError(
-            f"{name} has no group of parameters called {word!r} to freeze; groups are {known}, and layers as in layers:1-3."
+            f"{name} has no group of parameters called {word!r} to freeze; groups are {known}, and"
+            " layers as in layers:1-3."
         )
-    found = [part for part in parts if part.parameter in groups[word]] if word in groups else select_parts(parts, modules=[word])
+    found = (
+        [part for part in parts if part.parameter in groups[word]]
+        if word in groups
+        else select_parts(parts, modules=[word])
+    )
     if not found:
         raise GradleakError(f"{name} has no {word} to freeze.")
     return list(found)

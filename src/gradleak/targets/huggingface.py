@@ -28,13 +28,15 @@ from gradleak.targets.text_classifier import TextClassifier
 @register("target", "huggingface")
 @dataclass(frozen=True)
 class HuggingFace(TargetSpec):
-    """A sequence classifier by hub id or folder (BERT, DistilBERT, RoBERTa, MPNet, ELECTRA …). Code from the hub is never run."""
+    """A sequence classifier by hub id or folder (BERT, DistilBERT, RoBERTa, MPNet, ELECTRA …).
+    Code from the hub is never run."""
 
     path: str
     classes: Count | None = None  # the checkpoint's own number, or 2 where it has no head
     head_std: float = 0.02  # spread of a random head, where the checkpoint has none (LAMP)
     head_seed: int = 0  # every audit of one study attacks the same head
-    frozen: tuple[str, ...] = ()  # groups, modules or layers (layers:1-3) that do not train, hence are not sent
+    # groups, modules or layers (layers:1-3) that do not train, hence are not sent
+    frozen: tuple[str, ...] = ()
     attend_padding: bool = False  # pass no attention mask, as LAMP's released code does at B > 1
     allow_pickle: bool = False  # load .bin weights, which can run code
 
@@ -61,22 +63,26 @@ class HuggingFace(TargetSpec):
 @register("target", "causal_lm")
 @dataclass(frozen=True)
 class CausalLM(TargetSpec):
-    """A causal language model by hub id or folder (GPT-2, Llama …), trained to predict the next token. Hub code is never run."""
+    """A causal language model by hub id or folder (GPT-2, Llama …), trained to predict the next
+    token. Hub code is never run."""
 
     labels_are_tokens: ClassVar[bool] = True
 
     path: str
-    frozen: tuple[str, ...] = ()  # groups, modules or layers (layers:1-3) that do not train, hence are not sent
+    # groups, modules or layers (layers:1-3) that do not train, hence are not sent
+    frozen: tuple[str, ...] = ()
     allow_pickle: bool = False  # load .bin weights, which can run code
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         source, auto_class = source_of(self.path), quiet_transformers().AutoModelForCausalLM
         tokenizer = load_tokenizer(self.path, source)
-        model, missing = load_model(auto_class, "causal language model", self.path, source, dtype, not self.allow_pickle, {})
+        model, missing = load_model(
+            auto_class, "causal language model", self.path, source, dtype, not self.allow_pickle, {}
+        )
         if missing:
             raise GradleakError(
-                f"The checkpoint {self.path} has no {min(missing)}: it is not a whole causal language model, "
-                "and a random part would make the audit another model's."
+                f"The checkpoint {self.path} has no {min(missing)}: it is not a whole causal"
+                " language model, and a random part would make the audit another model's."
             )
         return CausalLanguageModel(self.path, model.to(device), tokenizer, self.frozen)
 
@@ -113,23 +119,38 @@ def open_classifier(
     if isinstance(source, Path):
         _refuse_regression(name, source, classes)
     options: dict[str, Any] = {} if classes is None else {"num_labels": classes}
-    model, missing = load_model(auto_class, "sequence classifier", name, source, dtype, safetensors_only, options)
+    model, missing = load_model(
+        auto_class, "sequence classifier", name, source, dtype, safetensors_only, options
+    )
     _draw_missing(model, missing, head)
     stated = tuple(model.config.architectures or ())
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
-    return TextClassifier(name, model.to(device), tokenizer, frozen, attend_padding, drawn_in_words(name, missing, stated))
+    return TextClassifier(
+        name,
+        model.to(device),
+        tokenizer,
+        frozen,
+        attend_padding,
+        drawn_in_words(name, missing, stated),
+    )
 
 
 def drawn_in_words(name: str, missing: Iterable[str], architectures: Sequence[str]) -> str:
-    """`with a random head (classifier), which BertModel does not have`: what a checkpoint lacks and was drawn."""
+    """`with a random head (classifier), which BertModel does not have`: what a checkpoint lacks
+    and was drawn."""
     modules = sorted({parameter.rpartition(".")[0] for parameter in missing})
     if not modules:
         return ""
     shown = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
     of = architectures[0] if architectures else "its checkpoint"
-    advice = f" (to train it as a language model: causal_lm:path={name})" if is_language_model(architectures) else ""
-    part = "a random head" if len(modules) <= 3 else "random parts"  # a head may have a layer before its last, and a pooler
+    advice = (
+        f" (to train it as a language model: causal_lm:path={name})"
+        if is_language_model(architectures)
+        else ""
+    )
+    # A head may have a layer before its last, and a pooler
+    part = "a random head" if len(modules) <= 3 else "random parts"
     return f"with {part} ({shown}), which {of} does not have{advice}"
 
 
@@ -138,7 +159,8 @@ def _refuse_regression(name: str, folder: Path, classes: int | None) -> None:
     stated = json.loads(config.read_text()).get("id2label") if config.exists() else None
     if classes is None and stated is not None and len(stated) == 1:
         raise GradleakError(
-            f"{name} is a regression model (1 output): gradleak audits classifiers. Use one with two or more labels."
+            f"{name} is a regression model (1 output): gradleak audits classifiers. Use one with"
+            " two or more labels."
         )
 
 

@@ -17,13 +17,16 @@ from gradleak.core.target import Target
 
 
 class ImageClassifier(Target):
-    """Gradients off: clients and attackers differentiate copies of the parameters. BatchNorm must be fixed (eval mode)."""
+    """Gradients off: clients and attackers differentiate copies of the parameters. BatchNorm
+    must be fixed (eval mode)."""
 
     medium: ClassVar[Medium] = "image"
     attend_padding = False
     padding_is_free = True  # there is none
 
-    def __init__(self, name: str, module: nn.Module, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, shape: tuple[int, int, int], classes: int
+    ) -> None:
         _refuse_batch_norm(name, module)
         self.name = name
         self.module = module.eval().requires_grad_(False)
@@ -32,8 +35,8 @@ class ImageClassifier(Target):
         self.hidden_size = shape[0] * shape[1] * shape[2]
         self._parameters = dict(module.named_parameters())
         if self.device.type == "cuda":
-            # For the whole process, since backward passes run later: convolutions would keep 10 bits of every number, and a
-            # gradient could be matched no better than that.
+            # For the whole process, since backward passes run later: convolutions would keep 10
+            # bits of every number, and a gradient could be matched no better than that.
             torch.backends.cudnn.allow_tf32 = False
         self._refuse_misfit()
         self._parts = _parts(module, classes)
@@ -72,9 +75,17 @@ class ImageClassifier(Target):
     def in_words(self) -> str:
         return f"picture classifier ({type(self.module).__name__}, {self.classes} classes)"
 
-    def losses(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Float[Tensor, "*lead"]:
-        labels = batch.labels.flatten() if batch.labels.dtype == torch.int64 else batch.labels.flatten(0, -2)
-        return F.cross_entropy(self._logits(batch, parameters), labels, reduction="none").view(batch.lead)
+    def losses(
+        self, batch: Batch, parameters: Mapping[str, Tensor] | None = None
+    ) -> Float[Tensor, "*lead"]:
+        labels = (
+            batch.labels.flatten()
+            if batch.labels.dtype == torch.int64
+            else batch.labels.flatten(0, -2)
+        )
+        return F.cross_entropy(self._logits(batch, parameters), labels, reduction="none").view(
+            batch.lead
+        )
 
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         return self._logits(batch, None).softmax(-1).view(*batch.lead, self.classes)
@@ -86,8 +97,12 @@ class ImageClassifier(Target):
         raise GradleakError(f"{self.name} reads pictures, not text.")
 
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        pixels = torch.stack([self._values(place, example) for place, example in enumerate(examples, start=1)])
-        labels = torch.tensor([self._label(place, example) for place, example in enumerate(examples, start=1)])
+        pixels = torch.stack(
+            [self._values(place, example) for place, example in enumerate(examples, start=1)]
+        )
+        labels = torch.tensor(
+            [self._label(place, example) for place, example in enumerate(examples, start=1)]
+        )
         batch = Batch.of_pixels(pixels.to(self.device, self.dtype), labels.to(self.device))
         return PrivateBatch(batch, tuple(examples), (1,) * len(examples))
 
@@ -99,29 +114,36 @@ class ImageClassifier(Target):
     def ordinary(self) -> Batch:
         """Plain pictures from dark to bright."""
         shades = torch.linspace(0.1, 0.9, 8, device=self.device, dtype=self.dtype).view(8, 1, 1, 1)
-        return Batch.of_pixels(shades.expand(8, *self.shape), torch.zeros(8, dtype=torch.int64, device=self.device))
+        return Batch.of_pixels(
+            shades.expand(8, *self.shape), torch.zeros(8, dtype=torch.int64, device=self.device)
+        )
 
     def _logits(self, batch: Batch, parameters: Mapping[str, Tensor] | None) -> Tensor:
         assert batch.pixels is not None
-        logits: Tensor = torch.func.functional_call(self.module, dict(parameters or {}), (batch.pixels.flatten(0, -4),))
+        logits: Tensor = torch.func.functional_call(
+            self.module, dict(parameters or {}), (batch.pixels.flatten(0, -4),)
+        )
         return logits
 
     def _values(self, place: int, example: Example) -> Tensor:
         if example.picture is None:
             raise GradleakError(
-                f"Example {place} of the batch is text, and {self.name} reads pictures: use --data cifar10 or shapes."
+                f"Example {place} of the batch is text, and {self.name} reads pictures: use --data"
+                " cifar10 or shapes."
             )
         values = pixels_of(example.picture)
         if tuple(values.shape) != self.shape:
             raise GradleakError(
-                f"Picture {place} of the batch has shape {tuple(values.shape)} (channels first); {self.name} reads {self.shape}."
+                f"Picture {place} of the batch has shape {tuple(values.shape)} (channels first);"
+                f" {self.name} reads {self.shape}."
             )
         return values
 
     def _label(self, place: int, example: Example) -> int:
         if not isinstance(example.label, int) or not 0 <= example.label < self.classes:
             raise GradleakError(
-                f"Picture {place} of the batch has label {example.label}; {self.name} has the classes 0 to {self.classes - 1}."
+                f"Picture {place} of the batch has label {example.label}; {self.name} has the"
+                f" classes 0 to {self.classes - 1}."
             )
         return example.label
 
@@ -132,25 +154,35 @@ class ImageClassifier(Target):
             logits = self._logits(self.probe(2, 1), None)
         except (RuntimeError, TypeError, ValueError) as error:
             raise GradleakError(
-                f"{self.name} cannot read pictures of shape {self.shape}: {str(error).splitlines()[0]}."
+                f"{self.name} cannot read pictures of shape {self.shape}:"
+                f" {str(error).splitlines()[0]}."
             ) from error
         if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, self.classes):
             found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise GradleakError(f"{self.name} must give {self.classes} scores a picture; of two pictures it gave {found}.")
+            raise GradleakError(
+                f"{self.name} must give {self.classes} scores a picture; of two pictures it gave"
+                f" {found}."
+            )
 
 
 def _refuse_batch_norm(name: str, module: nn.Module) -> None:
     for path, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or not part.track_running_stats):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (
+            part.training or not part.track_running_stats
+        ):
             raise GradleakError(
-                f"{name} has a BatchNorm in training mode ({path}), which mixes the examples of a batch: "
-                "call eval() on the module, or use GroupNorm."
+                f"{name} has a BatchNorm in training mode ({path}), which mixes the examples of a"
+                " batch: call eval() on the module, or use GroupNorm."
             )
 
 
 def _parts(module: nn.Module, classes: int) -> tuple[Part, ...]:
     """Every parameter; convolutions and their biases are counted from the input on."""
-    linear = [path for path, part in module.named_modules() if isinstance(part, nn.Linear) and part.out_features == classes]
+    linear = [
+        path
+        for path, part in module.named_modules()
+        if isinstance(part, nn.Linear) and part.out_features == classes
+    ]
     head = linear[-1] if linear else None
     found, layer = [], 0
     for path, part in module.named_modules():
@@ -160,7 +192,9 @@ def _parts(module: nn.Module, classes: int) -> tuple[Part, ...]:
             role = "head" if path == head else _role(part, attribute)
             depth = None if role in ("head", "other") else layer or None
             found.append(Part(name, name, role, tuple(parameter.shape), depth))
-    return tuple({part.name: part for part in found if part.name in dict(module.named_parameters())}.values())
+    return tuple(
+        {part.name: part for part in found if part.name in dict(module.named_parameters())}.values()
+    )
 
 
 def _role(part: nn.Module, attribute: str) -> str:

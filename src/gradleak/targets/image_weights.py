@@ -15,11 +15,16 @@ def load_weights(module: nn.Module, path: str, name: str) -> None:
 
     file = Path(path).expanduser()
     if not file.is_file():
-        raise GradleakError(f"There is no file {path}: weights names a safetensors file with the parameters of {name}.")
+        raise GradleakError(
+            f"There is no file {path}: weights names a safetensors file with the parameters of"
+            f" {name}."
+        )
     try:
         module.load_state_dict(load_file(file))
     except (SafetensorError, RuntimeError) as error:
-        raise GradleakError(f"{path} does not hold the weights of {name}: {str(error).splitlines()[-1].strip()}.") from error
+        raise GradleakError(
+            f"{path} does not hold the weights of {name}: {str(error).splitlines()[-1].strip()}."
+        ) from error
 
 
 def fingerprint_of(weights: str | None, seed: int) -> str:

@@ -1,4 +1,5 @@
-"""The small convolutional network that papers on gradient inversion attack, and a smaller one for tests."""
+"""The small convolutional network that papers on gradient inversion attack, and a smaller one
+for tests."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,12 +18,16 @@ from gradleak.targets.image_weights import fingerprint_of, load_weights
 class ConvolutionsAndHead(nn.Module):
     """Convolutions of 5 × 5 with sigmoids between them, then one linear layer."""
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, width: int, strides: tuple[int, ...]) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, width: int, strides: tuple[int, ...]
+    ) -> None:
         super().__init__()
         channels, height, side = shape
         self.convolutions = nn.ModuleList()
         for stride in strides:
-            self.convolutions.append(nn.Conv2d(channels, width, kernel_size=5, stride=stride, padding=2))
+            self.convolutions.append(
+                nn.Conv2d(channels, width, kernel_size=5, stride=stride, padding=2)
+            )
             channels, height, side = width, -(-height // stride), -(-side // stride)
         self.head = nn.Linear(width * height * side, classes)
 
@@ -36,18 +41,31 @@ class ConvolutionsAndHead(nn.Module):
 @register("target", "lenet")
 @dataclass(frozen=True)
 class LeNet(TargetSpec):
-    """LeNet with sigmoids for pictures of 32 × 32: 15,826 parameters, random unless `weights` names a safetensors file."""
+    """LeNet with sigmoids for pictures of 32 × 32: 15,826 parameters, random unless `weights`
+    names a safetensors file."""
 
     medium: ClassVar[Medium] = "image"
     cites = "Zhu et al., NeurIPS 2019; Learning to Invert (Wu et al. 2022), section 4.1"
 
     classes: Count = 10
     seed: int = 0
-    spread: float = 0.5  # weights are uniform between minus and plus this, as in the released code of both papers
+    # Weights are uniform between minus and plus this, as in the released code of both papers
+    spread: float = 0.5
     weights: str | None = None
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
-        return _open(self.name, (3, 32, 32), self.classes, 12, (2, 2, 1), self.seed, self.spread, self.weights, device, dtype)
+        return _open(
+            self.name,
+            (3, 32, 32),
+            self.classes,
+            12,
+            (2, 2, 1),
+            self.seed,
+            self.spread,
+            self.weights,
+            device,
+            dtype,
+        )
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.weights, self.seed)
@@ -68,7 +86,18 @@ class TinyImage(TargetSpec):
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         shape = (3, self.side, self.side)
-        return _open(self.name, shape, self.classes, 4, (2, 1), self.seed, self.spread, self.weights, device, dtype)
+        return _open(
+            self.name,
+            shape,
+            self.classes,
+            4,
+            (2, 1),
+            self.seed,
+            self.spread,
+            self.weights,
+            device,
+            dtype,
+        )
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.weights, self.seed)

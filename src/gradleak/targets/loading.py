@@ -1,4 +1,5 @@
-"""Hugging Face models and tokenizers from a hub id or a folder, with what can go wrong said in a sentence."""
+"""Hugging Face models and tokenizers from a hub id or a folder, with what can go wrong said in a
+sentence."""
 
 import hashlib
 import json
@@ -24,7 +25,8 @@ def quiet_transformers() -> Any:
 
 
 def source_of(path: str) -> str | Path:
-    """A folder where there is one of that name, else a hub id that network or cache holds; refuses what can be neither."""
+    """A folder where there is one of that name, else a hub id that network or cache holds;
+    refuses what can be neither."""
     refuse_missing_folder(path)
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -34,18 +36,25 @@ def source_of(path: str) -> str | Path:
 
 
 def refuse_missing_folder(path: str) -> None:
-    """Refuses what is written as a folder, or can be nothing else, where there is none; a name that is near is told."""
+    """Refuses what is written as a folder, or can be nothing else, where there is none; a name
+    that is near is told."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return
     if folder.is_file():
-        raise GradleakError(f"{path} is a file: name the folder that holds config.json, the weights and the tokenizer.")
+        raise GradleakError(
+            f"{path} is a file: name the folder that holds config.json, the weights and the"
+            " tokenizer."
+        )
     if is_beside_folders(path) or path.startswith((".", "/", "~")) or not HUB_ID.fullmatch(path):
-        raise GradleakError(f"There is no folder {path}; {near_paths(path, 'check the path.', folders=True)}")
+        raise GradleakError(
+            f"There is no folder {path}; {near_paths(path, 'check the path.', folders=True)}"
+        )
 
 
 def architectures_of(path: str) -> tuple[str, ...]:
-    """The classes that config.json says a folder's weights are of; nothing where it does not say, or for a hub id."""
+    """The classes that config.json says a folder's weights are of; nothing where it does not
+    say, or for a hub id."""
     config = Path(path).expanduser() / "config.json"
     try:
         stated = json.loads(config.read_text(encoding="utf-8"))
@@ -63,13 +72,19 @@ def is_language_model(architectures: Sequence[str]) -> bool:
 def load_tokenizer(name: str, source: str | Path) -> Any:
     """The tokenizer that lies beside a model."""
     if isinstance(source, Path) and not any(
-        (source / part).exists() for part in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")
+        (source / part).exists()
+        for part in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")
     ):
-        raise GradleakError(f"{name} has no tokenizer files (tokenizer.json, vocab.txt …): save the tokenizer into that folder.")
+        raise GradleakError(
+            f"{name} has no tokenizer files (tokenizer.json, vocab.txt …): save the tokenizer into"
+            " that folder."
+        )
     try:
         return quiet_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise GradleakError(f"No tokenizer could be loaded for {name}: {_first_line(error)}{_no_folder(source)}") from error
+        raise GradleakError(
+            f"No tokenizer could be loaded for {name}: {_first_line(error)}{_no_folder(source)}"
+        ) from error
 
 
 def load_model(
@@ -81,11 +96,13 @@ def load_model(
     safetensors_only: bool,
     options: Mapping[str, Any],
 ) -> tuple[Any, set[str]]:
-    """The model with eager attention (fused kernels have no second derivative), and the names its checkpoint lacks."""
+    """The model with eager attention (fused kernels have no second derivative), and the names
+    its checkpoint lacks."""
     if isinstance(source, Path):
         _refuse_folder(name, source, safetensors_only)
     try:
-        with torch.random.fork_rng(devices=[]):  # the library draws missing weights from the global generator
+        # The library draws missing weights from the global generator
+        with torch.random.fork_rng(devices=[]):
             model, info = auto_class.from_pretrained(
                 source,
                 attn_implementation="eager",
@@ -97,7 +114,8 @@ def load_model(
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise GradleakError(
-            f"The model {name} could not be loaded as a {called}: {_first_line(error)}{_no_folder(source)}"
+            f"The model {name} could not be loaded as a {called}:"
+            f" {_first_line(error)}{_no_folder(source)}"
         ) from error
     return model, set(info["missing_keys"])
 
@@ -123,11 +141,20 @@ def _refuse_folder(name: str, folder: Path, safetensors_only: bool) -> None:
 def fingerprint_of(path: str) -> str:
     """A hash of the weights in a folder, or the hub id."""
     folder = Path(path).expanduser()
-    weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")) if folder.is_dir() else []
+    weights = (
+        sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
+        if folder.is_dir()
+        else []
+    )
     if not weights:
         return f"hub:{path}"
-    together = "".join(sha256_of(file) for file in weights) if len(weights) > 1 else sha256_of(weights[0])
-    return "sha256:" + (hashlib.sha256(together.encode()).hexdigest() if len(weights) > 1 else together)[:16]
+    together = (
+        "".join(sha256_of(file) for file in weights) if len(weights) > 1 else sha256_of(weights[0])
+    )
+    return (
+        "sha256:"
+        + (hashlib.sha256(together.encode()).hexdigest() if len(weights) > 1 else together)[:16]
+    )
 
 
 def sha256_of(path: Path) -> str:

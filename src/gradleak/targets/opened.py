@@ -18,7 +18,8 @@ from gradleak.targets import transformer
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Examples with their ids, padded; how many tokens of each are read, and how many were cut off."""
+    """Examples with their ids, padded; how many tokens of each are read, and how many were cut
+    off."""
 
     examples: tuple[Example, ...]
     ids: Int[Tensor, "examples tokens"]
@@ -27,7 +28,8 @@ class Encoded:
 
 
 class OpenedTransformer(Target):
-    """Abstract: a subclass says what is learnt, and so what a private batch is and what the loss."""
+    """Abstract: a subclass says what is learnt, and so what a private batch is and what the
+    loss."""
 
     name: str
     tokenizer: Any
@@ -69,21 +71,41 @@ class OpenedTransformer(Target):
         return transformer.decode(self.tokenizer, ids, keep_special)
 
     def _encoded(self, examples: Sequence[Example]) -> "Encoded":
-        """The examples as the model reads them: long ones truncated as its tokenizer does, empty ones refused."""
+        """The examples as the model reads them: long ones truncated as its tokenizer does, empty
+        ones refused."""
         whole = self.encode([example.text for example in examples])
         cut = {place: row for place, row in enumerate(whole) if len(row) > self.longest}
-        again = transformer.encode(self.tokenizer, [examples[place].text for place in cut], self.longest) if cut else []
+        again = (
+            transformer.encode(
+                self.tokenizer, [examples[place].text for place in cut], self.longest
+            )
+            if cut
+            else []
+        )
         shorter = dict(zip(cut, again, strict=True))
         rows = [shorter.get(place, row) for place, row in enumerate(whole)]
         lengths = tuple(len(row) for row in rows)
         specials = len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
         transformer.refuse_lengths(self.name, examples, lengths, specials, self.padding_is_free)
         read = [
-            transformer.kept_secrets(self.tokenizer, example, self.longest) if place in cut else example
+            (
+                transformer.kept_secrets(self.tokenizer, example, self.longest)
+                if place in cut
+                else example
+            )
             for place, example in enumerate(examples)
         ]
-        dropped = tuple(len(before) - after for before, after in zip(whole, lengths, strict=True)) if cut else ()
-        return Encoded(tuple(read), transformer.padded(rows, self.vocabulary.pad).to(self.device), lengths, dropped)
+        dropped = (
+            tuple(len(before) - after for before, after in zip(whole, lengths, strict=True))
+            if cut
+            else ()
+        )
+        return Encoded(
+            tuple(read),
+            transformer.padded(rows, self.vocabulary.pad).to(self.device),
+            lengths,
+            dropped,
+        )
 
     def _logits(self, batch: Batch, parameters: Mapping[str, Tensor] | None) -> Tensor:
         return transformer.logits_of(self.module, self._aliases, batch, parameters)

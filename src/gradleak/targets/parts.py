@@ -1,4 +1,5 @@
-"""What each parameter of a Hugging Face model is: its layer by where it lies, its module by its exact path within the layer."""
+"""What each parameter of a Hugging Face model is: its layer by where it lies, its module by its
+exact path within the layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,19 +11,35 @@ from gradleak.core.parts import Cut, Part
 from gradleak.matching.capture import Kind, kind_of
 
 PATHS = {  # of linear layers within a transformer layer
-    "query": "attention.self.query attention.self.query_proj attention.attn.q attention.query attention.q_lin "
-    "self_attn.q_proj attn.attention.q_proj attn.q_proj",
-    "key": "attention.self.key attention.self.key_proj attention.attn.k attention.key attention.k_lin "
-    "self_attn.k_proj attn.attention.k_proj attn.k_proj",
-    "value": "attention.self.value attention.self.value_proj attention.attn.v attention.value attention.v_lin "
-    "self_attn.v_proj attn.attention.v_proj attn.v_proj",
-    "attention_output": "attention.output.dense attention.attn.o attention.dense attention.out_lin attn.c_proj self_attn.o_proj "
-    "self_attn.out_proj self_attn.dense self_attention.dense attn.attention.out_proj attn.out_proj attn.Wo",
-    "ffn_in": "intermediate.dense ffn ffn.lin1 mlp.c_fc mlp.gate_proj mlp.up_proj mlp.dense_h_to_4h fc1 mlp.fc1 mlp.fc_in mlp.Wi",
-    "ffn_out": "output.dense ffn_output ffn.lin2 mlp.c_proj mlp.down_proj mlp.dense_4h_to_h fc2 mlp.fc2 mlp.fc_out mlp.Wo",
+    "query": (
+        "attention.self.query attention.self.query_proj attention.attn.q attention.query"
+        " attention.q_lin self_attn.q_proj attn.attention.q_proj attn.q_proj"
+    ),
+    "key": (
+        "attention.self.key attention.self.key_proj attention.attn.k attention.key attention.k_lin "
+        "self_attn.k_proj attn.attention.k_proj attn.k_proj"
+    ),
+    "value": (
+        "attention.self.value attention.self.value_proj attention.attn.v attention.value"
+        " attention.v_lin self_attn.v_proj attn.attention.v_proj attn.v_proj"
+    ),
+    "attention_output": (
+        "attention.output.dense attention.attn.o attention.dense attention.out_lin attn.c_proj"
+        " self_attn.o_proj self_attn.out_proj self_attn.dense self_attention.dense"
+        " attn.attention.out_proj attn.out_proj attn.Wo"
+    ),
+    "ffn_in": (
+        "intermediate.dense ffn ffn.lin1 mlp.c_fc mlp.gate_proj mlp.up_proj mlp.dense_h_to_4h fc1"
+        " mlp.fc1 mlp.fc_in mlp.Wi"
+    ),
+    "ffn_out": (
+        "output.dense ffn_output ffn.lin2 mlp.c_proj mlp.down_proj mlp.dense_4h_to_h fc2 mlp.fc2"
+        " mlp.fc_out mlp.Wo"
+    ),
 }
 ROLES = {path: module for module, paths in PATHS.items() for path in paths.split()}
-FUSED_BY_HEAD = {  # one matrix for query, key and value: are those of a head together, or all queries first?
+# One matrix for query, key and value: are those of a head together, or all queries first?
+FUSED_BY_HEAD = {
     "attn.c_attn": False,  # GPT-2
     "attn.Wqkv": False,  # ModernBERT
     "attention.query_key_value": True,  # GPT-NeoX
@@ -39,21 +56,31 @@ class Place:
 
 
 def groups_of(model: Any, classes: int) -> dict[str, tuple[str, ...]]:
-    """Parameter names by role, found by identity and shape rather than by any architecture's names."""
+    """Parameter names by role, found by identity and shape rather than by any architecture's
+    names."""
     words = model.get_input_embeddings().weight
     positions = getattr(model.config, "max_position_embeddings", None)
-    tables = {id(m.weight) for m in model.modules() if _of_positions(m, positions) and m.weight is not words}
+    tables = {
+        id(m.weight)
+        for m in model.modules()
+        if _of_positions(m, positions) and m.weight is not words
+    }
     inside_base = {id(parameter) for parameter in model.base_model.parameters()}
     head = {
         name: parameter
         for name, parameter in model.named_parameters()
-        if id(parameter) not in inside_base and "pooler" not in name.split(".")  # DeBERTa's lies outside its base
+        # DeBERTa's lies outside its base
+        if id(parameter) not in inside_base and "pooler" not in name.split(".")
     }
     return {
         "word_embedding": tuple(name for name, p in model.named_parameters() if p is words),
-        "position_embedding": tuple(name for name, p in model.named_parameters() if id(p) in tables),
+        "position_embedding": tuple(
+            name for name, p in model.named_parameters() if id(p) in tables
+        ),
         "head": tuple(head),
-        "head_bias": tuple(name for name, p in head.items() if p.ndim == 1 and p.shape[0] == classes)[-1:],
+        "head_bias": tuple(
+            name for name, p in head.items() if p.ndim == 1 and p.shape[0] == classes
+        )[-1:],
     }
 
 
@@ -61,19 +88,30 @@ def _of_positions(module: nn.Module, positions: int | None) -> bool:
     if not isinstance(module, nn.Embedding):
         return False
     # OPT's and BART's tables have two rows more than there are positions.
-    return module.num_embeddings == positions or type(module).__name__.endswith("LearnedPositionalEmbedding")
+    return module.num_embeddings == positions or type(module).__name__.endswith(
+        "LearnedPositionalEmbedding"
+    )
 
 
 def parts_of(model: Any, groups: Mapping[str, tuple[str, ...]]) -> tuple[Part, ...]:
-    """Every parameter once, fused ones as their slices. Shared layers (ALBERT) are there once: layer 1 stands for all."""
+    """Every parameter once, fused ones as their slices. Shared layers (ALBERT) are there once:
+    layer 1 stands for all."""
     stacks = _stacks(model)
-    known = {name: group for group in ("word_embedding", "position_embedding", "head") for name in groups[group]}
+    known = {
+        name: group
+        for group in ("word_embedding", "position_embedding", "head")
+        for name in groups[group]
+    }
     found: list[Part] = []
     for name, parameter in model.named_parameters():
         module_path, _, attribute = name.rpartition(".")
         place = _place(model, module_path, stacks)
         holder = model.get_submodule(module_path)
-        if attribute == "weight" and place.path in FUSED_BY_HEAD and parameter.numel() == 3 * min(parameter.shape) ** 2:
+        if (
+            attribute == "weight"
+            and place.path in FUSED_BY_HEAD
+            and parameter.numel() == 3 * min(parameter.shape) ** 2
+        ):
             found += _slices(name, parameter, place, holder, model.config)
         else:
             module = known.get(name) or _module(holder, module_path, attribute, place)
@@ -93,7 +131,9 @@ def _module(holder: nn.Module, module_path: str, attribute: str, place: Place) -
     return "other" if place.layer is None else ROLES.get(place.path, "other")
 
 
-def _slices(name: str, parameter: Tensor, place: Place, holder: nn.Module, config: Any) -> list[Part]:
+def _slices(
+    name: str, parameter: Tensor, place: Place, holder: nn.Module, config: Any
+) -> list[Part]:
     axis = -1 if kind_of(holder) is Kind.CONV1D else -2
     blocks = int(config.num_attention_heads) if FUSED_BY_HEAD[place.path] else 1
     slices = []
@@ -107,13 +147,18 @@ def _slices(name: str, parameter: Tensor, place: Place, holder: nn.Module, confi
 def _stacks(model: Any) -> dict[str, int]:
     """The lists of layers, each with the number of layers before it.
 
-    Lists in one module run side by side (XLM keeps attentions and FFNs apart); a decoder's layers count on from its encoder's.
+    Lists in one module run side by side (XLM keeps attentions and FFNs apart); a decoder's layers
+    count on from its encoder's.
     """
     inside = {id(module) for module in model.base_model.modules()}
     before: dict[str, int] = {}
     count, lengths = 0, dict[str, int]()
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or id(module) not in inside or any(_under(path, other) for other in before):
+        if (
+            not isinstance(module, nn.ModuleList)
+            or id(module) not in inside
+            or any(_under(path, other) for other in before)
+        ):
             continue
         parent = path.rpartition(".")[0]
         if parent not in lengths:
@@ -133,5 +178,9 @@ def _place(model: Any, module_path: str, stacks: Mapping[str, int]) -> Place:
         return Place()
     layer = stacks[outer] + int(module_path.removeprefix(outer + ".").partition(".")[0]) + 1
     names = module_path.split(".")
-    lists = [end for end in range(1, len(names)) if isinstance(model.get_submodule(".".join(names[:end])), nn.ModuleList)]
+    lists = [
+        end
+        for end in range(1, len(names))
+        if isinstance(model.get_submodule(".".join(names[:end])), nn.ModuleList)
+    ]
     return Place(layer, ".".join(names[lists[-1] + 1 :]))

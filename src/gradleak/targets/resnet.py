@@ -20,7 +20,8 @@ GROUPS = 4
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut; the shortcut is a convolution of 1 × 1 where the shape changes."""
+    """Two convolutions beside a shortcut; the shortcut is a convolution of 1 × 1 where the shape
+    changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -28,7 +29,11 @@ class Block(nn.Module):
         self.first_norm = _norm(outputs, norm)
         self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.second_norm = _norm(outputs, norm)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 or inputs != outputs else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            if stride != 1 or inputs != outputs
+            else nn.Identity()
+        )
 
     def forward(self, pictures: Tensor) -> Tensor:
         inside = F.relu(self.first_norm(self.first(pictures)))
@@ -44,7 +49,8 @@ class ResNet(nn.Module):
         self.stem_norm = _norm(16, norm)
         widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
         self.blocks = nn.ModuleList(
-            Block(before, after, 2 if after > before else 1, norm) for before, after in itertools.pairwise(widths)
+            Block(before, after, 2 if after > before else 1, norm)
+            for before, after in itertools.pairwise(widths)
         )
         self.head = nn.Linear(64, classes)
 
@@ -61,7 +67,8 @@ class ResNet(nn.Module):
 class ResNet20(TargetSpec):
     """ResNet-20 for pictures of 32 × 32, random unless `weights` names a safetensors file.
 
-    BatchNorm in training mode mixes the examples of a client: it has GroupNorm instead, or BatchNorm with fixed statistics.
+    BatchNorm in training mode mixes the examples of a client: it has GroupNorm instead, or
+    BatchNorm with fixed statistics.
     """
 
     medium: ClassVar[Medium] = "image"
@@ -79,7 +86,9 @@ class ResNet20(TargetSpec):
             _draw(module, Streams.root(self.name, self.seed))
         else:
             load_weights(module, self.weights, self.name)
-        return ImageClassifier(self.name, module.to(device, dtype).eval(), (3, 32, 32), self.classes)
+        return ImageClassifier(
+            self.name, module.to(device, dtype).eval(), (3, 32, 32), self.classes
+        )
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.weights, self.seed)

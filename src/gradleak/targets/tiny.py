@@ -13,18 +13,19 @@ from gradleak.targets.text_classifier import TextClassifier
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
-    "the a my our is was has and to of in at on for with not he she they we i you it this that call me please keep code "
-    "number phone street doctor patient pain heart asthma salary bank account card pin password mail meeting monday "
-    "friday morning night red blue green dog cat house car river road door key letter paid owes sold moved lives works "
-    "takes needs saw gave left never again soon one two three four five six seven eight nine zero good bad very too much "
-    ". , ? ! '"
+    "the a my our is was has and to of in at on for with not he she they we i you it this that call"
+    " me please keep code number phone street doctor patient pain heart asthma salary bank account"
+    " card pin password mail meeting monday friday morning night red blue green dog cat house car"
+    " river road door key letter paid owes sold moved lives works takes needs saw gave left never"
+    " again soon one two three four five six seven eight nine zero good bad very too much . , ? ! '"
 ).split()
 
 
 @register("target", "tiny")
 @dataclass(frozen=True)
 class Tiny(TargetSpec):
-    """A random BERT with a vocabulary of about a hundred words and the letters and digits as word pieces."""
+    """A random BERT with a vocabulary of about a hundred words and the letters and digits as
+    word pieces."""
 
     layers: Count = 2
     hidden: Count = 32
@@ -49,10 +50,18 @@ class Tiny(TargetSpec):
             pad_token_id=0,
             attn_implementation="eager",
         )
-        with torch.random.fork_rng(devices=[]):  # the library draws from the global generator what is redrawn below
+        # The library draws from the global generator what is redrawn below
+        with torch.random.fork_rng(devices=[]):
             model = BertForSequenceClassification(config).to(dtype)
         redraw(model, Streams.root("tiny", self.seed))
-        return TextClassifier("tiny", model.to(device), tokenizer, self.frozen, self.attend_padding, "with random weights")
+        return TextClassifier(
+            "tiny",
+            model.to(device),
+            tokenizer,
+            self.frozen,
+            self.attend_padding,
+            "with random weights",
+        )
 
     def fingerprint(self) -> str:
         return f"made:seed={self.seed}"
@@ -64,14 +73,16 @@ def redraw(model: torch.nn.Module, streams: Streams) -> None:
     for name, parameter in model.named_parameters():
         drawn = torch.randn(parameter.shape, generator=streams.child(name).generator())
         if parameter.ndim > 1:
-            # Wider than BERT's 0.02: in so narrow a model the signal would otherwise vanish behind the residual stream.
+            # Wider than BERT's 0.02: in so narrow a model the signal would otherwise vanish behind
+            # the residual stream.
             parameter.copy_(drawn * 0.2)
         else:
             parameter.copy_((1.0 if "weight" in name else 0.0) + 0.05 * drawn)
 
 
 def tiny_tokenizer(framed: str = "[CLS] $A [SEP]") -> Any:
-    """WordPiece over WORDS, with every letter and digit as a piece, so that any lower-case text can be written."""
+    """WordPiece over WORDS, with every letter and digit as a piece, so that any lower-case text
+    can be written."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

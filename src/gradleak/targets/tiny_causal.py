@@ -1,4 +1,5 @@
-"""A causal language model small enough for tests and first tries, built in memory: no download, no file."""
+"""A causal language model small enough for tests and first tries, built in memory: no download,
+no file."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,13 +13,15 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.causal_lm import CausalLanguageModel
 from gradleak.targets.tiny import redraw, tiny_tokenizer
 
-FRAMES = {"gpt2": "$A", "llama": "[CLS] $A"}  # as their tokenizers do: nothing, or a token that begins every text
+# As their tokenizers do: nothing, or a token that begins every text
+FRAMES = {"gpt2": "$A", "llama": "[CLS] $A"}
 
 
 @register("target", "tiny_causal")
 @dataclass(frozen=True)
 class TinyCausal(TargetSpec):
-    """A random GPT-2 (tied embeddings, positions) or Llama (untied, rotary, RMSNorm, gated) over the words of `tiny`."""
+    """A random GPT-2 (tied embeddings, positions) or Llama (untied, rotary, RMSNorm, gated) over
+    the words of `tiny`."""
 
     labels_are_tokens: ClassVar[bool] = True
 
@@ -31,7 +34,8 @@ class TinyCausal(TargetSpec):
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         tokenizer = tiny_tokenizer(FRAMES[self.shape])
-        with torch.random.fork_rng(devices=[]):  # the library draws from the global generator what is redrawn below
+        # The library draws from the global generator what is redrawn below
+        with torch.random.fork_rng(devices=[]):
             model = {"gpt2": self._gpt2, "llama": self._llama}[self.shape](len(tokenizer)).to(dtype)
         redraw(model, Streams.root("tiny_causal", self.seed))
         return CausalLanguageModel("tiny_causal", model.to(device), tokenizer, self.frozen)

@@ -1,4 +1,5 @@
-"""What opened Hugging Face text models share, whatever they predict; reached through the library's own interfaces only."""
+"""What opened Hugging Face text models share, whatever they predict; reached through the
+library's own interfaces only."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,8 @@ UNUSED = re.compile(r"^[\[<]unused_?\d+[\]>]$")  # BERT's spare ids: never in a 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A model's parameters: those that train by name, by role and by part, and those that do not."""
+    """A model's parameters: those that train by name, by role and by part, and those that do
+    not."""
 
     parameters: Mapping[str, Tensor]
     groups: Mapping[str, tuple[str, ...]]
@@ -35,7 +37,11 @@ def weights_of(name: str, model: Any, classes: int, frozen: Sequence[str]) -> We
     parts = parts_of(model, groups)
     left_out = frozen_parameters(name, parts, groups, frozen)
     return Weights(
-        {parameter: value for parameter, value in model.named_parameters() if parameter not in left_out},
+        {
+            parameter: value
+            for parameter, value in model.named_parameters()
+            if parameter not in left_out
+        },
         groups,
         tuple(part for part in parts if part.parameter not in left_out),
         tuple(part for part in parts if part.parameter in left_out),
@@ -43,19 +49,28 @@ def weights_of(name: str, model: Any, classes: int, frozen: Sequence[str]) -> We
 
 
 def vocabulary_of(name: str, model: Any, tokenizer: Any) -> Vocabulary:
-    """Word embeddings, which words may stand inside a sentence, and what the tokenizer puts around one."""
+    """Word embeddings, which words may stand inside a sentence, and what the tokenizer puts
+    around one."""
     try:
         table = model.get_input_embeddings().weight.detach()
     except (NotImplementedError, AttributeError) as error:
-        raise GradleakError(f"The word embeddings of {name} cannot be reached through get_input_embeddings().") from error
+        raise GradleakError(
+            f"The word embeddings of {name} cannot be reached through get_input_embeddings()."
+        ) from error
     allowed = torch.zeros(table.shape[0], dtype=torch.bool)
     special = set(tokenizer.all_special_ids)
     for token, number in tokenizer.get_vocab().items():
         allowed[number] = number not in special and not UNUSED.match(token)
     # One word with and without its frame shows what the tokenizer puts around a sentence.
-    framed, bare = (tokenizer("a", add_special_tokens=framing)["input_ids"] for framing in (True, False))
+    framed, bare = (
+        tokenizer("a", add_special_tokens=framing)["input_ids"] for framing in (True, False)
+    )
     start = next(place for place in range(len(framed)) if framed[place : place + len(bare)] == bare)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    pad = (
+        tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None
+        else tokenizer.eos_token_id or 0
+    )
     return Vocabulary(
         embeddings=table,
         allowed=allowed.to(table.device),
@@ -67,9 +82,11 @@ def vocabulary_of(name: str, model: Any, tokenizer: Any) -> Vocabulary:
 
 
 def aliases_of(model: nn.Module) -> dict[str, list[str]]:
-    """For every parameter name, the names under which modules hold it: more than one where weights are tied."""
+    """For every parameter name, the names under which modules hold it: more than one where
+    weights are tied."""
     holders: dict[int, list[str]] = {}
-    for module_name, part in model.named_modules():  # each module once, whatever the number of its names
+    # Each module once, whatever the number of its names
+    for module_name, part in model.named_modules():
         for attribute, parameter in part.named_parameters(recurse=False):
             holders.setdefault(id(parameter), []).append(f"{module_name}.{attribute}".lstrip("."))
     return {name: holders[id(parameter)] for name, parameter in model.named_parameters()}
@@ -84,7 +101,10 @@ def longest_of(config: Any, tokenizer: Any) -> int:
 
 
 def logits_of(
-    module: nn.Module, aliases: Mapping[str, Sequence[str]], batch: Batch, parameters: Mapping[str, Tensor] | None
+    module: nn.Module,
+    aliases: Mapping[str, Sequence[str]],
+    batch: Batch,
+    parameters: Mapping[str, Tensor] | None,
 ) -> Float[Tensor, "examples *outputs"]:
     """One forward pass, all leading axes as one; with other parameters where they are given."""
     tokens = batch.mask.shape[-1]
@@ -93,9 +113,14 @@ def logits_of(
         inputs["input_ids"] = batch.ids.reshape(-1, tokens)
     elif batch.embeddings is not None:
         inputs["inputs_embeds"] = batch.embeddings.reshape(-1, tokens, batch.embeddings.shape[-1])
-    # functional_call's own tie_weights leaves the copies behind in a module that is registered under two names.
-    swapped = {alias: value for name, value in (parameters or {}).items() for alias in aliases[name]}
-    logits: Tensor = torch.func.functional_call(module, swapped, (), inputs, tie_weights=False).logits
+    # functional_call's own tie_weights leaves the copies behind in a module that is registered
+    # under two names.
+    swapped = {
+        alias: value for name, value in (parameters or {}).items() for alias in aliases[name]
+    }
+    logits: Tensor = torch.func.functional_call(
+        module, swapped, (), inputs, tie_weights=False
+    ).logits
     return logits
 
 
@@ -105,22 +130,31 @@ def same_logits(one: Tensor, other: Tensor) -> bool:
 
 
 def refuse_unreachable(name: str, by_ids: Tensor, by_embeddings: Callable[[], Tensor]) -> None:
-    """Refuses a model that does not accept embeddings as it accepts ids: gradient attacks optimise embeddings."""
+    """Refuses a model that does not accept embeddings as it accepts ids: gradient attacks
+    optimise embeddings."""
     try:
         reached = by_embeddings()
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise GradleakError(f"{name} does not take input embeddings, which gradient attacks optimise: {error}") from error
+        raise GradleakError(
+            f"{name} does not take input embeddings, which gradient attacks optimise: {error}"
+        ) from error
     if not same_logits(by_ids, reached):
         raise GradleakError(
-            f"The embeddings of {name} cannot be reached: "
-            "a sentence fed as ids and the same sentence fed as word embeddings give different results."
+            f"The embeddings of {name} cannot be reached: a sentence fed as ids and the same"
+            " sentence fed as word embeddings give different results."
         )
 
 
 def encode(tokenizer: Any, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-    """Token ids of each text, special ones included: however long, or cut by the tokenizer to at most so many."""
+    """Token ids of each text, special ones included: however long, or cut by the tokenizer to at
+    most so many."""
     cut = {"truncation": False} if longest is None else {"truncation": True, "max_length": longest}
-    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut)["input_ids"]]
+    return [
+        list(ids)
+        for ids in tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut)[
+            "input_ids"
+        ]
+    ]
 
 
 def kept_secrets(tokenizer: Any, example: Example, longest: int) -> Example:
@@ -136,8 +170,13 @@ def kept_secrets(tokenizer: Any, example: Example, longest: int) -> Example:
 
 def decode(tokenizer: Any, ids: Sequence[int], keep_special: bool) -> str:
     """The text of token ids."""
-    # The same clean-up of spaces before punctuation whatever the library's default: scores compare strings.
-    return str(tokenizer.decode(list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=True))
+    # The same clean-up of spaces before punctuation whatever the library's default: scores compare
+    # strings.
+    return str(
+        tokenizer.decode(
+            list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=True
+        )
+    )
 
 
 def called(example: Example, place: int) -> str:
@@ -145,15 +184,24 @@ def called(example: Example, place: int) -> str:
     return example.where or f"Text {place} of the batch"
 
 
-def refuse_lengths(name: str, examples: Sequence[Example], lengths: Sequence[int], specials: int, padding_is_free: bool) -> None:
-    """Refuses empty texts, and texts of different lengths where padding is read. Errors never quote a text."""
+def refuse_lengths(
+    name: str,
+    examples: Sequence[Example],
+    lengths: Sequence[int],
+    specials: int,
+    padding_is_free: bool,
+) -> None:
+    """Refuses empty texts, and texts of different lengths where padding is read. Errors never
+    quote a text."""
     for place, (example, tokens) in enumerate(zip(examples, lengths, strict=True), start=1):
         if tokens <= specials:
-            raise GradleakError(f"{called(example, place)} is empty after tokenising: remove it from the data.")
+            raise GradleakError(
+                f"{called(example, place)} is empty after tokenising: remove it from the data."
+            )
     if not padding_is_free and len(set(lengths)) > 1:
         raise GradleakError(
-            f"{name} reads padding, so a batch needs sentences of one length; these have {sorted(set(lengths))} tokens. "
-            "Use --batch-size 1 or sentences of equal length."
+            f"{name} reads padding, so a batch needs sentences of one length; these have"
+            f" {sorted(set(lengths))} tokens. Use --batch-size 1 or sentences of equal length."
         )
 
 

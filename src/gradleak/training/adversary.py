@@ -1,4 +1,5 @@
-"""Trains a generator of pictures against an adversary that learns to tell them from real ones (Goodfellow et al. 2014)."""
+"""Trains a generator of pictures against an adversary that learns to tell them from real ones
+(Goodfellow et al. 2014)."""
 
 from dataclasses import dataclass
 
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 
 from gradleak.priors.generator import FIRST_SIDE, GeneratorNetwork
 
-SLOPE_WEIGHT = 1.0  # of the adversary's slope at real pictures: without it the two circle each other (Mescheder et al. 2018)
+# Of the adversary's slope at real pictures: without it the two circle each other (Mescheder et al.
+# 2018)
+SLOPE_WEIGHT = 1.0
 MOMENTS = (0.5, 0.99)  # of Adam: what was learnt of an opponent is soon out of date
 
 
@@ -18,7 +21,9 @@ class Adversary(nn.Module):
     def __init__(self, shape: tuple[int, int, int], width: int, halvings: int) -> None:
         super().__init__()
         inputs = [shape[0], *[width] * (halvings - 1)]
-        self.convolutions = nn.ModuleList(nn.Conv2d(channels, width, 4, 2, 1) for channels in inputs)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels, width, 4, 2, 1) for channels in inputs
+        )
         self.last = nn.Linear((width if halvings else shape[0]) * FIRST_SIDE**2, 1)
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -42,7 +47,8 @@ class Contest:
         self.tells = torch.optim.Adam(self.adversary.parameters(), self.learning_rate, MOMENTS)
 
     def step(self, pictures: Tensor, drawn: Tensor) -> dict[str, Tensor]:
-        """The adversary learns from real and made pictures, then the generator from the adversary; says what share it told."""
+        """The adversary learns from real and made pictures, then the generator from the
+        adversary; says what share it told."""
         real = pictures.detach().requires_grad_()
         real_scores = self.adversary(real)
         (slopes,) = torch.autograd.grad(real_scores.sum(), real, create_graph=True)

@@ -34,7 +34,8 @@ class Corpus:
 
 
 def read_corpus(paths: Sequence[Path], tokenizer: Any, longest: int) -> Corpus:
-    """Reads one sentence a line, brackets each with the tokenizer's special tokens and cuts those over `longest` tokens."""
+    """Reads one sentence a line, brackets each with the tokenizer's special tokens and cuts
+    those over `longest` tokens."""
     parts: tuple[Lists, Lists] = ({}, {})
     for number, line_ids in enumerate(_encoded(paths, tokenizer)):
         ids = line_ids if len(line_ids) <= longest else line_ids[: longest - 1] + line_ids[-1:]
@@ -46,7 +47,10 @@ def read_corpus(paths: Sequence[Path], tokenizer: Any, longest: int) -> Corpus:
             f"There are too few sentences in {', '.join(map(str, paths))}: "
             f"one sentence a line is read and every {HELD_OUT_EVERY}th is held out for validation."
         )
-    training, held = ({length: torch.from_numpy(np.stack(rows)) for length, rows in sorted(part.items())} for part in parts)
+    training, held = (
+        {length: torch.from_numpy(np.stack(rows)) for length, rows in sorted(part.items())}
+        for part in parts
+    )
     return Corpus(training, held)
 
 
@@ -54,7 +58,11 @@ def batches(tables: Tables, tokens: int, generator: torch.Generator | None) -> l
     """Batches of about `tokens` tokens, each of one length; shuffled if a generator is given."""
     made = []
     for length, table in tables.items():
-        order = torch.arange(len(table)) if generator is None else torch.randperm(len(table), generator=generator)
+        order = (
+            torch.arange(len(table))
+            if generator is None
+            else torch.randperm(len(table), generator=generator)
+        )
         made += list(torch.split(table[order], max(1, tokens // length)))
     if generator is None:
         return made

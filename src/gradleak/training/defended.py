@@ -1,4 +1,5 @@
-"""A training step under the defenses clients would use: the optimiser sees what would have left them, and nothing else."""
+"""A training step under the defenses clients would use: the optimiser sees what would have left
+them, and nothing else."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ from gradleak.defenses.dp_sgd import DpSgd
 
 
 def per_example(defenses: Sequence[Defense]) -> bool:
-    """Whether the first defense wants each example's gradient; batches are then drawn by chance, as its accountants assume."""
+    """Whether the first defense wants each example's gradient; batches are then drawn by chance,
+    as its accountants assume."""
     return bool(defenses) and defenses[0].wants_per_example
 
 
@@ -24,8 +26,8 @@ def refuse_unfit(defenses: Sequence[Defense]) -> None:
     late = next((defense for defense in defenses if defense.channel().after_server), None)
     if late is not None:
         raise GradleakError(
-            f"{late.name} leaves what clients send as it is, so that training under it would show no cost: "
-            "the cost of its noise is that of client_dp with the same noise_multiplier."
+            f"{late.name} leaves what clients send as it is, so that training under it would show"
+            " no cost: the cost of its noise is that of client_dp with the same noise_multiplier."
         )
 
 
@@ -35,24 +37,36 @@ def chosen_by_chance(examples: int, batch_size: int, streams: Streams) -> list[i
     return (drawn < batch_size / examples).nonzero()[:, 0].tolist()
 
 
-def gradients_of_each(parameters: Mapping[str, Tensor], losses: Iterable[Tensor]) -> tuple[Update, Tensor]:
+def gradients_of_each(
+    parameters: Mapping[str, Tensor], losses: Iterable[Tensor]
+) -> tuple[Update, Tensor]:
     """The gradient of every example's loss, one backward pass each, and the losses' mean."""
     rows, values = [], []
     for loss in losses:
         rows.append(torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True))
         values.append(loss.detach())
     stacked = (torch.stack(parts)[None] for parts in zip(*rows, strict=True))
-    return Update(dict(zip(parameters, stacked, strict=True)), per_example=True), torch.stack(values).mean()
+    return (
+        Update(dict(zip(parameters, stacked, strict=True)), per_example=True),
+        torch.stack(values).mean(),
+    )
 
 
 def gradient_of_all(parameters: Mapping[str, Tensor]) -> Update:
     """The gradient that a backward pass left; zero where it reached nothing."""
-    found = {name: value.grad if value.grad is not None else torch.zeros_like(value) for name, value in parameters.items()}
+    found = {
+        name: value.grad if value.grad is not None else torch.zeros_like(value)
+        for name, value in parameters.items()
+    }
     return Update({name: gradient.detach()[None] for name, gradient in found.items()})
 
 
 def step_with(
-    parameters: Mapping[str, Tensor], update: Update, defenses: Sequence[Defense], streams: Streams, scale: float = 1.0
+    parameters: Mapping[str, Tensor],
+    update: Update,
+    defenses: Sequence[Defense],
+    streams: Streams,
+    scale: float = 1.0,
 ) -> None:
     """Leaves the defended gradient, times `scale`, for the optimiser."""
     sent = protect_in_turn(defenses, update, [streams])
@@ -60,8 +74,11 @@ def step_with(
         parameter.grad = (scale * sent.tensors[name][0]).to(parameter)
 
 
-def run_guarantees(defenses: Sequence[Defense], examples: int, batch_size: int, steps: int) -> tuple[Guarantee, ...]:
-    """What the whole run proves: of DP-SGD at this run's own sampling rate and steps, of others as they say themselves."""
+def run_guarantees(
+    defenses: Sequence[Defense], examples: int, batch_size: int, steps: int
+) -> tuple[Guarantee, ...]:
+    """What the whole run proves: of DP-SGD at this run's own sampling rate and steps, of others
+    as they say themselves."""
     made: list[Guarantee] = []
     for defense in defenses:
         if isinstance(defense, DpSgd):

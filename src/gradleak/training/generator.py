@@ -1,4 +1,5 @@
-"""Trains a generator of pictures: as the decoder of a variational autoencoder (Kingma & Welling 2014), or a GAN."""
+"""Trains a generator of pictures: as the decoder of a variational autoencoder (Kingma & Welling
+2014), or a GAN."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ class GeneratorTraining:
     batch_size: int = 256
     learning_rate: float | None = None  # none: RATES, by how it is trained
     how: How = "decoder"
-    pixel_spread: float = 0.1  # standard deviation that a pixel is believed to have around what is made
+    # Standard deviation that a pixel is believed to have around what is made
+    pixel_spread: float = 0.1
     seed: int = 0
 
 
@@ -45,12 +47,17 @@ class Learns(Protocol):
 
 
 class Encoder(nn.Module):
-    """The generator's mirror: mean and logarithm of the variance of the numbers a picture is made of."""
+    """The generator's mirror: mean and logarithm of the variance of the numbers a picture is
+    made of."""
 
-    def __init__(self, shape: tuple[int, int, int], latents: int, width: int, doublings: int) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], latents: int, width: int, doublings: int
+    ) -> None:
         super().__init__()
         inputs = [shape[0], *[width] * (doublings - 1)]
-        self.convolutions = nn.ModuleList(nn.Conv2d(channels, width, 4, 2, 1) for channels in inputs)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels, width, 4, 2, 1) for channels in inputs
+        )
         self.last = nn.Linear((width if doublings else shape[0]) * FIRST_SIDE**2, 2 * latents)
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,14 +72,21 @@ def stacked(examples: Sequence[Example]) -> Float[Tensor, "pictures channels hei
     """Pictures as numbers between 0 and 1."""
     pictures = [example.picture for example in examples if example.picture is not None]
     if len(pictures) < 2:
-        raise GradleakError(f"A generator learns from pictures, and this data holds {len(pictures)}: use cifar10 or shapes.")
+        raise GradleakError(
+            f"A generator learns from pictures, and this data holds {len(pictures)}: use cifar10 or"
+            " shapes."
+        )
     return torch.stack([pixels_of(picture) for picture in pictures])
 
 
 def train_generator(
-    settings: GeneratorTraining, pictures: Float[Tensor, "pictures channels height width"], out: Path, device: torch.device
+    settings: GeneratorTraining,
+    pictures: Float[Tensor, "pictures channels height width"],
+    out: Path,
+    device: torch.device,
 ) -> Iterator[dict[str, float]]:
-    """Trains and writes the generator; says after every epoch how far off its pictures are, and how long is left."""
+    """Trains and writes the generator; says after every epoch how far off its pictures are, and
+    how long is left."""
     streams = Streams.root("generator", settings.seed)
     mean = pictures.mean(0)
     channels, height, width = (int(size) for size in mean.shape)
@@ -91,7 +105,9 @@ def train_generator(
     pictures, began = pictures.to(device), time.monotonic()
     for epoch in range(1, settings.epochs + 1):
         told: list[dict[str, Tensor]] = []
-        for places in torch.split(torch.randperm(len(pictures), generator=order).to(device), settings.batch_size):
+        for places in torch.split(
+            torch.randperm(len(pictures), generator=order).to(device), settings.batch_size
+        ):
             drawn = torch.randn(len(places), settings.latents, generator=noise).to(device)
             told.append(learner.step(pictures[places], drawn))
         left = (time.monotonic() - began) / epoch * (settings.epochs - epoch)
@@ -114,7 +130,8 @@ class Autoencoder:
         self.optimiser = torch.optim.Adam(learnt, self.learning_rate)
 
     def step(self, pictures: Tensor, drawn: Tensor) -> dict[str, Tensor]:
-        """Lowers the negative bound of the likelihood; says the mean squared error of the pictures that were made."""
+        """Lowers the negative bound of the likelihood; says the mean squared error of the
+        pictures that were made."""
         mean, log_variance = self.encoder(pictures)
         made = self.network(mean + (0.5 * log_variance).exp() * drawn)
         squares = (made - pictures).square()

@@ -1,4 +1,5 @@
-"""What fine-tuning keeps on disk: a checkpoint an epoch, and at the end the model with the facts of its training."""
+"""What fine-tuning keeps on disk: a checkpoint an epoch, and at the end the model with the facts
+of its training."""
 
 import json
 from collections.abc import Sequence
@@ -23,9 +24,21 @@ if TYPE_CHECKING:
 def facts_of(settings: "FineTuning", material: "Material") -> dict[str, Any]:
     """The settings and sizes of a training, as plain values."""
     sizes = {"examples": len(material.training), "eval_examples": len(material.evaluation)}
-    defenses = {"defenses": [to_string(defense) for defense in settings.defenses]} if settings.defenses else {}
-    federation = {"protocol": to_string(settings.protocol), "clients": settings.clients} if settings.federated else {}
-    kept = {name: value for name, value in vars(settings).items() if name not in ("defenses", "protocol", "clients")}
+    defenses = (
+        {"defenses": [to_string(defense) for defense in settings.defenses]}
+        if settings.defenses
+        else {}
+    )
+    federation = (
+        {"protocol": to_string(settings.protocol), "clients": settings.clients}
+        if settings.federated
+        else {}
+    )
+    kept = {
+        name: value
+        for name, value in vars(settings).items()
+        if name not in ("defenses", "protocol", "clients")
+    }
     return {**kept, **material.described, **sizes, **defenses, **federation}
 
 
@@ -59,19 +72,28 @@ def save_checkpoint(
 
 
 def resume(
-    out: Path, settings: "FineTuning", target: TextClassifier, material: "Material", optimiser: torch.optim.Optimizer
+    out: Path,
+    settings: "FineTuning",
+    target: TextClassifier,
+    material: "Material",
+    optimiser: torch.optim.Optimizer,
 ) -> int:
     """Loads the checkpoint, if there is one; returns the epochs done."""
     if not (out / "checkpoint.pt").is_file():
         return 0
     state = torch.load(out / "checkpoint.pt", map_location="cpu", weights_only=True)
     there, here = state["facts"], facts_of(settings, material)
-    differs = [f"{name} was {there.get(name)!r} and is {value!r}" for name, value in here.items() if there.get(name) != value]
+    differs = [
+        f"{name} was {there.get(name)!r} and is {value!r}"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
     if not differs and state["content"] != material.content():
         differs = ["the examples have changed"]
     if differs:
         raise GradleakError(
-            f"{out} holds a checkpoint of other settings ({'; '.join(differs)}): choose another --out, or remove it."
+            f"{out} holds a checkpoint of other settings ({'; '.join(differs)}): choose another"
+            " --out, or remove it."
         )
     target.module.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])

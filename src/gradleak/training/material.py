@@ -1,4 +1,5 @@
-"""What a target learns from and is judged on, read from datasets: a split of its own, or a part held out at random."""
+"""What a target learns from and is judged on, read from datasets: a split of its own, or a part
+held out at random."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,8 @@ def read_material(
     streams: Streams,
     one_in: int = 10,
 ) -> Material:
-    """Training and evaluation examples, tokenised, under the names they were asked for by; one in so many is held out."""
+    """Training and evaluation examples, tokenised, under the names they were asked for by; one
+    in so many is held out."""
     judged = judged or dev_split(data)
     if judged is None:
         training, evaluation = hold_out(training, streams, one_in)
@@ -39,15 +41,20 @@ def read_material(
         "data": to_string(data),
         "eval_data": f"held-out {FRACTIONS[one_in]}" if judged is None else to_string(judged),
     }
-    return Material(lessons(opened, training, "training"), lessons(opened, evaluation, "evaluation"), described)
+    return Material(
+        lessons(opened, training, "training"), lessons(opened, evaluation, "evaluation"), described
+    )
 
 
-def hold_out(examples: Sequence[Example], streams: Streams, one_in: int = 10) -> tuple[list[Example], list[Example]]:
-    """All but one in so many to train on, and the others to judge by, drawn at random; both keep their order."""
+def hold_out(
+    examples: Sequence[Example], streams: Streams, one_in: int = 10
+) -> tuple[list[Example], list[Example]]:
+    """All but one in so many to train on, and the others to judge by, drawn at random; both keep
+    their order."""
     if len(examples) < 10:
         raise GradleakError(
-            f"The data holds {len(examples)} examples, too few to hold a {FRACTIONS[one_in]} of them out: "
-            "use 10 or more, or name others with --eval-data."
+            f"The data holds {len(examples)} examples, too few to hold a {FRACTIONS[one_in]} of"
+            " them out: use 10 or more, or name others with --eval-data."
         )
     order = torch.randperm(len(examples), generator=streams.child("held out").generator()).tolist()
     held = set(order[: len(examples) // one_in])

@@ -13,17 +13,21 @@ from gradleak.priors.packed import GROUP, save_packed
 
 RARE = 10  # a word the corpus has fewer times than this gets no embedding of its own
 CONFIG = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size max_position_embeddings "
-    "rms_norm_eps tie_word_embeddings pad_token_id bos_token_id eos_token_id"
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads"
+    " intermediate_size max_position_embeddings rms_norm_eps tie_word_embeddings pad_token_id"
+    " bos_token_id eos_token_id"
 ).split()
 
 
 def pack_prior(folder: Path, out: Path, embedding_bits: int, body_bits: int) -> int:
-    """Packs the model of a folder; returns the size in bytes. Rare words share one embedding: their mean."""
+    """Packs the model of a folder; returns the size in bytes. Rare words share one embedding:
+    their mean."""
     from transformers import AutoTokenizer
 
     if not (folder / "model.safetensors").is_file():
-        raise GradleakError(f"{folder} holds no trained prior (model.safetensors): run gradleak prior train first.")
+        raise GradleakError(
+            f"{folder} holds no trained prior (model.safetensors): run gradleak prior train first."
+        )
     weights = load_file(folder / "model.safetensors")
     weights.pop("lm_head.weight", None)  # tied to the embeddings
     bits = {

@@ -39,18 +39,28 @@ class PriorTraining:
 def train_prior(
     settings: PriorTraining, corpus: Corpus, tokenizer: Any, out: Path, device: torch.device
 ) -> Iterator[dict[str, float]]:
-    """Trains, yielding news (epoch, step, loss, seconds left); a checkpoint an epoch in `out` lets a second call go on."""
+    """Trains, yielding news (epoch, step, loss, seconds left); a checkpoint an epoch in `out`
+    lets a second call go on."""
     model = new_model(settings, len(tokenizer), tokenizer).to(device)
     decayed = [value for value in model.parameters() if value.ndim > 1]
     plain = [value for value in model.parameters() if value.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(
+        groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda"
+    )
     epoch, step = _resume(out, settings, model, optimiser)
     steps_an_epoch = len(batches(corpus.training, settings.tokens_a_batch, None))
     total = steps_an_epoch * settings.epochs
     began, done_before = time.monotonic(), step
     while epoch < settings.epochs:
-        order = batches(corpus.training, settings.tokens_a_batch, Streams.root("prior", settings.seed).child(epoch).generator())
+        order = batches(
+            corpus.training,
+            settings.tokens_a_batch,
+            Streams.root("prior", settings.seed).child(epoch).generator(),
+        )
         running = torch.zeros((), device=device)
         for place, batch in enumerate(order, start=1):
             for group in optimiser.param_groups:
@@ -65,15 +75,30 @@ def train_prior(
             if place % 100 == 0 or place == len(order):
                 seconds = (time.monotonic() - began) / (step - done_before) * (total - step)
                 mean = float(running) / (place % 100 or 100)
-                yield {"epoch": epoch + 1, "step": step, "total": total, "loss": mean, "seconds_left": seconds}
+                yield {
+                    "epoch": epoch + 1,
+                    "step": step,
+                    "total": total,
+                    "loss": mean,
+                    "seconds_left": seconds,
+                }
                 running.zero_()
         epoch += 1
         _save(out, settings, model, optimiser, epoch, step)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    counts = sum(torch.bincount(table.flatten().long(), minlength=len(tokenizer)) for table in corpus.training.values())
+    counts = sum(
+        torch.bincount(table.flatten().long(), minlength=len(tokenizer))
+        for table in corpus.training.values()
+    )
     torch.save(counts, out / "token_counts.pt")
-    yield {"epoch": epoch, "step": step, "total": total, "validation": validation_nats(model, corpus), "seconds_left": 0.0}
+    yield {
+        "epoch": epoch,
+        "step": step,
+        "total": total,
+        "validation": validation_nats(model, corpus),
+        "seconds_left": 0.0,
+    }
 
 
 def new_model(settings: PriorTraining, vocabulary: int, tokenizer: Any) -> Any:
@@ -103,7 +128,9 @@ def token_losses(model: Any, ids: Tensor) -> Tensor:
     autocast = torch.autocast("cuda", torch.bfloat16) if ids.is_cuda else nullcontext()
     with autocast:
         logits = model(input_ids=ids[:, :-1]).logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none").view(ids.shape[0], -1)
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+    ).view(ids.shape[0], -1)
 
 
 @torch.no_grad()
@@ -127,18 +154,34 @@ def _schedule(step: int, warm_up: int, total: int) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def _save(out: Path, settings: PriorTraining, model: Any, optimiser: torch.optim.Optimizer, epoch: int, step: int) -> None:
+def _save(
+    out: Path,
+    settings: PriorTraining,
+    model: Any,
+    optimiser: torch.optim.Optimizer,
+    epoch: int,
+    step: int,
+) -> None:
     write_whole(out / "training.json", json.dumps(asdict(settings), indent=1) + "\n")
-    state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "epoch": epoch, "step": step}
+    state = {
+        "model": model.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "epoch": epoch,
+        "step": step,
+    }
     with written_aside(out / "checkpoint.pt") as aside:
         torch.save(state, aside)
 
 
-def _resume(out: Path, settings: PriorTraining, model: Any, optimiser: torch.optim.Optimizer) -> tuple[int, int]:
+def _resume(
+    out: Path, settings: PriorTraining, model: Any, optimiser: torch.optim.Optimizer
+) -> tuple[int, int]:
     if not (out / "checkpoint.pt").is_file():
         return 0, 0
     if json.loads((out / "training.json").read_text()) != asdict(settings):
-        raise GradleakError(f"{out} holds a checkpoint of other settings: choose another --out, or remove it.")
+        raise GradleakError(
+            f"{out} holds a checkpoint of other settings: choose another --out, or remove it."
+        )
     state = torch.load(out / "checkpoint.pt", map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
     optimiser.load_state_dict(state["optimiser"])

@@ -1,4 +1,5 @@
-"""How well a classifier does: accuracy, F1 and Matthews correlation, all from one table of counts."""
+"""How well a classifier does: accuracy, F1 and Matthews correlation, all from one table of
+counts."""
 
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ Counts = Float[Tensor, "true predicted"]
 
 @dataclass(frozen=True)
 class Scores:
-    """A classifier on labelled sentences. `f1` is that of class 1 where there are two classes, otherwise the classes' mean."""
+    """A classifier on labelled sentences. `f1` is that of class 1 where there are two classes,
+    otherwise the classes' mean."""
 
     mcc: float
     f1: float
@@ -22,26 +24,40 @@ class Scores:
     examples: int
 
 
-def score(labels: Int[Tensor, "examples"], predictions: Int[Tensor, "examples"], classes: int) -> Scores:
+def score(
+    labels: Int[Tensor, "examples"], predictions: Int[Tensor, "examples"], classes: int
+) -> Scores:
     """Compares predicted with true class numbers, 0 to classes − 1."""
     return score_counts(count_pairs(labels, predictions, classes))
 
 
-def count_pairs(labels: Int[Tensor, "examples"], predictions: Int[Tensor, "examples"], classes: int) -> Counts:
+def count_pairs(
+    labels: Int[Tensor, "examples"], predictions: Int[Tensor, "examples"], classes: int
+) -> Counts:
     """The table of counts."""
-    return torch.bincount(labels * classes + predictions, minlength=classes**2).view(classes, classes).double()
+    return (
+        torch.bincount(labels * classes + predictions, minlength=classes**2)
+        .view(classes, classes)
+        .double()
+    )
 
 
 def score_counts(counts: Counts) -> Scores:
     """All scores, from the table alone."""
-    return Scores(matthews(counts), f1(counts), float(counts.trace() / counts.sum()), int(counts.sum()))
+    return Scores(
+        matthews(counts), f1(counts), float(counts.trace() / counts.sum()), int(counts.sum())
+    )
 
 
-def intervals(counts: Counts, confidence: float = 0.95, resamples: int = 2000) -> dict[str, Interval]:
-    """Every score with its interval over the examples: exact for accuracy, bootstrapped for the others.
+def intervals(
+    counts: Counts, confidence: float = 0.95, resamples: int = 2000
+) -> dict[str, Interval]:
+    """Every score with its interval over the examples: exact for accuracy, bootstrapped for the
+    others.
 
-    One made-up example a class, spread over what it may be taken for, is drawn along with the real ones: without it a
-    model that errs nowhere, or always says the same, would get an interval of no width, which a finite sample never earns.
+    One made-up example a class, spread over what it may be taken for, is drawn along with the real
+    ones: without it a model that errs nowhere, or always says the same, would get an interval of no
+    width, which a finite sample never earns.
     """
     found, examples, classes = score_counts(counts), int(counts.sum()), len(counts)
     chances = (counts + 1 / classes).flatten() / (examples + classes)
@@ -58,7 +74,8 @@ def _ends(value: float, redrawn: list[float], examples: int, confidence: float) 
 
 
 def matthews(counts: Counts) -> float:
-    """Matthews correlation for any number of classes (Gorodkin 2004); 0 where one class alone is true or predicted."""
+    """Matthews correlation for any number of classes (Gorodkin 2004); 0 where one class alone is
+    true or predicted."""
     true, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
     covariance = counts.trace() * total - true @ predicted
     spread = ((total**2 - true @ true) * (total**2 - predicted @ predicted)).sqrt()
@@ -66,7 +83,8 @@ def matthews(counts: Counts) -> float:
 
 
 def f1(counts: Counts) -> float:
-    """Of class 1 for two classes; otherwise the mean over the classes that are true or predicted anywhere."""
+    """Of class 1 for two classes; otherwise the mean over the classes that are true or predicted
+    anywhere."""
     appearances = counts.sum(0) + counts.sum(1)
     of_class = 2 * counts.diagonal() / appearances.clamp(min=1)
     return float(of_class[1] if len(counts) == 2 else of_class[appearances > 0].mean())

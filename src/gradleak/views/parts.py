@@ -13,9 +13,11 @@ from gradleak.core.view import View
 @register("view", "parts")
 @dataclass(frozen=True)
 class Parts(View):
-    """Some layers (all, 5, 3-6 or 1,4-6), some modules (query, ffn_in …) or, with both, these modules of these layers.
+    """Some layers (all, 5, 3-6 or 1,4-6), some modules (query, ffn_in …) or, with both, these
+    modules of these layers.
 
-    Embeddings, pooler and head lie in no layer: they are seen when named among the modules. With nothing named all is seen.
+    Embeddings, pooler and head lie in no layer: they are seen when named among the modules. With
+    nothing named all is seen.
     """
 
     layers: str = ""
@@ -34,18 +36,27 @@ class Parts(View):
         chosen = select_parts(every, self.layers, self.modules)
         for what, found in self._asked(chosen).items():
             if not found:
-                there = ", ".join(dict.fromkeys(part.module for part in select_parts(every, self.layers)))
-                where = f" in layers {self.layers}; there it has {there}" if self.layers else f"; it has {there}"
+                there = ", ".join(
+                    dict.fromkeys(part.module for part in select_parts(every, self.layers))
+                )
+                where = (
+                    f" in layers {self.layers}; there it has {there}"
+                    if self.layers
+                    else f"; it has {there}"
+                )
                 raise GradleakError(f"This model has no {what}{where}.")
             if set(found) <= set(target.frozen_parts):
                 raise GradleakError(
-                    f"Nothing of {what} trains in this model: it is frozen and never sent. Name parts that train."
+                    f"Nothing of {what} trains in this model: it is frozen and never sent. Name"
+                    " parts that train."
                 )
         return tuple(part.name for part in chosen if part not in target.frozen_parts)
 
     def _asked(self, chosen: Sequence[Part]) -> Mapping[str, Sequence[Part]]:
         """Everything that was asked for by name, with the parts it gave."""
-        asked: dict[str, Sequence[Part]] = {module: [part for part in chosen if part.module == module] for module in self.modules}
+        asked: dict[str, Sequence[Part]] = {
+            module: [part for part in chosen if part.module == module] for module in self.modules
+        }
         if read_layers(self.layers or "all"):  # named one by one
             for layer in sorted({part.layer for part in chosen if part.layer is not None}):
                 asked[f"layer {layer}"] = [part for part in chosen if part.layer == layer]

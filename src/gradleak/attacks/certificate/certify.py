@@ -21,7 +21,8 @@ from gradleak.attacks.certificate.neighbourhood import NO_TIME, CannotTell, Neig
 from gradleak.core.attack import Bench, Reconstruction, Sentences
 from gradleak.core.observation import Observation
 
-CERTIFYING = 0.08  # of a time limit: what attacks keep back to hold their guesses against the updates
+# Of a time limit: what attacks keep back to hold their guesses against the updates
+CERTIFYING = 0.08
 MOST_BYTES = 2**31  # of layer inputs and output gradients
 TOKENS_AT_ONCE = 2**12
 MOST_COLUMNS = 256  # sentences times labels: products of more would take longer than the attack
@@ -55,7 +56,11 @@ def certify_all(
     What there is no time for is not proven.
     """
     each = [drop_repeats(guess) for guess in guesses]
-    found = {place: Certificate(False, note=note) for place, note in enumerate(map(name_obstacle, observations, each)) if note}
+    found = {
+        place: Certificate(False, note=note)
+        for place, note in enumerate(map(name_obstacle, observations, each))
+        if note
+    }
     left = [place for place in range(len(each)) if place not in found]
     for group in _group(observations, each, left):
         if bench is not None and bench.out_of_time:
@@ -75,7 +80,9 @@ def certify_all(
     return [found[place] for place in range(len(each))]
 
 
-def _group(observations: Sequence[Observation], each: Sequence[Sentences], places: Sequence[int]) -> list[list[int]]:
+def _group(
+    observations: Sequence[Observation], each: Sequence[Sentences], places: Sequence[int]
+) -> list[list[int]]:
     """Groups the guesses whose columns are computed in one pass.
 
     They are of one model and view, and have not too many tokens together.
@@ -171,7 +178,11 @@ def _list_sizes(columns: Contributions) -> Sequence[int]:
 def _find_fitting(columns: Contributions, size: int) -> list[Occurrences]:
     """Finds ways to count of which the best makes up what was seen; none where it does not."""
     counts = Counting(columns, size, columns.observation.channel.clip is not None).find_counts()
-    return counts if counts and columns.measure_misfit(counts[0].shares(), counts[0].scale) <= 1 else []
+    return (
+        counts
+        if counts and columns.measure_misfit(counts[0].shares(), counts[0].scale) <= 1
+        else []
+    )
 
 
 def _judge(columns: Contributions, bench: Bench | None) -> Certificate:
@@ -183,7 +194,9 @@ def _judge(columns: Contributions, bench: Bench | None) -> Certificate:
     return Certificate(False, misfit=least, note="The update does not follow from the guess.")
 
 
-def _conclude(columns: Contributions, counts: Sequence[Occurrences], bench: Bench | None) -> Certificate:
+def _conclude(
+    columns: Contributions, counts: Sequence[Occurrences], bench: Bench | None
+) -> Certificate:
     """Shows what remains once a guess gives back all that was seen: that nothing near it does."""
     count = counts[0]
     pairs = zip(columns.sentences, count.totals, strict=True)
@@ -198,16 +211,25 @@ def _conclude(columns: Contributions, counts: Sequence[Occurrences], bench: Benc
         return Certificate(False, repeated, labels, misfit, note)
 
     if len(counts) > 1:
-        return unproven("The sentences make up the update in several ways: how often each is there does not show.")
+        return unproven(
+            "The sentences make up the update in several ways: how often each is there does not"
+            " show."
+        )
     if min(count.totals) == 0:  # a sentence of the guess is not needed
         (again,) = certify_all([columns.observation], [repeated], bench)
         return again
     if _find_size(columns.observation) is None:
-        return unproven("The batch size is not known, and the same batch several times over gives the same update.")
+        return unproven(
+            "The batch size is not known, and the same batch several times over gives the same"
+            " update."
+        )
     try:
         others = Neighbourhood(columns, count, bench).count_others()
     except CannotTell as why:
         return unproven(str(why))
     if others:
-        return unproven(f"The guess is one of at least {others + 1} that fit: another word or order does as well.")
+        return unproven(
+            f"The guess is one of at least {others + 1} that fit: another word or order does as"
+            " well."
+        )
     return Certificate(True, repeated, labels, misfit)

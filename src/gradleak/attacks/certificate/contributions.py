@@ -27,7 +27,8 @@ from gradleak.matching.rounding import gradient_difference, sum_error
 TIMES_MEASURED = 4.0
 ENTRIES_AT_ONCE = 2**18  # turned to double precision: what a processor keeps near at hand
 LEAST = 1e-100  # of a floor: a gradient that is zero has none
-HALF_A_STEP = math.sqrt(3)  # the largest error of rounding over its standard deviation, which is a step over √12
+# The largest error of rounding over its standard deviation, which is a step over √12
+HALF_A_STEP = math.sqrt(3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,10 @@ class Contributions:
     products: Float[Tensor, "tensors columns columns"]
     along: Float[Tensor, "tensors columns"]  # with what was seen, in the size of a gradient
     seen_squared: Float[Tensor, "tensors"]  # the same with itself
-    rounding: Float[Tensor, "tensors"]  # what it may leave of each tensor, of an update that was not scaled down
-    beyond: Float[Tensor, "tensors"]  # what else may: a channel's rounding, and that of the products
+    # What it may leave of each tensor, of an update that was not scaled down
+    rounding: Float[Tensor, "tensors"]
+    # What else may: a channel's rounding, and that of the products
+    beyond: Float[Tensor, "tensors"]
     predicted: Float[Tensor, "sentences labels"]
 
     @property
@@ -83,7 +86,10 @@ class LabelledGradients:
 
     def take(self, rows: Int[Tensor, "some"]) -> "LabelledGradients":
         """Returns those of some columns."""
-        gradients, rounded = ({name: one.take(rows) for name, one in made.items()} for made in (self.gradients, self.rounded))
+        gradients, rounded = (
+            {name: one.take(rows) for name, one in made.items()}
+            for made in (self.gradients, self.rounded)
+        )
         return LabelledGradients(gradients, rounded, self.losses[rows])
 
 
@@ -101,7 +107,9 @@ def count_labels(target: Target) -> int:
     return 1 if target.labels_are_tokens else target.classes
 
 
-def make_contributions(observation: Observation, sentences: Sentences, made: LabelledGradients) -> Contributions:
+def make_contributions(
+    observation: Observation, sentences: Sentences, made: LabelledGradients
+) -> Contributions:
     """Makes the columns of one observation's guess from its gradients."""
     labels, names = count_labels(observation.target), tuple(made.gradients)
     each = [(name, made.gradients[name]) for name in names]
@@ -109,8 +117,14 @@ def make_contributions(observation: Observation, sentences: Sentences, made: Lab
     predicted = torch.ones(len(sentences), 1, dtype=torch.float64)
     if labels > 1:  # the loss of a label is minus the logarithm of what the model gives it
         predicted = (-made.losses).exp().view(len(sentences), labels).cpu()
-    rounding = [_bound_rounding(observation, name, gradients, made.rounded[name]) for name, gradients in each]
-    beyond = [_bound_rest(observation, name, gradients, size) for (name, gradients), size in zip(each, sizes, strict=True)]
+    rounding = [
+        _bound_rounding(observation, name, gradients, made.rounded[name])
+        for name, gradients in each
+    ]
+    beyond = [
+        _bound_rest(observation, name, gradients, size)
+        for (name, gradients), size in zip(each, sizes, strict=True)
+    ]
     return Contributions(
         observation,
         sentences,
@@ -135,7 +149,9 @@ def lay_out_labels(target: Target, sentences: Sentences, labels: int, width: int
     return lay_out(target, repeated, [label for _ in sentences for label in range(labels)], width)
 
 
-def lay_out(target: Target, sentences: Sequence[Sequence[int]], labels: Sequence[int], width: int) -> Batch:
+def lay_out(
+    target: Target, sentences: Sequence[Sequence[int]], labels: Sequence[int], width: int
+) -> Batch:
     """Lays out sentences as a client does, beside one of that width where padding is read."""
     if target.labels_are_tokens:
         return target.batch_of(sentences, None)
@@ -145,7 +161,9 @@ def lay_out(target: Target, sentences: Sequence[Sequence[int]], labels: Sequence
     return target.batch_of([*sentences, widest], [*labels, 0])[: len(sentences)]
 
 
-def multiply_with_seen(observation: Observation, name: str, gradients: Gradients) -> Float[Tensor, "columns"]:
+def multiply_with_seen(
+    observation: Observation, name: str, gradients: Gradients
+) -> Float[Tensor, "columns"]:
     """Multiplies gradients with a tensor that was seen, in the size of a gradient."""
     return gradients.along(observation.update.tensors[name][0]).cpu() / observation.gradient_scale
 
@@ -165,11 +183,17 @@ def list_sum_lengths(target: Target) -> list[int]:
 
     These are the inputs and outputs of every linear layer.
     """
-    linear = [part for part in (*target.parts, *target.frozen_parts) if len(part.shape) == 2 and part.layer is not None]
+    linear = [
+        part
+        for part in (*target.parts, *target.frozen_parts)
+        if len(part.shape) == 2 and part.layer is not None
+    ]
     return [size for part in linear for size in part.shape]
 
 
-def _bound_rounding(observation: Observation, name: str, gradients: Gradients, rounded: Gradients) -> float:
+def _bound_rounding(
+    observation: Observation, name: str, gradients: Gradients, rounded: Gradients
+) -> float:
     """Bounds what rounding may leave between one tensor of the truth and what was seen of it.
 
     A batch's gradient is a mean over its examples, so that its rounding is no more than that of the
@@ -177,7 +201,9 @@ def _bound_rounding(observation: Observation, name: str, gradients: Gradients, r
     """
     precision = observation.update.tensors[name].dtype
     measured = float(_measure_differences(gradients, rounded).max())
-    expected = gradient_difference(list_sum_lengths(observation.target), precision) * float(gradients.summands().max())
+    expected = gradient_difference(list_sum_lengths(observation.target), precision) * float(
+        gradients.summands().max()
+    )
     return TIMES_MEASURED * measured + expected
 
 
@@ -189,7 +215,9 @@ def _bound_rest(observation: Observation, name: str, gradients: Gradients, seen:
     """
     terms = observation.target.part(name).size
     size = seen + float(gradients.summands().max())
-    return 2 * math.sqrt(sum_error(terms, torch.float64)) * size + _bound_channel_rounding(observation, name)
+    return 2 * math.sqrt(sum_error(terms, torch.float64)) * size + _bound_channel_rounding(
+        observation, name
+    )
 
 
 def _measure_differences(gradients: Gradients, rounded: Gradients) -> Float[Tensor, "columns"]:
@@ -207,7 +235,8 @@ def _bound_channel_rounding(observation: Observation, name: str) -> float:
     left = 0.0
     if observation.channel.rounding:
         left += HALF_A_STEP * float(observation.channel.errors(tensor, 1).double().norm())
-    if not observation.protocol.one_gradient:  # one local step: weights before minus weights after, each rounded
+    # One local step: weights before minus weights after, each rounded
+    if not observation.protocol.one_gradient:
         part = target.part(name)
         weights = part.of(target.parameters[part.parameter])
         left += observation.protocol.rounding_bound(weights) if weights.numel() else 0.0

@@ -152,7 +152,9 @@ class Counting:
                 best = nearest.get(totals[way])
                 if best is None or distances[way] < distances[best]:
                     nearest[totals[way]] = way
-            options.append({total: tuple(self.every[way].long().tolist()) for total, way in nearest.items()})
+            options.append(
+                {total: tuple(self.every[way].long().tolist()) for total, way in nearest.items()}
+            )
         for numbers in itertools.islice(_choose_totals(options, self.size), most):
             yield Occurrences(numbers, scale)
 
@@ -165,7 +167,13 @@ def list_labellings(total: int, labels: int) -> list[tuple[int, ...]]:
     if math.comb(total + labels - 1, labels - 1) > MOST_LABELLINGS:
         return [tuple(total * (label == one) for label in range(labels)) for one in range(labels)]
     bars = itertools.combinations(range(total + labels - 1), labels - 1)
-    return [tuple(stop - start - 1 for start, stop in itertools.pairwise((-1, *places, total + labels - 1))) for places in bars]
+    return [
+        tuple(
+            stop - start - 1
+            for start, stop in itertools.pairwise((-1, *places, total + labels - 1))
+        )
+        for places in bars
+    ]
 
 
 def _find_visible_directions(predicted: Float[Tensor, "labels"]) -> Float[Tensor, "labels seen"]:
@@ -179,14 +187,18 @@ def _find_visible_directions(predicted: Float[Tensor, "labels"]) -> Float[Tensor
     return orthonormalise(whole)[:, 1:]
 
 
-def _choose_totals(options: list[dict[int, tuple[int, ...]]], size: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _choose_totals(
+    options: list[dict[int, tuple[int, ...]]], size: int
+) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Yields one option of each sentence, with totals that add up to the size.
 
     Dead ends are known beforehand, so that nothing is tried in vain.
     """
     reachable: list[set[int]] = [{0}]  # totals that the last so many can add up to
     for option in reversed(options):
-        reachable.append({total + rest for total in option for rest in reachable[-1] if total + rest <= size})
+        reachable.append(
+            {total + rest for total in option for rest in reachable[-1] if total + rest <= size}
+        )
 
     def go(place: int, left: int) -> Iterator[tuple[tuple[int, ...], ...]]:
         if place == len(options):

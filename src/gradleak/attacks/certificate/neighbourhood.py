@@ -66,7 +66,9 @@ class CannotTell(Exception):
 class Neighbourhood:
     """The guesses next to one that gives back all that was seen."""
 
-    def __init__(self, columns: Contributions, count: Occurrences, bench: Bench | None = None) -> None:
+    def __init__(
+        self, columns: Contributions, count: Occurrences, bench: Bench | None = None
+    ) -> None:
         self.columns, self.count, self.bench = columns, count, bench
         self.observation, self.target = columns.observation, columns.observation.target
         self.shares, self.floors = count.shares(), columns.compute_floors(count.scale)
@@ -205,7 +207,9 @@ class Neighbourhood:
     def _find_mixed_parts(self) -> list[Part]:
         """Finds visible linear modules, fed by one tensor, where tokens have just mixed."""
         linear = linear_parts(self.target, list(self.observation.update.tensors))
-        mixed = [part for part in linear if (part.layer or 0) > 1 or part.module not in ATTENTION_INPUTS]
+        mixed = [
+            part for part in linear if (part.layer or 0) > 1 or part.module not in ATTENTION_INPUTS
+        ]
         mixed = [part for part in mixed if isinstance(self.columns.gradients[part.name], OuterSums)]
         if not mixed:
             return []
@@ -213,20 +217,28 @@ class Neighbourhood:
         ranks = {module: rank for rank, module in enumerate(order)}
         first = min(mixed, key=lambda part: (part.layer or 0, ranks.get(part.module, 9)))
         alike = ATTENTION_INPUTS if first.module in ATTENTION_INPUTS else (first.module,)
-        return [part for part in mixed if part.layer == first.layer and part.module in alike and _share_inputs(part, first)]
+        return [
+            part
+            for part in mixed
+            if part.layer == first.layer and part.module in alike and _share_inputs(part, first)
+        ]
 
     def _find_floor(self, part: Part) -> float:
         return float(self.floors[self.columns.names.index(part.name)])
 
     @torch.no_grad()
-    def _feed(self, inputs: ModuleInputs, sentences: Sequence[TokenIds]) -> list[Float[Tensor, "tokens width"]]:
+    def _feed(
+        self, inputs: ModuleInputs, sentences: Sequence[TokenIds]
+    ) -> list[Float[Tensor, "tokens width"]]:
         batch = lay_out_labels(self.target, tuple(sentences), 1, self.columns.width)
         rows = next(iter(inputs(batch).values())).double()
         if self.target.attend_padding:
             return list(rows)
         return [row[: len(sentence)] for row, sentence in zip(rows, sentences, strict=True)]
 
-    def _find_basis_of_others(self, kept: Sequence[Tensor], changed: tuple[int, ...]) -> Float[Tensor, "width rank"]:
+    def _find_basis_of_others(
+        self, kept: Sequence[Tensor], changed: tuple[int, ...]
+    ) -> Float[Tensor, "width rank"]:
         """Finds a basis of what all other sentences feed in.
 
         The changed ones are among them where they are there twice.
@@ -260,9 +272,15 @@ class Neighbourhood:
         labels = self.columns.labels
         return range(labels) if 2 < labels <= LABELS_TRIED else range(1)
 
-    def _measure_distances(self, changes: Sequence[Neighbour], exact: ExactGradients, shift: int) -> Float[Tensor, "changes"]:
+    def _measure_distances(
+        self, changes: Sequence[Neighbour], exact: ExactGradients, shift: int
+    ) -> Float[Tensor, "changes"]:
         columns = self.columns
-        flat = [(place, sentence) for change in changes for place, sentence in zip(change.places, change.sentences, strict=True)]
+        flat = [
+            (place, sentence)
+            for change in changes
+            for place, sentence in zip(change.places, change.sentences, strict=True)
+        ]
         made = exact.of(self._lay_out_neighbours(flat, shift))
         # A change of one sentence has one new column, one of two has two: `owner` says whose
         # each is, `firsts` and `lasts` where a change's own begin and end.

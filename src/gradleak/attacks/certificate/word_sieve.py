@@ -139,7 +139,10 @@ class WordSieve:
         each place's direction.
         """
         outside = (sizes - inside - BLURRED * sizes).clamp_min(0)
-        strengths, deltas = (sizes.new_tensor([[getattr(place, name)] for place in places]) for name in ("strength", "delta"))
+        strengths, deltas = (
+            sizes.new_tensor([[getattr(place, name)] for place in places])
+            for name in ("strength", "delta")
+        )
         needed = torch.tensor([[place.needed] for place in places], device=sizes.device)
         sines = outside / (outside + along).clamp_min(1e-300)
         missed = torch.where(needed, strengths.square() * sines, deltas.square() * outside)
@@ -200,7 +203,9 @@ def _measure_sums(
     return sizes, inside, (along + (shift @ own)[:, None]).square()
 
 
-def make_word_sieve(columns: Contributions, count: Occurrences, floors: Float[Tensor, "tensors"]) -> WordSieve | None:
+def make_word_sieve(
+    columns: Contributions, count: Occurrences, floors: Float[Tensor, "tensors"]
+) -> WordSieve | None:
     """Makes the sieve for a guess, where the first layer's query, key or value are seen."""
     target = columns.observation.target
     visible = visible_linear_parts(columns.observation, 1, ATTENTION_INPUTS)

@@ -110,7 +110,9 @@ class EnergyAttack(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return True  # whatever was done to entries is an error of some size, in its likelihood
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
         drafts: dict[int, list[Draft]] = {observation.index: [] for observation in observations}
         for alike in group_by(observations, describe_tensors):
@@ -125,12 +127,17 @@ class EnergyAttack(Attack):
                     for draft in found:
                         drafts[draft.observation.index].append(draft)
         best = [choose_draft(drafts[observation.index]) for observation in observations]
-        guesses = [Reconstruction(one.sentences, loss=one.loss, cost=Cost(steps=one.passes)) for one in self._judge(best, early)]
+        guesses = [
+            Reconstruction(one.sentences, loss=one.loss, cost=Cost(steps=one.passes))
+            for one in self._judge(best, early)
+        ]
         guesses = with_certificates(observations, guesses, bench)
         seconds = (time.monotonic() - began) / len(observations)
         return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in guesses]
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         """Returns what decides between guesses, at given words.
 
         Through a defense that is what matches the whole update, elsewhere what explains its spans.
@@ -169,14 +176,18 @@ class EnergyAttack(Attack):
         """Returns whether a last search by what matches all that is visible has the last word."""
         return self.judge and can_judge(observation)
 
-    def _rank_words(self, observations: Sequence[Observation], bench: Bench) -> dict[int, Float[Tensor, "words"]]:
+    def _rank_words(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> dict[int, Float[Tensor, "words"]]:
         """Returns by observation how badly every allowed word fits what was seen."""
         words = observations[0].target.vocabulary.allowed.nonzero()[:, 0]
         pairs = list(zip(*choose_matrices(observations, self.matrices), strict=True))
         misfits = rank_words(observations, words, pairs, bench)
         return {one.index: row for one, row in zip(observations, misfits, strict=True)}
 
-    def _search(self, group: Sequence[SearchProblem], bench: Bench, misfits: Mapping[int, Tensor]) -> list[Draft]:
+    def _search(
+        self, group: Sequence[SearchProblem], bench: Bench, misfits: Mapping[int, Tensor]
+    ) -> list[Draft]:
         rows = lay_out(group)
         seen = rows.observations
         ranked = torch.stack([misfits[one.index] for one in seen])
@@ -213,7 +224,10 @@ class EnergyAttack(Attack):
         some = [drafts[place] for place in places]
         seen = [draft.observation for draft in some]
         found = rematch_drafts(some, bench, self.effort)
-        batches = [one.target.batch_of(sentences, find_labels(one) or None) for one, sentences in zip(seen, found, strict=True)]
+        batches = [
+            one.target.batch_of(sentences, find_labels(one) or None)
+            for one, sentences in zip(seen, found, strict=True)
+        ]
         losses = self.objective(seen, batches).tolist()
         for place, one, sentences, loss in zip(places, seen, found, losses, strict=True):
             loss += self.penalty(one, sentences, bench.prior)

@@ -48,7 +48,9 @@ class Lens:
     source: Part  # the module whose input, or (by heads) output, stands for the word
     heads: int = 1
 
-    def vectors(self, target: Target, inputs: Mapping[str, Tensor]) -> Float[Tensor, "words heads width"]:
+    def vectors(
+        self, target: Target, inputs: Mapping[str, Tensor]
+    ) -> Float[Tensor, "words heads width"]:
         """Returns what stands for each word."""
         found = inputs[module_of(self.source)]
         if self.heads > 1:
@@ -154,7 +156,9 @@ class LoneWords:
         self.frame = torch.tensor([word if fixed else filler for word, fixed in pairs])
         self.place = special.index(False) + FILLERS_BESIDE
 
-    def average(self, words: Int[Tensor, "words"], bench: Bench) -> list[Float[Tensor, "heads width"]]:
+    def average(
+        self, words: Int[Tensor, "words"], bench: Bench
+    ) -> list[Float[Tensor, "heads width"]]:
         """Returns the mean vector of each lens over some words."""
         parts = [self.vectors(some) for some in torch.split(words, self.pieces(bench).size)]
         return [torch.cat(vectors).mean(0) for vectors in zip(*parts, strict=True)]
@@ -216,7 +220,9 @@ def _depends_on_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
     return not torch.equal(made[0], made[1])
 
 
-def _find_first_basis(observation: Observation, parts: Sequence[Part]) -> Float[Tensor, "rank width"]:
+def _find_first_basis(
+    observation: Observation, parts: Sequence[Part]
+) -> Float[Tensor, "rank width"]:
     """Returns the directions of all that the parts show, at most one a token."""
     target = observation.target
     seen = [part for part in parts if part.name in observation.update.tensors]

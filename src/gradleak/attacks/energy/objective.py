@@ -68,7 +68,9 @@ class Energy(WordObjective):
         self.pass_cost = cost_of(self.target, self.inputs)
         self.weights = self._weigh()
         self.nats = self._weigh_evidence(observations)
-        self.rounding = torch.tensor([max(_measure_rounding(one, part) for part in self.parts) for one in observations]).double()
+        self.rounding = torch.tensor(
+            [max(_measure_rounding(one, part) for part in self.parts) for one in observations]
+        ).double()
 
     def _weigh(self) -> Float[Tensor, "observations terms"]:
         """Returns the weights: matrices fed by every token's own state count the same, others less.
@@ -84,7 +86,9 @@ class Energy(WordObjective):
         shares[:, split] /= 2
         return torch.cat([shares, shares[:, split]], dim=1)
 
-    def _weigh_evidence(self, observations: Sequence[Observation]) -> Float[Tensor, "observations terms"]:
+    def _weigh_evidence(
+        self, observations: Sequence[Observation]
+    ) -> Float[Tensor, "observations terms"]:
         """Returns, under errors of known size, what every whole matrix is worth: ‖G‖²/2σ².
 
         Zero for observations without such errors, and for terms by heads, which are no likelihoods.
@@ -151,14 +155,18 @@ class Energy(WordObjective):
 
         There is one width for each input that modules do not share.
         """
-        signs, uneven = (any(getattr(one, name) for one in self.seen) for name in ("signs", "uneven"))
+        signs, uneven = (
+            any(getattr(one, name) for one in self.seen) for name in ("signs", "uneven")
+        )
         fed = {}
         for part, structure, seen in zip(self.parts, self.structures, self.seen, strict=True):
             source = "attention" if part.module in UNMIXED else part.module
             fed[part.name if uneven else (part.layer, source, structure)] = seen.rows.shape[2]
         return examples * tokens * (2 if signs else 1), list(fed.values())
 
-    def measure_unexplained(self, batch: Batch, rows: slice) -> Float[Tensor, "observations candidates terms"]:
+    def measure_unexplained(
+        self, batch: Batch, rows: slice
+    ) -> Float[Tensor, "observations candidates terms"]:
         """Returns for every matrix the share of ‖G‖² outside the span of a candidate's inputs.
 
         The comparisons by heads follow.
@@ -195,7 +203,9 @@ class SeenDirections:
         count, width = len(observations), next(iter(matrices.values())).shape[1]
         self.signs = any(map(has_only_signs, observations))
         self.uneven = any(map(has_uneven_errors, observations))
-        self.shown = torch.tensor([place in matrices for place in range(count)], device=target.device)
+        self.shown = torch.tensor(
+            [place in matrices for place in range(count)], device=target.device
+        )
         self.columns = torch.ones(count, width, device=target.device, dtype=torch.float64)
         for place, matrix in matrices.items():
             if has_uneven_errors(observations[place]):
@@ -215,7 +225,9 @@ class SeenDirections:
         part.columns = self.columns[places]
         return part
 
-    def defend(self, directions: Float[Tensor, "o c uses width"], rows: slice) -> Float[Tensor, "o c more width"]:
+    def defend(
+        self, directions: Float[Tensor, "o c uses width"], rows: slice
+    ) -> Float[Tensor, "o c more width"]:
         """Returns what the gradients of these inputs span after the defense.
 
         It is in units of the errors in each column.
@@ -238,7 +250,9 @@ class SeenDirections:
         return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
 
 
-def choose_matrices(observations: Sequence[Observation], matrices: int | None) -> tuple[list[Part], list[Structure]]:
+def choose_matrices(
+    observations: Sequence[Observation], matrices: int | None
+) -> tuple[list[Part], list[Structure]]:
     """Returns the visible matrices, or so many: the best guides of the earliest layers.
 
     The earliest are the cheapest to reach. Under noise it takes more to tell words apart: then all
@@ -251,7 +265,8 @@ def choose_matrices(observations: Sequence[Observation], matrices: int | None) -
         parts, matrices = tuple(part for part in parts if part.layer in needed), None
     if not parts:
         raise GradleakError(
-            "energy needs the gradient of at least one weight matrix inside a transformer layer, and none is visible."
+            "energy needs the gradient of at least one weight matrix inside a transformer layer,"
+            " and none is visible."
         )
     pairs = list(zip(parts, find_structures(target, parts), strict=True))
     order = sorted(range(len(pairs)), key=lambda place: (not is_guide(*pairs[place]), place))

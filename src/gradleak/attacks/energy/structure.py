@@ -73,7 +73,9 @@ def _read_structure(deltas: Float[Tensor, "examples tokens outputs"]) -> Structu
     return Structure(centred=bool((total < CANCELLED * sizes.sum(1)).all()))
 
 
-def _compute_output_gradients(target: Target, parts: Sequence[Part]) -> list[Float[Tensor, "examples tokens outputs"]]:
+def _compute_output_gradients(
+    target: Target, parts: Sequence[Part]
+) -> list[Float[Tensor, "examples tokens outputs"]]:
     generator = Streams.root("structure", 0).generator()
     shape = (EXAMPLES, TOKENS, target.hidden_size)
     drawn = torch.randn(shape, generator=generator) * target.vocabulary.mean_norm / shape[-1] ** 0.5
@@ -99,7 +101,9 @@ class HeadByHead:
     place: int  # the token that is fed on
     count: int  # heads
 
-    def find_bases(self, observations: Sequence[Observation]) -> Float[Tensor, "observations heads width examples"]:
+    def find_bases(
+        self, observations: Sequence[Observation]
+    ) -> Float[Tensor, "observations heads width examples"]:
         """Returns an orthonormal basis of the directions seen in each head, one a sentence.
 
         It is zero where the matrix is not shown.
@@ -116,7 +120,9 @@ class HeadByHead:
                 bases[place] = self._find_basis(target, blocks, observation.batch_size)
         return bases
 
-    def _find_basis(self, target: Target, blocks: Float[Tensor, "heads width inputs"], sentences: int) -> Tensor:
+    def _find_basis(
+        self, target: Target, blocks: Float[Tensor, "heads width inputs"], sentences: int
+    ) -> Tensor:
         found = decompose(blocks.cpu())
         if self.part.module == "key":
             basis: Tensor = found.left[..., :sentences]
@@ -141,7 +147,8 @@ class HeadByHead:
             bias: Any = target.module.get_submodule(module_of(self.part)).bias
             vectors = vectors if bias is None else vectors - bias
         by_head = vectors.reshape(*vectors.shape[:-1], self.count, -1).movedim(-2, -3)
-        inside = (by_head @ bases[:, None]).square().sum((-1, -2))  # by_head: [o, c, heads, examples, width]
+        # by_head: [o, c, heads, examples, width]
+        inside = (by_head @ bases[:, None]).square().sum((-1, -2))
         shares: Tensor = 1 - inside / by_head.square().sum((-1, -2)).clamp_min(1e-30)
         return shares.mean(-1)  # over heads
 

@@ -36,7 +36,9 @@ class MatchingAttack(Attack):
     def loop(self) -> MatchingLoop:
         """The parts, with what they are told of observations."""
         assumptions = Assumptions(self.labels, self.lengths, longest=self.longest)
-        return replace(self.parts, assumptions=assumptions, adaptive=self.adaptive, unroll=self.unroll)
+        return replace(
+            self.parts, assumptions=assumptions, adaptive=self.adaptive, unroll=self.unroll
+        )
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -55,10 +57,14 @@ class MatchingAttack(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return self.loop.adapts
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         return self.loop.reconstruct(observations, bench)
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         return self.loop.objective(observations, batches)
 
     def objective_scale(self, observation: Observation) -> Scale:

@@ -56,7 +56,9 @@ class CandidateScorer:
     bench: Bench
     unit: Float[Tensor, "rows"]  # what the prior's weight is a multiple of
 
-    def score_tokens(self, ids: Candidates, prior_weight: float) -> Float[Tensor, "rows candidates"]:
+    def score_tokens(
+        self, ids: Candidates, prior_weight: float
+    ) -> Float[Tensor, "rows candidates"]:
         """Returns matching distance plus weighted prior of candidates given as tokens."""
 
         def match(kept: slice, some: slice) -> Tensor:
@@ -132,7 +134,9 @@ class DiscreteRounds:
             if not slips.stale_rounds:
                 ids = reorder(ids, chosen[:, None])[:, 0]
 
-    def _draw_orders(self, rows: Rows, bench: Bench, number: int, padded_prefix: bool) -> Iterator[Orders]:
+    def _draw_orders(
+        self, rows: Rows, bench: Bench, number: int, padded_prefix: bool
+    ) -> Iterator[Orders]:
         """Yields the orders of one sentence after the other, each made when it is wanted."""
         examples = rows.mask.shape[1]
         for one in range(examples):

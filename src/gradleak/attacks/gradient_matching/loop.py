@@ -70,9 +70,14 @@ class MatchingLoop:
     def __post_init__(self) -> None:
         by_words = self.discrete is not None or self.answer_by_prior is not None
         if self.free_labels is not None and (by_words or self.norm_weight):
-            raise ValueError("free labels go with plain descent: without discrete rounds, choice by the prior or norm_weight.")
+            raise ValueError(
+                "free labels go with plain descent: without discrete rounds, choice by the prior or"
+                " norm_weight."
+            )
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         """Returns, of the hypotheses and tries of each observation, the guess that matches best."""
         began = time.monotonic()
         bench.progress.tries = 1 + self.restarts
@@ -112,7 +117,9 @@ class MatchingLoop:
                 found.append((observation.index, guess))
         return found
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         """Returns the distance at given token ids."""
         return score_batches(
             observations,

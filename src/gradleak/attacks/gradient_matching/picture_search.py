@@ -104,14 +104,17 @@ def list_required(labels: Source) -> frozenset[Fact]:
     return frozenset({Fact.BATCH_SIZE, *known})
 
 
-def lay_out_pictures(observations: Sequence[Observation], labels: Source, restarts: int) -> PictureRows:
+def lay_out_pictures(
+    observations: Sequence[Observation], labels: Source, restarts: int
+) -> PictureRows:
     """Returns every observation under every hypothesis, `restarts` times each."""
     rows = []
     for observation in observations:
         assumed = [found for found in list_labels(observation, labels) if found is not None]
         if len(assumed) > MOST_HYPOTHESES:
             raise GradleakError(
-                f"Enumerating gives {len(assumed)} combinations of labels, more than {MOST_HYPOTHESES}: use labels=derived."
+                f"Enumerating gives {len(assumed)} combinations of labels, more than"
+                f" {MOST_HYPOTHESES}: use labels=derived."
             )
         tries = [found for found in assumed for _ in range(restarts)]
         rows += [PictureRow(observation, found, number) for number, found in enumerate(tries)]
@@ -165,7 +168,9 @@ class PictureObjective:
             return losses
         return losses + self.variation_weight * measure_variation(batch.pixels[:, 0])
 
-    def compute_at(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def compute_at(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         """Returns the same at given batches of pictures, all of one size."""
         matcher, device = self.open_matcher(observations), observations[0].target.device
         pixels = torch.stack([batch.pixels for batch in batches if batch.pixels is not None])
@@ -212,7 +217,9 @@ class PictureSearch:
         most = ROWS_AT_ONCE.get(device.type, 16)
         self.chunks = pieces(bench, device, held * each, work, most)
 
-    def run(self, render: Render, start: Numbers, optimiser: RowAdam, steps: int, signed: bool) -> BestPictures:
+    def run(
+        self, render: Render, start: Numbers, optimiser: RowAdam, steps: int, signed: bool
+    ) -> BestPictures:
         """Takes the steps from a start; `signed` follows the signs of the slope only (IG)."""
         state = render.project(start.clone())
         moments = optimiser.begin(state)

@@ -87,7 +87,9 @@ class Polish:
             pools.append(rows.words[cosines.topk(self.nearest, dim=-1).indices].flatten())
         return pools
 
-    def _draw_candidates(self, scorer: CandidateScorer, ids: Ids, pools: list[Tensor], number: int, sentence: int) -> Candidates:
+    def _draw_candidates(
+        self, scorer: CandidateScorer, ids: Ids, pools: list[Tensor], number: int, sentence: int
+    ) -> Candidates:
         """Returns the guess itself, reordered, and with single words exchanged."""
         rows, bench = scorer.rows, scorer.bench
         orders = draw_orders(rows, bench, self.orders, number, sentence, "polish")

@@ -30,7 +30,9 @@ class SlopesInPieces:
     compute_losses: Callable[[Tensor, slice], Tensor]  # of some rows' numbers, which rows they are
     recorded: dict[tuple[int, int], Function] = field(default_factory=dict)
 
-    def __call__(self, numbers: Float[Tensor, "rows *shape"]) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows *shape"]]:
+    def __call__(
+        self, numbers: Float[Tensor, "rows *shape"]
+    ) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows *shape"]]:
         slopes = torch.zeros_like(numbers)
 
         def piece(rows: slice) -> Tensor:

@@ -63,7 +63,9 @@ class TwoStep(Start):
         scaled = ordered / norms * rows.target.vocabulary.mean_norm
         return torch.where(rows.fixed[..., None], frame, scaled)
 
-    def _draw_orders(self, rows: Rows, bench: Bench, row: int, best: Tensor, some: slice) -> Float[Tensor, "some _ _ hidden"]:
+    def _draw_orders(
+        self, rows: Rows, bench: Bench, row: int, best: Tensor, some: slice
+    ) -> Float[Tensor, "some _ _ hidden"]:
         stream = name_stream(rows, bench, row)
         ordered = best.expand(some.stop - some.start, *best.shape).clone()
         for place, fixed in enumerate(rows.fixed[row].cpu()):
@@ -112,7 +114,9 @@ class Draws:
         return drawn
 
 
-def choose_best(rows: Rows, bench: Bench, matcher: Matcher, draw: Callable[[int, slice], Tensor], count: int) -> Numbers:
+def choose_best(
+    rows: Rows, bench: Bench, matcher: Matcher, draw: Callable[[int, slice], Tensor], count: int
+) -> Numbers:
     """Returns for every row the candidate of the smallest distance, special tokens in place.
 
     Candidates are made as they are tried. It is the first where time ends before any was tried.
@@ -176,8 +180,8 @@ class FreeLabels:
     its place (`search_rows.soften_tokens`) has next to no slope once it is near a word, and among
     tens of thousands of words a search ends at the first it meets. Learning to Invert's baseline
     (TAG, after its released code) gives every place a logit for each word instead and moves these
-    beside the embeddings; the labels are their softmax. Predictions show through most of the gradient, so
-    that labels are found soon, whatever the embeddings do.
+    beside the embeddings; the labels are their softmax. Predictions show through most of the
+    gradient, so that labels are found soon, whatever the embeddings do.
     """
 
     start: Start

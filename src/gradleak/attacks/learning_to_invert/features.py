@@ -61,7 +61,9 @@ def read_entries(update: Update, *, signs: bool) -> Float[Tensor, "clients entri
     return flat.sign() if signs else flat
 
 
-def average_in_groups(spread: Float[Tensor, "features"], groups: Sequence[int] | None) -> Float[Tensor, "features"]:
+def average_in_groups(
+    spread: Float[Tensor, "features"], groups: Sequence[int] | None
+) -> Float[Tensor, "features"]:
     """Returns the spread of each feature's group, so that neighbours keep their proportions."""
     if groups is None:
         return spread
@@ -120,9 +122,13 @@ class Hashing:
     need scattered additions.
     """
 
-    def __init__(self, coordinates: int, bins: int, streams: Streams, signed: bool, device: torch.device) -> None:
+    def __init__(
+        self, coordinates: int, bins: int, streams: Streams, signed: bool, device: torch.device
+    ) -> None:
         if not 1 <= bins <= coordinates:
-            raise ValueError(f"bins must lie between 1 and the {coordinates} coordinates, not {bins}")
+            raise ValueError(
+                f"bins must lie between 1 and the {coordinates} coordinates, not {bins}"
+            )
         self.coordinates, self.bins, self.each = coordinates, bins, coordinates // bins
         order = torch.randperm(coordinates, generator=streams.child("bins").generator()).to(device)
         self.even, self.left_over = order[: bins * self.each], order[bins * self.each :]
@@ -149,7 +155,9 @@ class Hashing:
         summed[: len(self.left_over)] += by_coordinate[self.left_over]
         return summed.mT.contiguous()
 
-    def adjoint(self, hashed: Float[Tensor, "clients bins"]) -> Float[Tensor, "clients coordinates"]:
+    def adjoint(
+        self, hashed: Float[Tensor, "clients bins"]
+    ) -> Float[Tensor, "clients coordinates"]:
         """Gives every coordinate the value of its bin: ⟨hash(g), h⟩ = ⟨g, adjoint(h)⟩."""
         spread = hashed.new_empty(len(hashed), self.coordinates)
         spread[:, self.even] = hashed.repeat_interleave(self.each, dim=1)
@@ -185,7 +193,9 @@ class FactorFeatures(Features):
             if name not in self.vectors
         }
         # [places, content] of every block that is read position by position
-        sides = [[bases[f"{name}.{side}"] for side in ("places", "content")] for name in self.matrices]
+        sides = [
+            [bases[f"{name}.{side}"] for side in ("places", "content")] for name in self.matrices
+        ]
         self.blocks = [(places.shape[1], content.shape[1]) for places, content in sides]
         self.blocks += [(length, target.part(name).shape[1]) for name in self.tables]
         self.others = [sizes[name] for name in self.vectors] + [REST_BINS] * len(self.hashed)
@@ -224,7 +234,11 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
     used = {module: target.module.get_submodule(module) for module in modules.values()}
     with torch.enable_grad(), captured(used, tokens) as uses:
         total = target.losses(batches).mean(1).sum()
-        calls = {name: use[0] for name, use in uses.calls.items() if len(use) == 1 and use[0].inputs.ndim == 3}
+        calls = {
+            name: use[0]
+            for name, use in uses.calls.items()
+            if len(use) == 1 and use[0].inputs.ndim == 3
+        }
         outputs = [use.output for use in calls.values()]
         slopes = torch.autograd.grad(total, outputs, materialize_grads=True)
     deltas = dict(zip(calls, slopes, strict=True))
@@ -236,7 +250,8 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
         if module not in calls:
             continue
         inputs, delta = calls[module].inputs.detach().float(), deltas[module].float()
-        turned = kind_of(used[module]) is Kind.CONV1D  # its rows are inputs; a linear layer's, outputs
+        # Its rows are inputs; a linear layer's, outputs
+        turned = kind_of(used[module]) is Kind.CONV1D
         if target.labels_are_tokens:
             found |= make_basis(name, inputs.mean(0), delta.flatten(0, 1), rows=turned)
         else:
@@ -254,7 +269,8 @@ def find_matrices(setting: ClientSetting) -> dict[str, str]:
     return {
         name: module
         for name, (module, attribute) in single.items()
-        if attribute == "weight" and kind_of(target.module.get_submodule(module)) in (Kind.LINEAR, Kind.CONV1D)
+        if attribute == "weight"
+        and kind_of(target.module.get_submodule(module)) in (Kind.LINEAR, Kind.CONV1D)
     }
 
 

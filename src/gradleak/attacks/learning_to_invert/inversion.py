@@ -90,23 +90,31 @@ class Inversion(TrainableAttack):
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
         """Returns what clients are made up from."""
 
-    def measure_bases(self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator) -> dict[str, Tensor]:
+    def measure_bases(
+        self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         """Returns what features need that has to be measured; most need nothing."""
         return {}
 
     @abstractmethod
-    def make_features(self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]) -> Features:
+    def make_features(
+        self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]
+    ) -> Features:
         """Returns what the network is fed with; `shape` is that of an example."""
 
     @abstractmethod
-    def make_network(self, setting: ClientSetting, features: Features, shape: Sequence[int]) -> Network:
+    def make_network(
+        self, setting: ClientSetting, features: Features, shape: Sequence[int]
+    ) -> Network:
         """Returns a network that has learnt nothing; layers draw from the global generator."""
 
     @abstractmethod
     def describe_score(self, facts: dict[str, Any]) -> str:
         """Says how well held-out examples are read."""
 
-    def open_network(self, setting: ClientSetting, features: Features, shape: Sequence[int], seed: int = 0) -> Network:
+    def open_network(
+        self, setting: ClientSetting, features: Features, shape: Sequence[int], seed: int = 0
+    ) -> Network:
         """Returns a network that has learnt nothing: the same for the same seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -117,14 +125,17 @@ class Inversion(TrainableAttack):
 
     def describe_learning(self) -> dict[str, Any]:
         described = super().describe_learning()
-        return {name: value for name, value in described.items() if name not in self.only_for_reading}
+        return {
+            name: value for name, value in described.items() if name not in self.only_for_reading
+        }
 
     def load(self, path: Path, setting: ClientSetting) -> "Inverter":
         tensors, facts = load_tensors(path)
         setting.refuse_another(f"{self.name} ({path})", facts["setting"])
         if facts["attack"] != self.describe_learning():
             raise GradleakError(
-                f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same fields, or fit again."
+                f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same"
+                " fields, or fit again."
             )
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "bases": {}}
         for name, tensor in tensors.items():
@@ -286,7 +297,8 @@ class Inverter(FittedAttack):
     ) -> None:
         self.attack, self.setting, self.features = attack, setting, features
         self.network, self.facts = network.eval(), facts
-        self.unpaid = float(facts["seconds"])  # learning is a part of the cost: first guesses carry it
+        # Learning is a part of the cost: first guesses carry it
+        self.unpaid = float(facts["seconds"])
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -311,7 +323,9 @@ class Inverter(FittedAttack):
         )
 
     @torch.no_grad()
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         found: list[Reconstruction] = []
         for start in range(0, len(observations), READ_AT_ONCE):
             began = time.monotonic()
@@ -319,7 +333,8 @@ class Inverter(FittedAttack):
             for observation in some:
                 self.refuse_another(observation)
             tensors = {
-                name: torch.cat([observation.update.tensors[name] for observation in some]) for name in some[0].update.tensors
+                name: torch.cat([observation.update.tensors[name] for observation in some])
+                for name in some[0].update.tensors
             }
             guesses = self.network.read(self.features(Update(tensors)), bench)
             cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
@@ -339,12 +354,15 @@ class Inverter(FittedAttack):
             raise GradleakError(f"This {name} was fitted to another target: fit it to this one.")
         known = observation.knows.defenses
         if known is not None and known != setting.defenses:
-            raise GradleakError(f"This {name} was fitted through other defenses: fit it through these.")
+            raise GradleakError(
+                f"This {name} was fitted through other defenses: fit it through these."
+            )
         if tuple(observation.update.tensors) != setting.view.visible(setting.target):
             raise GradleakError(f"This {name} was fitted to another view: fit it to this one.")
         if observation.batch_size != setting.batch_size:
             raise GradleakError(
-                f"This {name} was fitted to batches of {setting.batch_size}, not of {observation.batch_size}: fit it anew."
+                f"This {name} was fitted to batches of {setting.batch_size}, not of"
+                f" {observation.batch_size}: fit it anew."
             )
 
     def save(self, path: Path) -> None:
@@ -363,7 +381,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = file.metadata() or {}
         if header.get("format") != FORMAT:
             raise GradleakError(
-                f"{path} is not a {FORMAT}: name a file that an audit left under fits, or remove this one to fit anew."
+                f"{path} is not a {FORMAT}: name a file that an audit left under fits, or remove"
+                " this one to fit anew."
             )
         return load_file(path), json.loads(header["facts"])
     except (OSError, SafetensorError) as error:

@@ -72,7 +72,9 @@ def split(public: Public, noun: str, fewest: int) -> tuple[Public, Public]:
     """Returns examples to learn from, and others to judge by."""
     count = len(public)
     if count < fewest:
-        raise GradleakError(f"{count} public {noun} are too few to learn from: give more with --public.")
+        raise GradleakError(
+            f"{count} public {noun} are too few to learn from: give more with --public."
+        )
     held = max(1, min(MOST_HELD_OUT, int(count * HELD_OUT)))
     return public[: count - held], public[count - held :]
 
@@ -83,7 +85,9 @@ def draw_rows(public: Public, count: int, generator: torch.Generator) -> Public:
     return public[torch.randint(len(public), (count,), generator=generator, device=device)]
 
 
-def number_labels(target: Target, examples: Sequence[Example], places: Sequence[int]) -> Int[Tensor, "examples"]:
+def number_labels(
+    target: Target, examples: Sequence[Example], places: Sequence[int]
+) -> Int[Tensor, "examples"]:
     """Returns the classes of the examples at these places.
 
     One without a label gets the class of its place in turn: the attacker may pair them as it likes.
@@ -94,7 +98,10 @@ def number_labels(target: Target, examples: Sequence[Example], places: Sequence[
             label = examples[place].label
             labels.append(place % target.classes if label is None else target.class_of(label))
     except GradleakError as error:
-        raise GradleakError(f"The public data has labels outside the {target.classes} classes of this target: {error}") from error
+        raise GradleakError(
+            f"The public data has labels outside the {target.classes} classes of this target:"
+            f" {error}"
+        ) from error
     return torch.tensor(labels).to(target.device)
 
 
@@ -146,7 +153,9 @@ class Network(nn.Module, ABC):
         """Returns how well held-out clients are read."""
 
     @abstractmethod
-    def read(self, features: Float[Tensor, "clients features"], bench: Bench) -> list[Reconstruction]:
+    def read(
+        self, features: Float[Tensor, "clients features"], bench: Bench
+    ) -> list[Reconstruction]:
         """Returns a guess at every client's data."""
 
 

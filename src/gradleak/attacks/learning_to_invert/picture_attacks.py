@@ -77,7 +77,9 @@ class PictureInversion(Inversion):
 
     def __post_init__(self) -> None:
         if self.raw and self.directions is not None:
-            raise ValueError("raw features are not turned to directions: write directions=null beside raw=true.")
+            raise ValueError(
+                "raw features are not turned to directions: write directions=null beside raw=true."
+            )
 
     @property
     def clients_at_once(self) -> int:
@@ -89,7 +91,9 @@ class PictureInversion(Inversion):
 
     def make_source(self, target: Target, gallery: PublicPictures) -> ChangedPictures:
         """Returns what the attacker's own clients draw their pictures from."""
-        return ChangedPictures(gallery, target.classes, self.relabelled, self.mirrored, self.shifted)
+        return ChangedPictures(
+            gallery, target.classes, self.relabelled, self.mirrored, self.shifted
+        )
 
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
         gallery = read_pictures(setting.target, public)
@@ -97,7 +101,9 @@ class PictureInversion(Inversion):
         source = self.make_source(setting.target, training)
         return Lessons(training, held_out, source, training.mean)
 
-    def make_features(self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]) -> Features:
+    def make_features(
+        self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]
+    ) -> Features:
         if self.fraction == 1:
             return WholeFeatures(setting, self.largest)
         return HashedFeatures(setting, self.fraction, self.hashing_seed, self.signed, self.largest)

@@ -55,14 +55,19 @@ def read_pictures(target: Target, public: Sequence[Example]) -> PublicPictures:
     given = [example for example in public if example.picture is not None]
     pictures = [example.picture for example in given if example.picture is not None]
     if not pictures:
-        raise GradleakError("Learning to Invert needs public pictures to learn from: add --public DATA.")
+        raise GradleakError(
+            "Learning to Invert needs public pictures to learn from: add --public DATA."
+        )
     probe = target.probe(1, 1).pixels
     assert probe is not None
     channels, height, width = probe.shape[1:]
     shape = (height, width, channels)
     odd = next((picture.shape for picture in pictures if picture.shape != shape), None)
     if odd is not None:
-        raise GradleakError(f"A public picture has shape {odd} (height, width, channels), and the target reads {shape}.")
+        raise GradleakError(
+            f"A public picture has shape {odd} (height, width, channels), and the target reads"
+            f" {shape}."
+        )
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, *shape).movedim(-1, 1).contiguous()
     labels = number_labels(target, given, range(len(given)))

@@ -93,7 +93,9 @@ class ParallelLinear(nn.Module):
         self.weight = nn.Parameter(drawn.expand(inverters, -1, -1).clone())
         self.bias = nn.Parameter(torch.zeros(inverters, 1, outputs))
 
-    def forward(self, given: Float[Tensor, "inverters clients inputs"]) -> Float[Tensor, "inverters clients outputs"]:
+    def forward(
+        self, given: Float[Tensor, "inverters clients inputs"]
+    ) -> Float[Tensor, "inverters clients outputs"]:
         return torch.baddbmm(self.bias, given, self.weight)
 
 
@@ -129,7 +131,9 @@ class PictureNetwork(Network):
         self.slots, self.shape, self.raw, self.bounded = slots, tuple(shape), raw, bounded
         self.directions, self.variation_weight = directions, variation_weight
         sizes = [directions or features, *widths]
-        self.hidden = nn.ModuleList(ParallelLinear(inverters, *pair) for pair in itertools.pairwise(sizes))
+        self.hidden = nn.ModuleList(
+            ParallelLinear(inverters, *pair) for pair in itertools.pairwise(sizes)
+        )
         self.pixels = ParallelLinear(inverters, sizes[-1], slots * torch.Size(shape).numel())
         self.labels = ParallelLinear(inverters, sizes[0], slots * classes)
         self.register_buffer("centre", torch.zeros(inverters, 1, features))
@@ -177,7 +181,9 @@ class PictureNetwork(Network):
         for layer in self.hidden:
             hidden = layer(hidden).relu()
         pixels = self.pixels(hidden)
-        pictures = (pixels.sigmoid() if self.bounded else pixels).unflatten(2, (self.slots, *self.shape))
+        pictures = (pixels.sigmoid() if self.bounded else pixels).unflatten(
+            2, (self.slots, *self.shape)
+        )
         return pictures, self.labels(given).unflatten(2, (self.slots, -1))
 
     def compare(
@@ -229,7 +235,9 @@ class PictureNetwork(Network):
         assert clients.pixels is not None
         return self.compare(seen.features[None], clients.pixels[None], clients.labels[None], dtype)
 
-    def read(self, features: Float[Tensor, "clients features"], bench: Bench) -> list[Reconstruction]:
+    def read(
+        self, features: Float[Tensor, "clients features"], bench: Bench
+    ) -> list[Reconstruction]:
         pixels, scores = self(features[None])
         return [
             Reconstruction((), labels=tuple(labels), pictures=tuple(map(picture_of, pictures)))

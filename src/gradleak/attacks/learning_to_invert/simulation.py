@@ -74,7 +74,9 @@ class Simulation:
             return self.gradients(batches)
         clients, examples = batches.lead
         alone = self.gradients(take_apart(batches))
-        tensors = {name: one.view(clients, examples, *one.shape[1:]) for name, one in alone.tensors.items()}
+        tensors = {
+            name: one.view(clients, examples, *one.shape[1:]) for name, one in alone.tensors.items()
+        }
         return Update(tensors, per_example=True)
 
     def _send(self, update: Update, rngs: Sequence[Streams]) -> Update:
@@ -102,22 +104,31 @@ def take_apart(batches: Batch) -> Batch:
 class SimulatedFeatures:
     """Features of clients that the attacker plays; as many clients at once as memory allows."""
 
-    def __init__(self, simulation: Simulation, features: Features, bench: Bench | None = None) -> None:
+    def __init__(
+        self, simulation: Simulation, features: Features, bench: Bench | None = None
+    ) -> None:
         self.simulation, self.features, self.bench = simulation, features, bench
         std = simulation.noise_std
         self.noise = std * features.noise_scale if std else None  # the spread on every feature
 
-    def __call__(self, batches: Batch, streams: Streams, noisy: bool = True) -> Float[Tensor, "clients features"]:
+    def __call__(
+        self, batches: Batch, streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "clients features"]:
         """Returns features of clients' updates, with the noise that comes last or without."""
         clients, step = batches.lead[0], self._count_at_once(batches)
         found = [
-            self.features(self.simulation(batches[start : start + step], streams, start)) for start in range(0, clients, step)
+            self.features(self.simulation(batches[start : start + step], streams, start))
+            for start in range(0, clients, step)
         ]
         return self._add_noise(torch.cat(found), streams, noisy)
 
-    def defend(self, update: Update, streams: Streams, noisy: bool = True) -> Float[Tensor, "clients features"]:
+    def defend(
+        self, update: Update, streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "clients features"]:
         """Returns features of an update that clients have computed already."""
-        return self._add_noise(self.features(self.simulation.defend(update, streams)), streams, noisy)
+        return self._add_noise(
+            self.features(self.simulation.defend(update, streams)), streams, noisy
+        )
 
     def _count_at_once(self, batches: Batch) -> int:
         clients, examples = batches.lead
@@ -135,7 +146,9 @@ class SimulatedFeatures:
         if self.noise is None or not noisy:
             return found
         generator = open_generator(streams.child("noise"), found.device)
-        return found + self.noise * torch.randn(found.shape, generator=generator, device=found.device)
+        return found + self.noise * torch.randn(
+            found.shape, generator=generator, device=found.device
+        )
 
 
 def open_generator(streams: Streams, device: torch.device) -> torch.Generator:

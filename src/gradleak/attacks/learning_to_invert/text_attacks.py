@@ -62,7 +62,8 @@ class TextInversion(Inversion):
     # The last share of the steps, over which the rate falls to nothing; the paper's is constant.
     decay: Share = 0.5
     features: Literal["hashed", "factors"] = "hashed"
-    fraction: Annotated[float, Range(most=1, above=True)] = 0.1  # bins, of the entries that are seen
+    # bins, of the entries that are seen
+    fraction: Annotated[float, Range(most=1, above=True)] = 0.1
     signed: bool = False  # entries get random signs before they are summed
     hashing_seed: int = 0
     # What is hashed of entries where only the largest are sent; the paper takes their sizes.
@@ -106,17 +107,23 @@ class TextInversion(Inversion):
         source = self.make_source(target, training)
         return Lessons(training, held_out, source, count_words(target, training))
 
-    def measure_bases(self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator) -> dict[str, Tensor]:
+    def measure_bases(
+        self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator
+    ) -> dict[str, Tensor]:
         if self.features == "hashed":
             return {}
         return measure_bases(setting, lessons.source.draw(BASES, setting.batch_size, generator))
 
-    def make_features(self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]) -> Features:
+    def make_features(
+        self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]
+    ) -> Features:
         if self.features == "factors":
             return FactorFeatures(setting, shape[0], bases)
         return HashedFeatures(setting, self.fraction, self.hashing_seed, self.signed, self.largest)
 
-    def make_network(self, setting: ClientSetting, features: Features, shape: Sequence[int]) -> TextNetwork:
+    def make_network(
+        self, setting: ClientSetting, features: Features, shape: Sequence[int]
+    ) -> TextNetwork:
         target, slots = setting.target, setting.batch_size
         words = len(target.vocabulary.allowed)
         width = min(self.token_width, words)  # a small vocabulary needs no more

@@ -58,7 +58,9 @@ class PublicTexts(PublicExamples):
         return Batch(ids=ids, mask=mask, labels=labels)
 
 
-def read_texts(setting: ClientSetting, public: Sequence[Example], length: int | None) -> PublicTexts:
+def read_texts(
+    setting: ClientSetting, public: Sequence[Example], length: int | None
+) -> PublicTexts:
     """Returns the public texts as this target reads them.
 
     Their width is `length`, or else that of the longest; longer texts are cut.
@@ -66,15 +68,20 @@ def read_texts(setting: ClientSetting, public: Sequence[Example], length: int | 
     target = setting.target
     texts = tuple(example.text for example in public)
     if not texts:
-        raise GradleakError("Learning to Invert needs public texts to learn from: add --public DATA.")
+        raise GradleakError(
+            "Learning to Invert needs public texts to learn from: add --public DATA."
+        )
     rows = encode_texts(Tokenizer(setting.spec, target), texts)
     width = length or min(LONGEST, max(map(len, rows)))
-    shortest = 2 if target.labels_are_tokens else 1  # a language model predicts words after the first
+    # A language model predicts words after the first
+    shortest = 2 if target.labels_are_tokens else 1
     kept = [place for place, row in enumerate(rows) if len(row) >= shortest]
     cut = [rows[place][:width] for place in kept]
     lengths = torch.tensor([len(row) for row in cut])
     if not target.padding_is_free and len(set(lengths.tolist())) > 1:
-        raise GradleakError("This target reads padding, so that texts of several lengths cannot be learnt together.")
+        raise GradleakError(
+            "This target reads padding, so that texts of several lengths cannot be learnt together."
+        )
     pad = target.vocabulary.pad
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in cut]).to(target.device)
     labels = None if target.labels_are_tokens else number_labels(target, public, kept)
@@ -105,7 +112,9 @@ def count_words(target: Target, corpus: PublicTexts) -> Float[Tensor, "words"]:
     counts = torch.bincount(corpus.ids[corpus.inside], minlength=words).float()
     counts = counts * target.vocabulary.allowed
     if not bool(counts.any()):
-        raise GradleakError("The public texts hold no ordinary words of this target's vocabulary: use others.")
+        raise GradleakError(
+            "The public texts hold no ordinary words of this target's vocabulary: use others."
+        )
     return counts / counts.sum()
 
 

@@ -43,7 +43,9 @@ class Scaling(nn.Module):
         self.register_buffer("spread", torch.ones(features))
 
     @torch.no_grad()
-    def measure(self, features: Float[Tensor, "clients features"], groups: Sequence[int] | None = None) -> None:
+    def measure(
+        self, features: Float[Tensor, "clients features"], groups: Sequence[int] | None = None
+    ) -> None:
         """Finds mean and spread; neighbours in a group share a spread."""
         self.get_buffer("mean").copy_(features.mean(0))
         if groups is None:
@@ -54,7 +56,9 @@ class Scaling(nn.Module):
         spread = torch.where(spread > SHORTEST_SPREAD, spread, torch.inf)
         self.get_buffer("spread").copy_(spread)
 
-    def forward(self, features: Float[Tensor, "clients features"]) -> Float[Tensor, "clients features"]:
+    def forward(
+        self, features: Float[Tensor, "clients features"]
+    ) -> Float[Tensor, "clients features"]:
         return (features - self.get_buffer("mean")) / self.get_buffer("spread")
 
 
@@ -181,7 +185,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, table: Tensor, bias: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, states: Tensor, table: Tensor, bias: Tensor, truth: Tensor, dtype: torch.dtype
+    ) -> Tensor:
         wants_states, wants_table, wants_bias = ctx.needs_input_grad[:3]
         words, kind = len(table), states.device.type
         missing = -words % ALIGNED.get(kind, 1)
@@ -350,7 +356,9 @@ class TextNetwork(Network):
         wanted = (row.expand(len(ids), -1)[..., None] for row in ids)
         return torch.stack([surprise.gather(2, row)[..., 0].sum(1) for row in wanted], dim=1)
 
-    def read(self, features: Float[Tensor, "clients features"], bench: Bench) -> list[Reconstruction]:
+    def read(
+        self, features: Float[Tensor, "clients features"], bench: Bench
+    ) -> list[Reconstruction]:
         states, scores = self(features)
         pieces = torch.split(states, CLIENTS_AT_ONCE)
         ids = torch.cat([self._choose_words(some, bench.prior) for some in pieces]).tolist()

@@ -52,7 +52,8 @@ class TrainingSchedule:
 
     steps: int
     learning_rate: float
-    decay: float = 0.5  # the last share of the steps, over which the rate falls to nothing; 0: never
+    # The last share of the steps, over which the rate falls to nothing; 0: never
+    decay: float = 0.5
     drops: bool = False  # the rate is a tenth in these last steps instead, all at once
 
     def rate(self, step: int) -> float:
@@ -90,7 +91,9 @@ def find_learning_rate(
         errors = {schedule.learning_rate: trials.run(schedule) for schedule in schedules}
         errors = {rate: error for rate, error in errors.items() if math.isfinite(error)}
         if not errors:
-            raise GradleakError(f"{name} diverged at every learning rate it tried: give learning_rate.")
+            raise GradleakError(
+                f"{name} diverged at every learning rate it tried: give learning_rate."
+            )
         best = min(errors, key=lambda rate: errors[rate])
         steps = schedules[0].steps
         if errors[best] < LEARNT * untrained or steps >= longest or bench.out_of_time:

@@ -42,7 +42,9 @@ class Latents(Render):
     generator: Generator
 
     def render(self, state: Numbers, kept: slice) -> Images:
-        return self.generator.pictures(state.view(len(state), self.rows.examples, self.generator.latents))
+        return self.generator.pictures(
+            state.view(len(state), self.rows.examples, self.generator.latents)
+        )
 
     def project(self, state: Numbers) -> Numbers:
         return state.clamp(-MOST_SPREAD, MOST_SPREAD)
@@ -71,7 +73,10 @@ class GenerativePrior(Attack):
     """
 
     medium: ClassVar[Medium] = "image"
-    cites = "Jeon et al., NeurIPS 2021; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
+    cites = (
+        "Jeon et al., NeurIPS 2021; through defenses as in Learning to Invert (Wu et al. 2022),"
+        " appendix A.1"
+    )
 
     latent_steps: Count = 1000
     weight_steps: int = 3000
@@ -97,18 +102,25 @@ class GenerativePrior(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return self.adaptive
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         began = time.monotonic()
         generator = bench.pictures
         if not isinstance(generator, Generator):
-            raise GradleakError("gi_gip needs a generator: make one with gradleak prior pictures, add --prior generator:path=….")
+            raise GradleakError(
+                "gi_gip needs a generator: make one with gradleak prior pictures, add --prior"
+                " generator:path=…."
+            )
         rows = lay_out_pictures(observations, self.labels, self.restarts)
         latents, start = (
             Latents(rows, generator),
             rows.draw(bench, rows.examples * generator.latents),
         )
         optimiser = RowAdam(self.latent_learning_rate, Drops(self.latent_steps))
-        found = PictureSearch(rows, self._objective, bench).run(latents, start, optimiser, self.latent_steps, signed=False)
+        found = PictureSearch(rows, self._objective, bench).run(
+            latents, start, optimiser, self.latent_steps, signed=False
+        )
         if not self.weight_steps:
             return choose_pictures(rows, latents, found, observations, began)
         kept = rows.find_best(found.losses)
@@ -117,10 +129,14 @@ class GenerativePrior(Attack):
         weights = GeneratorWeights(generator, fixed)
         optimiser = RowAdam(self.weight_learning_rate, Drops(self.weight_steps))
         copies = generator.weights.expand(len(kept), -1).contiguous()
-        moved = PictureSearch(best, self._objective, bench).run(weights, copies, optimiser, self.weight_steps, signed=False)
+        moved = PictureSearch(best, self._objective, bench).run(
+            weights, copies, optimiser, self.weight_steps, signed=False
+        )
         return choose_pictures(best, weights, moved, observations, began)
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         return self._objective.compute_at(observations, batches)
 
     @property

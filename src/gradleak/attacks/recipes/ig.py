@@ -32,7 +32,10 @@ class InvertingGradients(Attack):
     """Moves pixels until their gradient points as the observed one does, and smooths them (IG)."""
 
     medium: ClassVar[Medium] = "image"
-    cites = "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022), appendix A.1"
+    cites = (
+        "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022),"
+        " appendix A.1"
+    )
 
     steps: Count = 4800  # as released; its paper takes 24,000
     learning_rate: Rate = 0.1  # a tenth of it after 3/8, 5/8 and 7/8 of the steps
@@ -43,7 +46,9 @@ class InvertingGradients(Attack):
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.restarts < 1:
-            raise ValueError(f"steps and restarts count from 1; they are {self.steps} and {self.restarts}.")
+            raise ValueError(
+                f"steps and restarts count from 1; they are {self.steps} and {self.restarts}."
+            )
 
     @property
     def passes(self) -> int:
@@ -56,16 +61,22 @@ class InvertingGradients(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return self.adaptive
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         began = time.monotonic()
         rows = lay_out_pictures(observations, self.labels, self.restarts)
         search = PictureSearch(rows, self._objective, bench)
         render = StandardisedPixels(rows)
         start = rows.draw(bench, rows.examples * rows.target.hidden_size)
-        found = search.run(render, start, RowAdam(self.learning_rate, Drops(self.steps)), self.steps, signed=True)
+        found = search.run(
+            render, start, RowAdam(self.learning_rate, Drops(self.steps)), self.steps, signed=True
+        )
         return choose_pictures(rows, render, found, observations, began)
 
-    def objective(self, observations: Sequence[Observation], batches: Sequence[Batch]) -> Float[Tensor, "observations"]:
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
         return self._objective.compute_at(observations, batches)
 
     @property

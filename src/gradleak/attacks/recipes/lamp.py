@@ -34,7 +34,9 @@ class LampAttack(MatchingAttack):
     across: bool
     faithful: bool
 
-    def assemble(self, distance: Distance, optimiser: RowAdam, every: int, relative_weights: bool = False) -> MatchingLoop:
+    def assemble(
+        self, distance: Distance, optimiser: RowAdam, every: int, relative_weights: bool = False
+    ) -> MatchingLoop:
         """Returns a loop with rounds of 200 orders every so many steps after the first tenth."""
         rounds = DiscreteRounds(every, prior_weight=self.prior_weight, across=self.across)
         choices = {  # the last two are ablations of Table 4

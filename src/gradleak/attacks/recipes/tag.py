@@ -17,7 +17,10 @@ from gradleak.matching import L2L1
 class Tag(MatchingAttack):
     """Matches gradients in squared L2 plus weighted L1 distance (TAG)."""
 
-    cites = "Deng et al., Findings of EMNLP 2021; settings of LAMP, supplement D; on language models of Wu et al., UAI 2023"
+    cites = (
+        "Deng et al., Findings of EMNLP 2021; settings of LAMP, supplement D; on language models of"
+        " Wu et al., UAI 2023"
+    )
 
     steps: Count = 2500
     learning_rate: Rate = 0.1  # no decay

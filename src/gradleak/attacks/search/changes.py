@@ -28,7 +28,9 @@ def reorder(ids: Ids, orders: Orders) -> Candidates:
     return flat.gather(2, orders).view(*orders.shape[:2], *ids.shape[1:])
 
 
-def replace_words(ids: Ids, places: Int[Tensor, "rows changes"], words: Int[Tensor, "rows changes"]) -> Candidates:
+def replace_words(
+    ids: Ids, places: Int[Tensor, "rows changes"], words: Int[Tensor, "rows changes"]
+) -> Candidates:
     """Returns the guesses with one word each put at one place."""
     candidates = ids.flatten(1)[:, None].repeat(1, words.shape[1], 1)
     candidates.scatter_(2, places[..., None], words[..., None])

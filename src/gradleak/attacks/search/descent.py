@@ -105,7 +105,9 @@ class RowAdamState:
             norms = gradients.flatten(1).norm(dim=1).view(-1, *[1] * (gradients.ndim - 1))
             gradients = gradients * (settings.clip_norm / norms.clamp_min(1e-12)).clamp(max=1.0)
         self.first.lerp_(gradients, 1 - settings.first_decay)
-        self.second.mul_(settings.second_decay).addcmul_(gradients, gradients, value=1 - settings.second_decay)
+        self.second.mul_(settings.second_decay).addcmul_(
+            gradients, gradients, value=1 - settings.second_decay
+        )
         rate = settings.learning_rate * settings.schedule.factor(self.taken)
         self.taken += 1
         first_scale, second_scale = (

@@ -61,7 +61,8 @@ class Assumptions:
             found = evidence.longest_length(observation)
             if found is None:
                 raise GradleakError(
-                    "lengths=derived reads the position embeddings, which are not visible: use lengths=enumerate."
+                    "lengths=derived reads the position embeddings, which are not visible: use"
+                    " lengths=enumerate."
                 )
             return [found.values * observation.batch_size]
         # All sentences of a batch are tried at one length: shorter ones then end in words that do
@@ -70,7 +71,9 @@ class Assumptions:
         return [(length,) * observation.batch_size for length in tried]
 
 
-def list_labels(observation: Observation, source: Source | Literal["unused"]) -> Sequence[tuple[int, ...] | None]:
+def list_labels(
+    observation: Observation, source: Source | Literal["unused"]
+) -> Sequence[tuple[int, ...] | None]:
     """Returns the labels to try; none of a language model, whose labels are its text."""
     if observation.target.labels_are_tokens:
         return [None]
@@ -83,7 +86,8 @@ def list_labels(observation: Observation, source: Source | Literal["unused"]) ->
         found = evidence.labels(observation)
         if found is None:
             raise GradleakError(
-                "labels=derived reads the bias of the classification head, which is not visible: use labels=enumerate."
+                "labels=derived reads the bias of the classification head, which is not visible:"
+                " use labels=enumerate."
             )
         return [found.values]
     classes = range(observation.target.classes)

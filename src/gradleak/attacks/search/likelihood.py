@@ -54,7 +54,9 @@ class Beam:
     cost: float = 0.0  # with the unfinished one
 
 
-def order_by_prior(prior: Prior, target: Target, words: Sequence[int], lengths: Sequence[int], beams: int) -> Sentences:
+def order_by_prior(
+    prior: Prior, target: Target, words: Sequence[int], lengths: Sequence[int], beams: int
+) -> Sentences:
     """Returns words in the order a prior finds likeliest, as framed sentences of these lengths.
 
     A beam search fills them from the left. They hold every word at least once where there is room,
@@ -66,7 +68,9 @@ def order_by_prior(prior: Prior, target: Target, words: Sequence[int], lengths: 
     for sentence, count in enumerate(free):
         for place in range(count):
             left = count - place + sum(free[sentence + 1 :])
-            longer = [_extend(beam, word) for beam in kept for word in _list_choices(beam, words, left)]
+            longer = [
+                _extend(beam, word) for beam in kept for word in _list_choices(beam, words, left)
+            ]
             scored = _score_beams(prior, target, longer, is_last=place + 1 == count)
             if place or vocabulary.prefix:
                 kept = sorted(scored, key=lambda beam: beam.cost)[:beams]

@@ -75,7 +75,9 @@ class Matched(WordObjective):
     cost = 4
     tells_orders = True
 
-    def __init__(self, observations: Sequence[Observation], adaptive: bool = True, unroll: bool = False) -> None:
+    def __init__(
+        self, observations: Sequence[Observation], adaptive: bool = True, unroll: bool = False
+    ) -> None:
         by_noise = adaptive and is_likelihood(observations[0])
         distance = SquaredL2() if by_noise else Cosine()
         self.matcher = for_observations(observations, distance, adaptive=adaptive, unroll=unroll)
@@ -136,7 +138,9 @@ class Matched(WordObjective):
         telling = self.matcher.signal_squared.sum(1) >= TELLING * spread
         shape, count = batch.mask.shape[-2:], len(batch.mask)
         chunks = pieces(bench, batch.mask.device, self.bytes(*shape), self.work(*shape), count)
-        left = chunks.run(lambda rows: self.matcher.distances(batch[rows], rows)[:, 0].double(), count)
+        left = chunks.run(
+            lambda rows: self.matcher.distances(batch[rows], rows)[:, 0].double(), count
+        )
         return torch.where(self.noisy, telling & (left <= SPREADS * spread), left <= MATCHED)
 
     def explains_all(self, batch: Batch, rows: slice, level: float) -> bool:

@@ -41,7 +41,9 @@ class Rematch:
             scores[where] = found.double()
         return ids, scores
 
-    def _search_group(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> tuple[Ids, Scores]:
+    def _search_group(
+        self, rows: Rows, matched: Matched, start: Ids, likely: Likely
+    ) -> tuple[Ids, Scores]:
         quieter = matched.hold_down(MOST_NATS)
         search = self._begin(rows, quieter, start, likely)
         self._attempt_twice(search)

@@ -59,7 +59,9 @@ class Rows:
         """How many numbers a search moves at each place."""
         return self.target.hidden_size + (self.target.classes if self.free_labels else 0)
 
-    def split(self, numbers: Float[Tensor, "*lead width"]) -> tuple[Float[Tensor, "*lead hidden"], Float[Tensor, "*lead logits"]]:
+    def split(
+        self, numbers: Float[Tensor, "*lead width"]
+    ) -> tuple[Float[Tensor, "*lead hidden"], Float[Tensor, "*lead logits"]]:
         """Returns the embeddings and the label logits (none unless labels are free) of places."""
         hidden = self.target.hidden_size
         return numbers[..., :hidden], numbers[..., hidden:]
@@ -128,7 +130,9 @@ class Rows:
         return self.labels[rows, None].expand(*kept.shape[:2], -1)
 
 
-def group_problems(observations: Sequence[Observation], assumptions: Assumptions, attempt: int = 0) -> list[list[SearchProblem]]:
+def group_problems(
+    observations: Sequence[Observation], assumptions: Assumptions, attempt: int = 0
+) -> list[list[SearchProblem]]:
     """Returns all problems in groups that may share a pass.
 
     Those are of one kind of defense, and of one length where the model reads padding.
@@ -167,7 +171,9 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[lis
     return list(groups.values())
 
 
-def lay_out(problems: Sequence[SearchProblem], specials_inside: bool = False, free_labels: bool = False) -> Rows:
+def lay_out(
+    problems: Sequence[SearchProblem], specials_inside: bool = False, free_labels: bool = False
+) -> Rows:
     """Returns problems as rows of one shape."""
     target, examples = problems[0].observation.target, len(problems[0].hypothesis.lengths)
     width = max(max(problem.hypothesis.lengths) for problem in problems)
@@ -209,7 +215,9 @@ def stack_batches(batches: Sequence[Batch]) -> Batch:
     return Batch(
         ids=torch.stack([pad(batch.ids) for batch in batches]),
         mask=torch.stack([pad(batch.mask) for batch in batches]),
-        labels=torch.stack([batch.labels[None] if classes else pad(batch.labels) for batch in batches]),
+        labels=torch.stack(
+            [batch.labels[None] if classes else pad(batch.labels) for batch in batches]
+        ),
     )
 
 
@@ -232,7 +240,9 @@ def nearest_tokens(rows: Rows, numbers: Float[Tensor, "rows examples tokens widt
     return torch.where(rows.fixed, rows.frame, found)
 
 
-def soften_tokens(target: Target, embeddings: Float[Tensor, "*lead tokens hidden"]) -> Float[Tensor, "*lead tokens words"]:
+def soften_tokens(
+    target: Target, embeddings: Float[Tensor, "*lead tokens hidden"]
+) -> Float[Tensor, "*lead tokens words"]:
     """Returns, as probabilities, how much each embedding points along each word.
 
     These are the labels of a language model's candidate text. They are differentiable: a label

@@ -262,7 +262,9 @@ class WordSearch:
             self.passes += part.passes
         return ids, scores
 
-    def _sweep_at_once(self, ids: Ids, scores: Scores, downhill: Int[Tensor, "rows places downhill"]) -> tuple[Ids, Scores]:
+    def _sweep_at_once(
+        self, ids: Ids, scores: Scores, downhill: Int[Tensor, "rows places downhill"]
+    ) -> tuple[Ids, Scores]:
         """Tries all places in one pass, by what the update says alone.
 
         Then the best few of each place are tried, by the prior too.
@@ -281,7 +283,9 @@ class WordSearch:
         first = chosen[..., 0].gather(1, gains)
         ids, scores = self._replace_several(ids, scores, places.gather(1, gains), first)
         some_places, some_words = places[..., None].expand_as(best).flatten(1), chosen.flatten(1)
-        return self._repeat_best(ids, scores, lambda now, rows: replace_words(now, some_places[rows], some_words[rows]))
+        return self._repeat_best(
+            ids, scores, lambda now, rows: replace_words(now, some_places[rows], some_words[rows])
+        )
 
     def _replace_several(
         self,
@@ -301,7 +305,9 @@ class WordSearch:
         taken = candidates[torch.arange(len(ids), device=ids.device), chosen].view_as(ids)
         return torch.where(better[:, None, None], taken, ids), torch.where(better, found, scores)
 
-    def choose_words(self, ids: Ids, places: Places, words: Int[Tensor, "rows words"]) -> tuple[Ids, Scores]:
+    def choose_words(
+        self, ids: Ids, places: Places, words: Int[Tensor, "rows words"]
+    ) -> tuple[Ids, Scores]:
         """Puts the best of some words at one place of each row.
 
         The first of the words gives way to the one that is there, so that nothing gets worse.
@@ -310,7 +316,10 @@ class WordSearch:
         words[:, 0] = flat.gather(1, places[:, None])[:, 0]
         candidates = replace_words(ids, places[:, None].expand_as(words), words)
         scores, chosen = self.score(candidates).min(1)
-        return flat.scatter(1, places[:, None], words.gather(1, chosen[:, None])).view_as(ids), scores
+        return (
+            flat.scatter(1, places[:, None], words.gather(1, chosen[:, None])).view_as(ids),
+            scores,
+        )
 
     def propose_words(
         self, ids: Ids, places: Places, downhill: Int[Tensor, "rows places downhill"]
@@ -423,7 +432,9 @@ class WordSearch:
         return found
 
     @torch.no_grad()
-    def _score_made(self, make: Callable[[slice, slice], Candidates], candidates: int) -> Float[Tensor, "rows candidates"]:
+    def _score_made(
+        self, make: Callable[[slice, slice], Candidates], candidates: int
+    ) -> Float[Tensor, "rows candidates"]:
         """Returns the objective by itself of candidates that are made a few at a time.
 
         It is infinite for those that time did not allow.
@@ -435,7 +446,9 @@ class WordSearch:
         missing = torch.tensor(torch.inf, dtype=torch.float64, device=self.rows.frame.device)
         return self._plan_pass().run_pairs(piece, len(self.rows.frame), candidates, missing)
 
-    def _add_prior(self, ids: Candidates, scores: Float[Tensor, "rows candidates"]) -> Float[Tensor, "rows candidates"]:
+    def _add_prior(
+        self, ids: Candidates, scores: Float[Tensor, "rows candidates"]
+    ) -> Float[Tensor, "rows candidates"]:
         """Returns scores with the weighted prior, no lower where all is explained."""
         scores = torch.maximum(scores, self.level[:, None])
         # The prior costs more than the model's first layers: it is asked for the best candidates

@@ -94,7 +94,9 @@ class Remainder:
         apart = float((images - inverse * inputs).norm() / images.norm())
         return float(1 / inverse) if apart < AGREE else None
 
-    def _stack(self, parts: Sequence[Part], tensors: dict[str, Tensor]) -> Float[Tensor, "outputs inputs"]:
+    def _stack(
+        self, parts: Sequence[Part], tensors: dict[str, Tensor]
+    ) -> Float[Tensor, "outputs inputs"]:
         target = self.observation.target
         return torch.cat([matrix_of(target, part, tensors[part.name]) for part in parts]).double()
 
@@ -189,7 +191,9 @@ def _measure_promise(
     return torch.autograd.grad(((rest - base) * made).sum(), last)[0]
 
 
-def compute_gradient(target: Target, parts: Sequence[Part], sentence: TokenIds, label: int) -> Float[Tensor, "entries"]:
+def compute_gradient(
+    target: Target, parts: Sequence[Part], sentence: TokenIds, label: int
+) -> Float[Tensor, "entries"]:
     """Computes the gradient of one sentence's loss in the parts, all entries in one row."""
     ids = torch.tensor([sentence], device=target.device)
     labels = ids if target.labels_are_tokens else torch.tensor([label], device=target.device)
@@ -197,10 +201,17 @@ def compute_gradient(target: Target, parts: Sequence[Part], sentence: TokenIds, 
     return _differentiate(target, parts, batch)
 
 
-def _differentiate(target: Target, parts: Sequence[Part], batch: Batch, graph: bool = False) -> Float[Tensor, "entries"]:
-    copies = {part.parameter: target.parameters[part.parameter].detach().requires_grad_() for part in parts}
+def _differentiate(
+    target: Target, parts: Sequence[Part], batch: Batch, graph: bool = False
+) -> Float[Tensor, "entries"]:
+    copies = {
+        part.parameter: target.parameters[part.parameter].detach().requires_grad_()
+        for part in parts
+    }
     with torch.enable_grad():
         loss = target.losses(batch, copies).sum()
-        found = torch.autograd.grad(loss, list(copies.values()), create_graph=graph, materialize_grads=True)
+        found = torch.autograd.grad(
+            loss, list(copies.values()), create_graph=graph, materialize_grads=True
+        )
     whole = dict(zip(copies, found, strict=True))
     return torch.cat([part.of(whole[part.parameter]).flatten().double() for part in parts])

@@ -122,7 +122,10 @@ class Assembly:
         """Tries changes of every sentence and takes the best; says which sentences got better."""
         proposals = zip(self._propose_exchanges(), self._propose_orders(), strict=True)
         scored = self._score_groups([[*exchanges, *orders] for exchanges, orders in proposals])
-        several = [_combine_gains(attempt, tried) for attempt, tried in zip(self.attempts, scored, strict=True)]
+        several = [
+            _combine_gains(attempt, tried)
+            for attempt, tried in zip(self.attempts, scored, strict=True)
+        ]
         moved = []
         for attempt, tried in zip(self.attempts, self._score_groups(several), strict=True):
             score, sentence = min(tried, default=(0.0, attempt.sentence))
@@ -136,7 +139,9 @@ class Assembly:
         pairs = zip(self.attempts, slopes, strict=True)
         return [self._follow_slope(attempt.sentence, slope) for attempt, slope in pairs]
 
-    def _follow_slope(self, sentence: TokenIds, slope: Float[Tensor, "tokens hidden"]) -> list[TokenIds]:
+    def _follow_slope(
+        self, sentence: TokenIds, slope: Float[Tensor, "tokens hidden"]
+    ) -> list[TokenIds]:
         """Returns the exchanges that the slope likes best: most to likely words, some to any."""
         table = self.check.target.vocabulary.embeddings
         gains, likely, where = [], list[bool](), list[tuple[int, int]]()
@@ -156,7 +161,11 @@ class Assembly:
         """Proposes other orders of the words of sentences that are not far from fitting."""
         misses = self.check.score_tokens([attempt.sentence for attempt in self.attempts])
         return [
-            reorder_worst(attempt.sentence, row, self.choices.inside(len(attempt.sentence))) if attempt.score < NEARLY else []
+            (
+                reorder_worst(attempt.sentence, row, self.choices.inside(len(attempt.sentence)))
+                if attempt.score < NEARLY
+                else []
+            )
             for attempt, row in zip(self.attempts, misses, strict=True)
         ]
 
@@ -190,7 +199,11 @@ class Assembly:
         for attempt in self.attempts:
             attempt.keep_best()
             promising = attempt.score < self.check.threshold
-            if promising and attempt.sentence not in self.found and self.check.holds(attempt.sentence):
+            if (
+                promising
+                and attempt.sentence not in self.found
+                and self.check.holds(attempt.sentence)
+            ):
                 self.found.append(attempt.sentence)
         if len(self.found) == before:
             return False
@@ -203,7 +216,10 @@ class Assembly:
         others = [attempt for attempt in stuck if attempt.redraws < self.patience]
         self._restart([one for one in stuck if one.redraws >= self.patience], keep_going)
         shares = torch.empty(len(others)).uniform_(*REDRAWN, generator=self.rng).tolist()
-        redrawn = [self.choices.redraw(attempt.best, share, self.rng) for attempt, share in zip(others, shares, strict=True)]
+        redrawn = [
+            self.choices.redraw(attempt.best, share, self.rng)
+            for attempt, share in zip(others, shares, strict=True)
+        ]
         scores = self.check.score(redrawn)
         for attempt, sentence, score in zip(others, redrawn, scores, strict=True):
             attempt.sentence, attempt.score = sentence, score
@@ -213,7 +229,9 @@ class Assembly:
         starts = [attempt.sentence for attempt in attempts]
         if self.left > 0:
             starts = self._draw_starts(len(attempts), keep_going)
-        for attempt, sentence, score in zip(attempts, starts, self.check.score(starts), strict=True):
+        for attempt, sentence, score in zip(
+            attempts, starts, self.check.score(starts), strict=True
+        ):
             attempt.sentence, attempt.score = sentence, score
             attempt.best, attempt.best_score, attempt.redraws = sentence, score, 0
 
@@ -232,7 +250,9 @@ def reorder_worst(sentence: TokenIds, misses: Sequence[float], inside: range) ->
     worst = sorted(inside, key=lambda place: -misses[place])[:WORST]
     pairs = [(one, two) for one in worst for two in (*worst, *range(one - NEAR, one + NEAR + 1))]
     swaps = {tuple(sorted(pair)) for pair in pairs}
-    trials = [_swap_words(sentence, *pair) for pair in swaps if pair[0] in inside and pair[1] in inside]
+    trials = [
+        _swap_words(sentence, *pair) for pair in swaps if pair[0] in inside and pair[1] in inside
+    ]
     steps = [by for by in range(-NEAR, NEAR + 1) if abs(by) > 1]  # a step of one is a swap
     moves = [(one, one + by) for one in worst for by in steps if one + by in inside]
     trials += [_move_word(sentence, *move) for move in moves]
@@ -314,12 +334,17 @@ class PrefixGrowth:
             inputs = self.check.compute_inputs([sentence]).double()
             left[sentence] = torch.nn.functional.normalize(inputs, dim=-1)
         while left:
-            ranks = {sentence: int(count_rank(find_singular_values(inputs), NEW)) for sentence, inputs in left.items()}
+            ranks = {
+                sentence: int(count_rank(find_singular_values(inputs), NEW))
+                for sentence, inputs in left.items()
+            }
             best = max(ranks, key=lambda sentence: (ranks[sentence], -len(sentence)))
             if ranks[best] == 0:
                 break
             kept.append(best)
             self.directions += ranks[best]
             basis = decompose(left.pop(best)).right[: ranks[best]]
-            left = {sentence: inputs - (inputs @ basis.mT) @ basis for sentence, inputs in left.items()}
+            left = {
+                sentence: inputs - (inputs @ basis.mT) @ basis for sentence, inputs in left.items()
+            }
         return kept

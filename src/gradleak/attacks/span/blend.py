@@ -58,7 +58,9 @@ class PostNormAttention:
     norm: nn.Module
     heads: int
 
-    def embed_words(self, words: Int[Tensor, "words"], positions: int) -> Float[Tensor, "positions words width"]:
+    def embed_words(
+        self, words: Int[Tensor, "words"], positions: int
+    ) -> Float[Tensor, "positions words width"]:
         """Computes what the layer is fed for each word at each position."""
         return next(iter(first_inputs(self.inputs, words, positions).values()))
 
@@ -71,7 +73,9 @@ class PostNormAttention:
         affinities: Tensor = (products - products.amax(-1, keepdim=True)).exp()
         return affinities
 
-    def compute_values(self, read: Float[Tensor, "words width"]) -> Float[Tensor, "heads words size"]:
+    def compute_values(
+        self, read: Float[Tensor, "words width"]
+    ) -> Float[Tensor, "heads words size"]:
         """Computes what a reader takes from each word."""
         return self._split_heads(self.value(read))
 
@@ -117,7 +121,9 @@ def write_out_attention(check: Check) -> PostNormAttention | None:
 def _read_first_layer(target: Target) -> Iterator[PostNormAttention]:
     """Yields the ways to read the first layer: one for each normalisation it has."""
     parts = {
-        part.module: part for part in target.parts if part.layer == 1 and part.module in ATTENTION_MODULES and part.cut is None
+        part.module: part
+        for part in target.parts
+        if part.layer == 1 and part.module in ATTENTION_MODULES and part.cut is None
     }
     heads = int(getattr(target.module.config, "num_attention_heads", 0))
     if len(parts) < len(ATTENTION_MODULES) or not heads or target.attend_padding:
@@ -212,7 +218,9 @@ class BlendSearch:
                 break
             # What is left begins anew from how well every word would fit beside its blend.
             misses = self._measure_all(blends.read, blends.weights[left])
-            ends = self._move_ends(misses, [ends[place] for place in left], choices.lengths.tolist())
+            ends = self._move_ends(
+                misses, [ends[place] for place in left], choices.lengths.tolist()
+            )
             starts, rows = -SHARPNESS * misses, [rows[place] for place in left]
             kept = self._select_best(starts, KEPT, 0.0)
         return found
@@ -223,7 +231,9 @@ class BlendSearch:
         weights = [torch.cat([weights, frame]) for weights in choices.weights]
         return torch.cat(weights).log().to(self.all.inputs)
 
-    def _select_best(self, scores: Float[Tensor, "blends entries"], count: int, share: float) -> Bool[Tensor, "blends entries"]:
+    def _select_best(
+        self, scores: Float[Tensor, "blends entries"], count: int, share: float
+    ) -> Bool[Tensor, "blends entries"]:
         """Selects the best words of each position that have a share of the best one's likelihood.
 
         The words of the frame are always among them.
@@ -274,7 +284,9 @@ class BlendSearch:
         inside = ~torch.isin(self.all.words, self.framing)
         return torch.where(wanted == ANY, inside, wanted == self.all.words)
 
-    def _measure_all(self, read: Entries, weights: Float[Tensor, "blends entries"]) -> Float[Tensor, "blends all_entries"]:
+    def _measure_all(
+        self, read: Entries, weights: Float[Tensor, "blends entries"]
+    ) -> Float[Tensor, "blends all_entries"]:
         """Measures the miss of each word at each position, in decades, if it read the blends."""
         values, found = self.attention.compute_values(read.inputs), []
         for readers in torch.split(self.all.inputs, max(1, READERS_AT_ONCE // len(weights))):
@@ -283,7 +295,9 @@ class BlendSearch:
             found.append(self.check.measure_decades(fed))
         return torch.cat(found, dim=-1)
 
-    def _move_ends(self, misses: Float[Tensor, "blends entries"], ends: list[int], lengths: list[int]) -> list[int]:
+    def _move_ends(
+        self, misses: Float[Tensor, "blends entries"], ends: list[int], lengths: list[int]
+    ) -> list[int]:
         """Moves each blend's end to where its closing token fits best, if clearly better."""
         if not self.suffix:
             return ends
@@ -307,7 +321,9 @@ def _normalise(
     return parts / sums[:, places].clamp_min(1e-30)
 
 
-def _take_heaviest(read: Entries, weights: Float[Tensor, "blends entries"], lengths: Sequence[int]) -> list[TokenIds]:
+def _take_heaviest(
+    read: Entries, weights: Float[Tensor, "blends entries"], lengths: Sequence[int]
+) -> list[TokenIds]:
     groups = read.group_by_place()
     words = torch.stack([read.words[rows[weights[:, rows].argmax(1)]] for rows in groups], dim=1)
     return [tuple(row[:length]) for row, length in zip(words.tolist(), lengths, strict=True)]

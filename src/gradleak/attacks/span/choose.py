@@ -41,7 +41,9 @@ def weigh_pairs(
     return _explain_sparsely(coordinates.mT, find_triangle(left / space.strengths[0]).mT)
 
 
-def _explain_sparsely(atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measurements"]) -> Float[Tensor, "pairs"]:
+def _explain_sparsely(
+    atoms: Float[Tensor, "rank pairs"], measured: Float[Tensor, "rank measurements"]
+) -> Float[Tensor, "pairs"]:
     weights = atoms.new_ones(atoms.shape[1])
     if len(weights) <= len(atoms):
         return weights  # the pairs are independent: each is there
@@ -88,7 +90,8 @@ class Choices:
         again = torch.rand(len(sentence), generator=rng) < share
         inside = self.inside(len(sentence))
         return tuple(
-            self.draw_word(place, rng) if place in inside and again[place] else word for place, word in enumerate(sentence)
+            self.draw_word(place, rng) if place in inside and again[place] else word
+            for place, word in enumerate(sentence)
         )
 
     def take_likeliest(self, length: int) -> TokenIds:
@@ -149,7 +152,9 @@ def make_choices(
     return Choices(words, kept, torch.tensor(lengths), likely, prefix, suffix)
 
 
-def _raise_to(likely: Float[Tensor, "choices"], least: Float[Tensor, "choices"]) -> Float[Tensor, "choices"]:
+def _raise_to(
+    likely: Float[Tensor, "choices"], least: Float[Tensor, "choices"]
+) -> Float[Tensor, "choices"]:
     """Scales likelihoods to the largest of them, and raises each to the least it may be."""
     return (likely / likely.max()).maximum(least) if len(likely) else likely
 

@@ -103,7 +103,9 @@ class RowSpace:
         expected = (along * (self.noise / self.strengths)).square().sum(-1) + self.rounding**2
         return self.measure_misses(inputs) / expected.sqrt()
 
-    def draw_sketch(self, width: int, generator: torch.Generator) -> Float[Tensor, "width directions"]:
+    def draw_sketch(
+        self, width: int, generator: torch.Generator
+    ) -> Float[Tensor, "width directions"]:
         """Draws a few directions outside of the span; products with them have the miss's size."""
         rest = self.outside
         if rest.shape[1] <= width:
@@ -144,7 +146,9 @@ def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) 
     return RowSpace(directions, ladder[:rank], noise, _estimate_input_rounding(matrix), exact)
 
 
-def find_row_space_among_errors(matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]) -> RowSpace:
+def find_row_space_among_errors(
+    matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]
+) -> RowSpace:
     """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
     values, directions = decompose_rows(matrix)
     # The largest singular value of independent errors of unequal size (Bandeira & van Handel 2016)
@@ -201,10 +205,14 @@ class Check:
     @torch.no_grad()
     def score_tokens(self, sentences: Sequence[TokenIds]) -> list[list[float]]:
         """Returns each token's miss in decades; what follows a sentence's end means nothing."""
-        rows: list[list[float]] = self.measure_decades(self._feed(*self._lay_out(sentences))).tolist()
+        rows: list[list[float]] = self.measure_decades(
+            self._feed(*self._lay_out(sentences))
+        ).tolist()
         return rows
 
-    def compute_slopes(self, sentences: Sequence[TokenIds]) -> Float[Tensor, "sentences tokens hidden"]:
+    def compute_slopes(
+        self, sentences: Sequence[TokenIds]
+    ) -> Float[Tensor, "sentences tokens hidden"]:
         """Computes the gradient of the scores with respect to the word embeddings."""
         ids, lengths = self._lay_out(sentences)
         with torch.enable_grad():
@@ -240,7 +248,9 @@ class Check:
         one, other = (self.compute_inputs([(*words[:2], last)])[0] for last in words[2:])
         return not torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
-    def _lay_out(self, sentences: Sequence[TokenIds]) -> tuple[Int[Tensor, "sentences tokens"], Int[Tensor, "sentences"]]:
+    def _lay_out(
+        self, sentences: Sequence[TokenIds]
+    ) -> tuple[Int[Tensor, "sentences tokens"], Int[Tensor, "sentences"]]:
         width = max(map(len, sentences))
         if self.target.attend_padding:
             width = max(width, self.width)
@@ -248,7 +258,9 @@ class Check:
         rows = [[*sentence, *[pad] * (width - len(sentence))] for sentence in sentences]
         return torch.tensor(rows).to(device), torch.tensor([*map(len, sentences)], device=device)
 
-    def _feed(self, ids: Tensor, lengths: Tensor, embeddings: Tensor | None = None) -> Float[Tensor, "sentences longest width"]:
+    def _feed(
+        self, ids: Tensor, lengths: Tensor, embeddings: Tensor | None = None
+    ) -> Float[Tensor, "sentences longest width"]:
         mask = _mask_tokens(lengths, ids.shape[1])
         if self.target.attend_padding:
             mask = torch.ones_like(mask)

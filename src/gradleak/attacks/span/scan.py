@@ -55,7 +55,8 @@ class Scan:
     ) -> None:
         self.target, self.inputs, self.spaces = inputs.target, inputs, spaces
         sketches = [
-            space.draw_sketch(SKETCH, stream.child("scan").generator()) for space, stream in zip(spaces, streams, strict=True)
+            space.draw_sketch(SKETCH, stream.child("scan").generator())
+            for space, stream in zip(spaces, streams, strict=True)
         ]
         self.widths = [sketch.shape[1] for sketch in sketches]
         self.sketches = torch.cat(sketches, dim=1).to(self.target.dtype)
@@ -79,7 +80,9 @@ class Scan:
         fed = self._feed(torch.tensor([word], device=self.target.device), positions)[:, 0]
         return torch.stack([space.measure_distances(fed) for space in self.spaces])
 
-    def _feed(self, words: Int[Tensor, "words"], positions: int) -> Float[Tensor, "positions words width"]:
+    def _feed(
+        self, words: Int[Tensor, "words"], positions: int
+    ) -> Float[Tensor, "positions words width"]:
         return next(iter(first_inputs(self.inputs, words, positions).values()))
 
     @torch.no_grad()
@@ -157,7 +160,9 @@ def count_positions(scan: Scan, observations: Sequence[Observation], longest: in
     return _extend(scan, found, longest) if 0 in found else found
 
 
-def _pass_screen(space: RowSpace, misses: Float[Tensor, "positions words"]) -> Bool[Tensor, "positions words"]:
+def _pass_screen(
+    space: RowSpace, misses: Float[Tensor, "positions words"]
+) -> Bool[Tensor, "positions words"]:
     if space.exact:
         return misses < max(SCREEN, INSIDE * space.widest)
     # A ranking is all there is.

@@ -69,7 +69,9 @@ class Span(Attack):
     def adapts_to(self, channel: Channel) -> bool:
         return channel.only_scaled
 
-    def reconstruct(self, observations: Sequence[Observation], bench: Bench) -> list[Reconstruction]:
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
         found: list[Reconstruction] = []
         step = self._count_at_once(observations, bench)
         for start in range(0, len(observations), step):
@@ -106,7 +108,9 @@ class Span(Attack):
         each = zip(observations, spaces, pairs, positions, strict=True)
         for place, (observation, space, fitting, used) in enumerate(each):
             bench.progress.report(done + place, total)
-            search = SentenceSearch(self, observation, space, fitting, used, scan.by_position, early)
+            search = SentenceSearch(
+                self, observation, space, fitting, used, scan.by_position, early
+            )
             searches.append(search)
             guesses.append(search.run())
         begun = time.monotonic()
@@ -120,7 +124,8 @@ def _read_first_space(observation: Observation) -> RowSpace:
     parts = visible_linear_parts(observation, 1, ATTENTION_INPUTS)
     if not parts:
         raise GradleakError(
-            "span needs the gradient of the first layer's query, key or value, which this view does not show; use energy."
+            "span needs the gradient of the first layer's query, key or value, which this view does"
+            " not show; use energy."
         )
     return read_row_space(observation, parts)
 
@@ -172,7 +177,9 @@ class SentenceSearch:
         guess.seconds = time.monotonic() - begun
         return guess
 
-    def conclude(self, guess: Guess, certificate: Certificate, shared_seconds: float) -> Reconstruction:
+    def conclude(
+        self, guess: Guess, certificate: Certificate, shared_seconds: float
+    ) -> Reconstruction:
         """Returns the reconstruction; its cost holds a share of what was done for all at once."""
         sentences = certificate.sentences or tuple(guess.sentences)
         return Reconstruction(
@@ -193,7 +200,9 @@ class SentenceSearch:
         left = self.remainder.subtract(found) if found and self.remainder else None
         known = self._mark_pairs(() if left is not None else found)
         weights = weigh_pairs(self.space, self.pairs.coordinates, left).masked_fill(known, 0.0)
-        return make_choices(self.pairs, weights, known, self.vocabulary, self.positions, self.by_position)
+        return make_choices(
+            self.pairs, weights, known, self.vocabulary, self.positions, self.by_position
+        )
 
     def _mark_pairs(self, sentences: Sequence[TokenIds]) -> Bool[Tensor, "pairs"]:
         """Marks the pairs that are words of these sentences."""
@@ -268,8 +277,12 @@ class SentenceSearch:
         width = len(self.space.directions)
         if not self.space.exact:
             return (
-                f"The first layer's gradient has no exact span: it is noisy or changed, or its words fill all {width} directions."
+                "The first layer's gradient has no exact span: it is noisy or changed, or its"
+                f" words fill all {width} directions."
             )
         if not self.checks:
-            return f"No deeper layer has an exact span: hidden, changed, or as many tokens as the model is wide ({width})."
+            return (
+                "No deeper layer has an exact span: hidden, changed, or as many tokens as the"
+                f" model is wide ({width})."
+            )
         return "" if guess.complete else "The search ended before all tokens were found."

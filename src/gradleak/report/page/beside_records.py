@@ -137,7 +137,7 @@ def _read_beside(run: JudgedRun, name: str, wanted: Any) -> Any:
     except ValueError as error:
         raise RecordError(
             f"{path} is not a whole JSON file. Make it again, or delete it to have a report "
-            f"without it."
+            "without it."
         ) from error
     return from_plain(wanted, plain, name)
 

@@ -122,13 +122,13 @@ def write_pdf(report: Report) -> bytes:
         except subprocess.TimeoutExpired as error:
             raise RecordError(
                 f"{browser} did not print the page within {PATIENCE} s. Print the HTML page "
-                f"yourself."
+                "yourself."
             ) from error
         if not printed.is_file():
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise RecordError(
                 f"{browser} could not print the page and said: {said}. Print the HTML page from "
-                f"any browser."
+                "any browser."
             )
         return printed.read_bytes()
 

@@ -13,24 +13,38 @@ from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.setting_list import SettingList
 
 WORDS = {
-    "update": "What a client sends instead of its data: how its examples would change the model. "
-    "This is what is attacked.",
-    "blind guess": "A guess with the same knowledge, without the update. What an attack gets "
-    "beyond it, the update gave away.",
+    "update": (
+        "What a client sends instead of its data: how its examples would change the model. "
+        "This is what is attacked."
+    ),
+    "blind guess": (
+        "A guess with the same knowledge, without the update. What an attack gets "
+        "beyond it, the update gave away."
+    ),
     "gain": "How much more was rebuilt than by a blind guess.",
-    "worst case": "For every example the attack that got most out of it. A defense has to "
-    "withstand that. Over several attacks it stands beside the best of as many blind guesses.",
-    "interval": "Where the true mean lies with 95 % confidence, by how client batches differ. "
-    "Few batches make it wide.",
-    "setting": "One kind of client: its model, data, protocol and defenses. All attacks on it "
-    "count together.",
+    "worst case": (
+        "For every example the attack that got most out of it. A defense has to "
+        "withstand that. Over several attacks it stands beside the best of as many blind guesses."
+    ),
+    "interval": (
+        "Where the true mean lies with 95 % confidence, by how client batches differ. "
+        "Few batches make it wide."
+    ),
+    "setting": (
+        "One kind of client: its model, data, protocol and defenses. All attacks on it "
+        "count together."
+    ),
     "word for word": "The guess has the very words of the private text, in their order.",
-    "proven": "The guess gives back the whole update, up to rounding, and nothing near it does: "
-    "the attacker knows it is right.",
+    "proven": (
+        "The guess gives back the whole update, up to rounding, and nothing near it does: "
+        "the attacker knows it is right."
+    ),
     **{word: f"{rule[0].upper()}{rule[1:]}." for word, rule in RULES.items()},
     "flag": "A reason to doubt a number, raised by a rule and not by opinion.",
-    "client batch": "The examples of one client that went into one update. Intervals treat each "
-    "batch as one draw.",
+    "client batch": (
+        "The examples of one client that went into one update. Intervals treat each "
+        "batch as one draw."
+    ),
 }
 METRICS = {
     "rouge1": "The share of words that guess and private text have in common, in any order.",
@@ -40,14 +54,17 @@ METRICS = {
     "token_accuracy": "The share of places at which the guess has the right piece of a word.",
     "bag_f1": "The share of pieces of words that both have, in any order.",
     "secret_recall": "The share of marked secrets (a PIN, a name) that the guess holds whole.",
-    "secret_edit_distance": "The share of letters to change to get from the guess to a marked "
-    "secret: less leaks more.",
+    "secret_edit_distance": (
+        "The share of letters to change to get from the guess to a marked secret: less leaks more."
+    ),
     "semantic_similarity": "How alike the meanings of guess and text are, by a sentence encoder.",
     "mse": "The mean squared difference of pixels: less is more leak.",
     "psnr": "The same on a scale of decibels: more is more leak.",
     "ssim": "How alike local patterns of light and dark are: 1 is the same picture.",
-    "lpips": "How different two pictures look to a network trained on what people see: less is "
-    "more leak.",
+    "lpips": (
+        "How different two pictures look to a network trained on what people see: less is "
+        "more leak."
+    ),
 }
 
 

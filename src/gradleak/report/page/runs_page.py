@@ -88,8 +88,10 @@ def _draw_row(run: RunLine) -> str:
     missing = (
         ""
         if run.report
-        else f'<p class="soft small">No page yet: '
-        f"<code>gradleak report {escape(run.folder)}</code></p>"
+        else (
+            '<p class="soft small">No page yet: '
+            f"<code>gradleak report {escape(run.folder)}</code></p>"
+        )
     )
     about = f'<span class="soft small">{escape(" · ".join(filter(None, facts)))}</span>'
     return (

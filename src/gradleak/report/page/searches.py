@@ -160,8 +160,10 @@ def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = F
     title = escape(title)
     right, below = LEFT + WIDTH, TOP + HEIGHT + 18
     parts = [
-        '<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" '
-        f'aria-label="{title}">',
+        (
+            '<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" '
+            f'aria-label="{title}">'
+        ),
         f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
         f'<polygon class="band" points="{" ".join(band)}"/>',
         f'<polyline class="line" points="{line}"/>',

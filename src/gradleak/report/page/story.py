@@ -69,7 +69,7 @@ def _say_what_happened(setting: Setting, run: JudgedRun) -> str:
         )
         sentence = (
             f"no attack is shown to have rebuilt more of the {score.n} {things} than a "
-            f"blind guess would"
+            "blind guess would"
         )
         sentence += outright if named else ""
     elif exact is not None and whole:
@@ -129,24 +129,26 @@ def _say_what_it_means(setting: Setting, judgement: Judgement) -> list[str]:
     if leaking and exact is not None and exact.mean:
         found = [
             f"Whoever receives such updates can read {things} out of them: protect an update as "
-            f"you protect the data."
+            "you protect the data."
         ]
         if judgement.proven:
             found.append(
                 f"{judgement.proven} of these guesses are proven: the update itself shows that "
-                f"they are right, without the data."
+                "they are right, without the data."
             )
         return found
     if leaking:
         return [
-            f"Updates give away more of the {things} than could be guessed without them: treat "
-            f"them as personal data.",
+            (
+                f"Updates give away more of the {things} than could be guessed without them: treat "
+                "them as personal data."
+            ),
             "What came out is a lower bound: a stronger attack gets as much or more.",
         ]
     if judgement.named:
         return [
             f"The words of {things} can be read off the updates, though not their order: treat "
-            f"them as personal data."
+            "them as personal data."
         ]
     if judgement.doubts:
         return [
@@ -173,9 +175,11 @@ def _say_what_was_not_tried(settings: Sequence[Setting]) -> list[str]:
         f"Any attack but {', '.join(attacks)}.",
         "A server that sends a model made to leak: this one is honest and only looks.",
         "Several rounds of one client put together: every update is attacked by itself.",
-        f"Other batch sizes than {', '.join(map(str, sizes))}, other data than "
-        f"{_list_values(records, 'data')}, "
-        f"another protocol than {_list_values(records, 'protocol')}.",
+        (
+            f"Other batch sizes than {', '.join(map(str, sizes))}, other data than "
+            f"{_list_values(records, 'data')}, "
+            f"another protocol than {_list_values(records, 'protocol')}."
+        ),
     ]
     if most < FEWEST_EXAMPLES:
         found.append(

@@ -110,9 +110,9 @@ class Filled:
             return f"{self.run} of {self.places} places were run."
         return (
             f"{_count_run(here)} of {len(here)} places that models at hand can fill were run "
-            f"(MiniLM-L6, plain or fine-tuned, "
+            "(MiniLM-L6, plain or fine-tuned, "
             f"stands for BERT-base), {_count_run(elsewhere)} of {len(elsewhere)} that need "
-            f"weights from the hub."
+            "weights from the hub."
         )
 
     @property

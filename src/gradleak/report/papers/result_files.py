@@ -92,7 +92,7 @@ def write_results_markdown(
     if missing:
         yield (
             f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the "
-            f"first of it alone:"
+            "first of it alone:"
         )
         yield from (
             "",

@@ -34,8 +34,10 @@ def write_tables_markdown(filled: Sequence[Filled], command: str) -> str:
     lines = [
         "# The papers' tables, ours beside theirs",
         "",
-        f"Written by `{command}`. Ours: mean [95 % interval]; blind: the same knowledge without "
-        f"the update; fractions in %.",
+        (
+            f"Written by `{command}`. Ours: mean [95 % interval]; blind: the same knowledge without"
+            " the update; fractions in %."
+        ),
         "",
     ]
     return "\n".join([*lines, *write_sections(filled)])

@@ -222,7 +222,7 @@ def _name_failures(heat_map: HeatMap) -> Iterator[str]:
         where = f"in {len(failed)} of {len(told)} cells"
         yield (
             f"The search failed in at least {FAILED_SHARE:.0%} of the batches {where}: these "
-            f"are lower bounds."
+            "are lower bounds."
         )
     if any(heat_map.in_doubt(cell) for cell in heat_map.cells):
         yield DOUBT
@@ -324,14 +324,20 @@ def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | 
     exact = cell.scores.get("exact_match")
     blind = f"blind {write_number(score.blind, score.unit)}"
     parts = [
-        f"layer {layer}, {module}: {heat_map.metric} {write_interval(score)}, {blind}, n = "
-        f"{score.n}",
-        f"word for word {write_number(exact.mean, exact.unit)} %"
-        if exact and exact.mean is not None
-        else "",
-        f"search failed in {cell.search_failed:.0%} of the batches"
-        if cell.search_failed is not None
-        else "",
+        (
+            f"layer {layer}, {module}: {heat_map.metric} {write_interval(score)}, {blind}, n = "
+            f"{score.n}"
+        ),
+        (
+            f"word for word {write_number(exact.mean, exact.unit)} %"
+            if exact and exact.mean is not None
+            else ""
+        ),
+        (
+            f"search failed in {cell.search_failed:.0%} of the batches"
+            if cell.search_failed is not None
+            else ""
+        ),
         cell.verdict + (", may be more" if heat_map.in_doubt(cell) else ""),
         f"{cell.parameters:,} parameters, {100 * cell.share:.2f} %",
     ]

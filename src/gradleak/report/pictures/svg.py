@@ -28,9 +28,11 @@ def draw_picture(
     """Puts the parts below a title; a screen reader reads the sentences out."""
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" '
-            'role="group" aria-labelledby="title description">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+                f'width="{width}" height="{height}" '
+                'role="group" aria-labelledby="title description">'
+            ),
             f'<title id="title">{escape(title)}</title>',
             f'<desc id="description">{escape(" ".join(sentences))}</desc>',
             f"<style>{STYLE}{style}</style>",

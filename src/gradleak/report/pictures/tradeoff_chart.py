@@ -125,15 +125,17 @@ def describe_setup(tradeoff: Tradeoff) -> list[str]:
     schedule = tradeoff.training
     draws = f", {tradeoff.draws} draws each" if tradeoff.draws > 1 else ""
     return [
-        f"Leak: target {tradeoff.target} · data {tradeoff.data} · {tradeoff.batches} client "
-        f"batches of {tradeoff.batch_size}"
-        f"{draws} · worst case over {', '.join(tradeoff.attacks)} · told {told}",
-        f"Utility: trained on {tradeoff.training_examples} examples of {tradeoff.train_data} in "
-        f"steps of "
-        f"{schedule['batch_size']:g}, learning rate {schedule['learning_rate']:g}, epochs: "
-        f"{schedule['epochs']:g}, "
-        f"each step's gradient defended; tested on {tradeoff.test_examples} "
-        f"({tradeoff.eval_data}) · seed {schedule['seed']:g}",
+        (
+            f"Leak: target {tradeoff.target} · data {tradeoff.data} · {tradeoff.batches} client "
+            f"batches of {tradeoff.batch_size}"
+            f"{draws} · worst case over {', '.join(tradeoff.attacks)} · told {told}"
+        ),
+        (
+            f"Utility: trained on {tradeoff.training_examples} examples of {tradeoff.train_data} in"
+            f" steps of {schedule['batch_size']:g}, learning rate {schedule['learning_rate']:g},"
+            f" epochs: {schedule['epochs']:g}, each step's gradient defended; tested on"
+            f" {tradeoff.test_examples} ({tradeoff.eval_data}) · seed {schedule['seed']:g}"
+        ),
     ]
 
 
@@ -175,7 +177,7 @@ def conclude(tradeoff: Tradeoff) -> Iterator[str]:
             "see how far it matters."
         )
     yield (
-        f"95 % intervals: gain over client batches, paired with blind; utility over the "
+        "95 % intervals: gain over client batches, paired with blind; utility over the "
         f"{tradeoff.test_examples} test examples "
         "of one training (mcc and f1 bootstrapped, accuracy exact): another seed may move it."
     )
@@ -252,7 +254,7 @@ def _name_doubts(tradeoff: Tradeoff) -> Iterator[str]:
             instead = f"The weakest without this doubt is {_name_setting(best)}."
         yield (
             f"But {chosen.why_in_doubt}: more may leak. {instead} Try a stronger --attack, "
-            f"such as portfolio."
+            "such as portfolio."
         )
     elif chosen is not None:
         yield "That bounds these attacks on these examples, not what a stronger one could do."
@@ -365,7 +367,7 @@ def _list_settings(tradeoff: Tradeoff) -> list[str]:
     ]
     shapes = (
         f"Round: the interval of the gain ends at {limit} (dashed) or below; square and "
-        f"red: it does not."
+        "red: it does not."
     )
     return [*rows, f"{shapes} Green: no doubt is known; grey: more may leak."]
 

@@ -27,8 +27,10 @@ IN_TABLE = {LESS: "less", MORE: "more", SAME: "not shown"}
 MATCHED = {
     "hashes": "",
     "contents": "",
-    "description": "The examples are taken to be the same by their rows and lengths: without the "
-    "keys nothing more can be told.",
+    "description": (
+        "The examples are taken to be the same by their rows and lengths: without the "
+        "keys nothing more can be told."
+    ),
 }
 Identities = Mapping[
     tuple[int, int], Hashable
@@ -112,7 +114,7 @@ def compare(
         why = reasons[0] if reasons else left_out[0]
         raise RecordError(
             f"These runs share no client batch ({why}), and only the same examples can be "
-            f"compared pair by pair. "
+            "compared pair by pair. "
             "Run both on the same --data, --limit and --batch-size."
         )
     if not any(one.differences for one in compared):
@@ -178,9 +180,10 @@ def match_batches(
         contents_of(record) for record, contents_of in zip((first, second), contents, strict=True)
     )
     if one is None or other is None:
-        return _pair_batches(
-            first, second, _describe_examples(first), _describe_examples(second)
-        ), "description"
+        return (
+            _pair_batches(first, second, _describe_examples(first), _describe_examples(second)),
+            "description",
+        )
     return _pair_batches(first, second, one, other), "contents"
 
 
@@ -212,7 +215,7 @@ def conclude_comparison(comparison: Comparison) -> Iterator[str]:
         if said.reading == LESS and one.doubts:
             yield (
                 f"In doubt: {', '.join(one.doubts)} in B. Its attacks, and not what changed, "
-                f"may be why less was rebuilt."
+                "may be why less was rebuilt."
             )
         if said.reading == SAME:
             yield (

@@ -109,7 +109,7 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
         if attack.label_accuracy is not None:
             console.print(
                 f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none "
-                f"of them told."
+                "of them told."
             )
     console.print(worst_case_sentence(record), style="bold")
     judgement = judge_record(record)
