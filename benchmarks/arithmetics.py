@@ -8,9 +8,9 @@ combination whose fingerprint was seen already would run the same again, and is 
 
     python benchmarks/arithmetics.py  the default suite under every fingerprint
     python benchmarks/arithmetics.py --list  fingerprints only
-    python benchmarks/arithmetics.py --most 4 --only tests/attacks -k span  a part of it, under the four most unlike
+    python benchmarks/arithmetics.py --most 4 --only tests/attacks -k span  a part, under four
     python benchmarks/arithmetics.py --other  what `make test` adds, under one other fingerprint
-    python benchmarks/arithmetics.py --audits  twenty audits under four fingerprints: same certified guesses?
+    python benchmarks/arithmetics.py --audits  twenty audits under four of them: the same proofs?
 
 A line of JSON is added to build/arithmetics.jsonl as each combination ends. The exit code is 1
 where anything failed or differed.

@@ -5,7 +5,7 @@ records field by field: guesses and flags must be identical, numbers equal to 1e
 dates, versions and keyed hashes are not compared.
 
     python benchmarks/equality.py --base HEAD~3  both trees, then the comparison
-    python benchmarks/equality.py --base HEAD~3 --only span  audits whose options contain "span" alone
+    python benchmarks/equality.py --base HEAD~3 --only span  audits with "span" in their options
     python benchmarks/equality.py --base HEAD~3 --ignore stages  but for fields that are to differ
 
 Records lie under build/equality, one folder for each tree's commit and audit. An audit that has its
