@@ -51,7 +51,7 @@ from gradleak.report.pictures.heat_map import HeatCell, HeatMap, Lead, conclude,
 from gradleak.report.pictures.tradeoff_chart import Point
 from gradleak.report.verdict import closing_sentence
 from gradleak.study.gate import check_setting, read_bound
-from gradleak.study.map_summary import cell
+from gradleak.study.leak_map import cell
 
 N = 6
 BOUNDS = [read_bound("exact_match=0.9", upper=True)]

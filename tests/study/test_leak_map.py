@@ -27,8 +27,7 @@ from gradleak.records.store import read_record
 from gradleak.report.pictures.heat_map import WHOLE, HeatMap
 from gradleak.study import grid
 from gradleak.study.claims import claim
-from gradleak.study.leak_map import MapIncomplete, run_map
-from gradleak.study.map_cells import MAPPED, MapPlan, plan_map
+from gradleak.study.leak_map import MAPPED, MapIncomplete, MapPlan, plan_map, run_map
 from gradleak.targets.tiny import Tiny
 
 TINY = {

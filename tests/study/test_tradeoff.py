@@ -14,9 +14,15 @@ from gradleak.defenses.clipping import Clipping
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.records.store import read_record
 from gradleak.report.pictures.tradeoff_chart import Tradeoff
-from gradleak.study import grid, utility
-from gradleak.study.tradeoff import gain_over_blind, run_tradeoff
-from gradleak.study.tradeoff_plan import TradeoffPlan, plan_tradeoff, read_chain
+from gradleak.study import grid
+from gradleak.study import tradeoff as comparing
+from gradleak.study.tradeoff import (
+    TradeoffPlan,
+    gain_over_blind,
+    plan_tradeoff,
+    read_chain,
+    run_tradeoff,
+)
 from gradleak.training.finetune import FineTuning
 from gradleak.training.scores import intervals
 
@@ -71,21 +77,21 @@ def test_the_same_again_takes_what_is_there(
 ) -> None:
     folder, tradeoff = finished
     monkeypatch.setattr(grid, "run_audits", None)
-    monkeypatch.setattr(utility, "train", None)
+    monkeypatch.setattr(comparing, "train", None)
     assert run_tradeoff(planned(max_leak=1.0), folder, "cpu", Silent()).points == tradeoff.points
 
 
 def test_a_training_that_runs_away_leaves_the_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner = utility.train
+    inner = comparing.train
 
     def fail(settings: FineTuning, *rest: Any) -> None:
         if settings.defenses:
             raise RunFailed("The loss is not finite.")
         inner(settings, *rest)
 
-    monkeypatch.setattr(utility, "train", fail)
+    monkeypatch.setattr(comparing, "train", fail)
     found = run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent())
     assert [point.defense for point in found.points] == ["none"]
     assert [one.defense for one in found.missing] == ["sign"]
@@ -94,18 +100,20 @@ def test_a_training_that_runs_away_leaves_the_other_settings(
 def test_an_interruption_loses_no_finished_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, trained = utility.train, []
+    inner, trained = comparing.train, []
 
     def interrupted(settings: FineTuning, *rest: Any) -> None:
         if settings.defenses:
             raise KeyboardInterrupt
         inner(settings, *rest)
 
-    monkeypatch.setattr(utility, "train", interrupted)
+    monkeypatch.setattr(comparing, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent())
     monkeypatch.setattr(
-        utility, "train", lambda settings, *rest: (trained.append(settings), inner(settings, *rest))
+        comparing,
+        "train",
+        lambda settings, *rest: (trained.append(settings), inner(settings, *rest)),
     )
     monkeypatch.setattr(grid, "run_audits", None)
     assert len(run_tradeoff(planned(("none", "sign")), tmp_path, "cpu", Silent()).points) == 2

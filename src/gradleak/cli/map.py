@@ -56,8 +56,7 @@ def leak_map(
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_heat_map
-    from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, run_map
-    from gradleak.study.map_cells import plan_map
+    from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, plan_map, run_map
 
     settings = {
         "target": target,

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gradleak.records.statistics import Interval
-    from gradleak.study.ranking import Ranked
-    from gradleak.study.tuning import Tuned, Tuning
+    from gradleak.study.tuning import Ranked, Tuned, Tuning
 
 
 def tune(

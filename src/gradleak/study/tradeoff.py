@@ -1,27 +1,293 @@
-"""What leaks under each defense against what training under it gives: every setting audited,
-then trained."""
+"""What leaks under each defense against what training under it gives.
+
+Settings of defenses are compared, all else alike: every setting is audited, then a model is trained
+under it, and what that is good for is measured.
+"""
 
 import json
-from collections.abc import Sequence
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from gradleak.audit.client import private_batches, private_examples
 from gradleak.audit.display import Display
+from gradleak.audit.spec import AuditSpec, read
+from gradleak.core.attack import Progress
+from gradleak.core.dataset import Dataset
+from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.metric import Metric
+from gradleak.core.registry import did_you_mean
 from gradleak.core.specs import to_string
+from gradleak.core.target import Target
+from gradleak.datasets import resolve_dataset
+from gradleak.metrics import DEFAULT_METRICS
+from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.judgement import judge_record
-from gradleak.records.plain import to_plain
-from gradleak.records.schema import Record, now
+from gradleak.records.plain import from_plain, to_plain
+from gradleak.records.schema import GuaranteeRecord, Record, now, spec_id
 from gradleak.records.settings import worst_values
 from gradleak.records.statistics import Interval, paired_difference
-from gradleak.records.store import check_writable, open_key
+from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key
 from gradleak.records.summary import columns_of
 from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, draw_tradeoff
+from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, Clock, run_cells
-from gradleak.study.tradeoff_plan import TradeoffPlan
-from gradleak.study.utility import Trainer, Utility, classifier, material_of
-from gradleak.training.finetune import Material
+from gradleak.targets.text_classifier import TextClassifier
+from gradleak.training.finetune import FineTuning, Lesson, Material, News, count, guarantees, train
+from gradleak.training.material import read_material
+from gradleak.training.scores import intervals
+
+NONE = "none"
+UTILITIES = ("mcc", "f1", "accuracy")
+CHAINED = re.compile(r"\s+\+\s+")  # spaces on both sides: 1e+3 is a number
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Defenses in the order written, with the audit and the training that share them."""
+
+    name: str
+    audit: AuditSpec
+    training: FineTuning
+
+    @property
+    def cell(self) -> Cell:
+        return Cell({"defense": self.name}, self.audit)
+
+
+@dataclass(frozen=True)
+class TradeoffPlan:
+    """The settings, what they learn from and are judged on, and how leak and utility are read."""
+
+    settings: tuple[Setting, ...]
+    train_data: Dataset
+    eval_data: Dataset | None
+    metric: str
+    utility: str
+    max_leak: float
+
+    @property
+    def base(self) -> AuditSpec:
+        return self.settings[0].audit
+
+
+def plan_tradeoff(
+    defenses: Sequence[str],
+    audit: Mapping[str, Any],
+    training: FineTuning,
+    *,
+    train_data: str | None = None,
+    eval_data: str | None = None,
+    metric: str = "rouge1",
+    utility: str = "mcc",
+    max_leak: float = 0.05,
+) -> TradeoffPlan:
+    """A trade-off from plain values; what is wrong with any of them is said before anything is
+    opened."""
+    _refuse_unknown_utility(utility)
+    judge = read("metric", metric, Metric)
+    if not 0 <= max_leak < float("inf"):
+        raise GradleakError(
+            "--max-leak is a gain over blind in the metric's own unit, 0 or more (0.05 is 5 %),"
+            f" not {max_leak}."
+        )
+    metrics = [*DEFAULT_METRICS, *([] if judge.name in DEFAULT_METRICS else [judge])]
+    base = AuditSpec.from_plain({**audit, "metrics": metrics})
+    # No twins
+    settings = {
+        setting.audit.id: setting
+        for setting in (_setting(line, base, training) for line in defenses)
+    }
+    if not settings:
+        raise GradleakError(
+            "A trade-off needs settings to compare: add --defense none --defense"
+            " gaussian_noise:std=0.01."
+        )
+    judged = None if eval_data is None else resolve_dataset(eval_data)
+    learnt = base.data if train_data is None else resolve_dataset(train_data)
+    return TradeoffPlan(tuple(settings.values()), learnt, judged, judge.name, utility, max_leak)
+
+
+def read_chain(line: str) -> tuple[Defense, ...]:
+    """`none`, one defense, or several in turn: `clipping:clip=1 + gaussian_noise:std=0.01`."""
+    if line.strip() == NONE:
+        return ()
+    return tuple(read("defense", one.strip(), Defense) for one in CHAINED.split(line.strip()))
+
+
+def _setting(line: str, base: AuditSpec, training: FineTuning) -> Setting:
+    """Called as it was written: the shortest form would leave out a strength that happens to be
+    the default."""
+    chain = read_chain(line)
+    return Setting(
+        " ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain)
+    )
+
+
+def _refuse_unknown_utility(utility: str) -> None:
+    if utility not in UTILITIES:
+        near = did_you_mean(utility, list(UTILITIES))
+        raise GradleakError(f"Unknown utility {utility!r}{near} Utilities: {', '.join(UTILITIES)}.")
+
+
+SCHEMA = "gradleak.utility/1"
+FOLDER = "training"
+# One example in so many: a tenth of a few hundred would leave intervals that say nothing
+HELD_OUT = 3
+
+
+@dataclass(frozen=True)
+class Utility:
+    """How a trained target does on the test examples: how often each class (row) was taken for
+    each (column)."""
+
+    spec: dict[str, Any]
+    counts: tuple[tuple[int, ...], ...]
+    # Of the whole run, where it is differential privacy
+    guarantees: tuple[GuaranteeRecord, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return spec_id(self.spec)
+
+    def scores(self) -> dict[str, Interval]:
+        """MCC, F1 and accuracy, with intervals over the test examples."""
+        return intervals(torch.tensor(self.counts, dtype=torch.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Trainer:
+    """Trains under one setting after the other; what all share, and the folder where results are
+    kept."""
+
+    plan: TradeoffPlan
+    material: Material
+    key: SecretKey
+    folder: Path
+    device: str
+    display: Display
+
+    def finished(self, setting: Setting) -> Utility | None:
+        """What an earlier run kept of this very training on this very data."""
+        path = self._path(setting)
+        if not path.exists():
+            return None
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RecordError(
+                f"{path} is not a whole JSON file ({error}). Delete it and run the same command"
+                " again."
+            ) from error
+        found: Utility = from_plain(Utility, plain, "utility")
+        return found
+
+    def train(self, setting: Setting) -> Utility:
+        """Trains from the target as it is opened. A checkpoint an epoch lies in the folder until
+        the result does."""
+        spec, path = self._spec(setting), self._path(setting)
+        unfinished, progress = path.with_suffix(""), Progress()
+
+        def watch(news: News) -> None:
+            progress.report(news.step, news.steps, float(news.loss))
+
+        target = classifier(self.plan, self.device)
+        with self.display.watch(f"training under {setting.name}", progress):
+            train(setting.training, target, self.material, unfinished, watch)
+        table = count(target, self.material.evaluation).long().tolist()
+        utility = Utility(
+            spec,
+            tuple(map(tuple, table)),
+            _guarantees(setting.training, len(self.material.training)),
+        )
+        write_whole(
+            path,
+            json.dumps(
+                {"schema": SCHEMA, "id": utility.id, **to_plain(utility)}, indent=1, allow_nan=False
+            )
+            + "\n",
+        )
+        shutil.rmtree(unfinished)  # weights of a trade-off are of no further use, and large
+        return utility
+
+    def _path(self, setting: Setting) -> Path:
+        return self.folder / FOLDER / f"{spec_id(self._spec(setting))}.json"
+
+    def _spec(self, setting: Setting) -> dict[str, Any]:
+        """Every choice that can change the scores; the data by a keyed hash, so that edited data
+        is learnt anew."""
+        chain = [to_string(defense) for defense in setting.training.defenses]
+        plain: dict[str, Any] = to_plain(asdict(replace(setting.training, defenses=())))
+        return {
+            **plain,
+            **self.material.described,
+            "defenses": chain,
+            "content": keyed_hash(self.key, self.material.content()),
+        }
+
+
+def classifier(plan: TradeoffPlan, device: str) -> TextClassifier:
+    """The target, opened; refused where it is nothing that can be fine-tuned."""
+    opened: Target = plan.base.target.open(torch.device(device), torch.float32)
+    if not isinstance(opened, TextClassifier):
+        raise GradleakError(
+            f"{to_string(plan.base.target)} is not a text classifier, which is all that can be"
+            " fine-tuned."
+        )
+    return opened
+
+
+def material_of(plan: TradeoffPlan, target: TextClassifier) -> Material:
+    """What is learnt and judged by; refused where nothing could be learnt or told from it."""
+    training = plan.settings[0].training
+    examples = plan.train_data.load()
+    made = read_material(
+        plan.base.target,
+        target,
+        examples,
+        plan.train_data,
+        plan.eval_data,
+        training.streams,
+        HELD_OUT,
+    )
+    _refuse_one_class(made.training, "training")
+    _refuse_one_class(made.evaluation, "test")
+    return made
+
+
+def _refuse_one_class(examples: Sequence[Lesson], called: str) -> None:
+    labels = Counter(lesson.label for lesson in examples)
+    if len(labels) < 2:
+        raise GradleakError(
+            f"All {len(examples)} {called} examples have label {next(iter(labels))}, so that"
+            " utility cannot be measured: use labelled data of two classes or more (--train-data,"
+            " --eval-data)."
+        )
+
+
+def _guarantees(training: FineTuning, examples: int) -> tuple[GuaranteeRecord, ...]:
+    names = " + ".join(to_string(defense) for defense in training.defenses)
+    return tuple(
+        GuaranteeRecord(
+            names,
+            one.reading,
+            one.protects,
+            one.accountant,
+            one.epsilon,
+            one.delta,
+            epsilon_in_words=one.epsilon_in_words,
+        )
+        for one in guarantees(training, examples)
+    )
+
 
 SCHEMA = "gradleak.tradeoff/1"
 FILE, PICTURE = "tradeoff.json", "tradeoff.svg"
