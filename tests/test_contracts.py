@@ -70,7 +70,7 @@ def test_a_component_is_a_frozen_dataclass_with_a_sentence_and_typed_fields(
     assert cls.__dataclass_params__.frozen
     assert "__dataclass_params__" in vars(cls)
     assert cls.__doc__
-    assert cls.__doc__.strip().split("\n")[0].endswith(".")
+    assert cls.__doc__.strip().split("\n\n")[0].endswith(".")
     assert not cls.__doc__.startswith(cls.__name__ + "(")
     hints = typing.get_type_hints(cls)
     assert all(hints[field.name] is not Any for field in dataclasses.fields(cls))

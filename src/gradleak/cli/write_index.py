@@ -25,7 +25,7 @@ def index_text() -> str:
 def describe(cls: type[Component]) -> dict[str, Any]:
     """What `list` shows of a component."""
     return {
-        "summary": (cls.__doc__ or "-").strip().split("\n")[0],
+        "summary": " ".join((cls.__doc__ or "-").strip().split("\n\n")[0].split()),
         "fields": {field.name: default(field) for field in list_fields(cls)},
         "cites": cls.cites,
         "requires": requirement(cls) if cls.kind == "attack" else "",
