@@ -108,6 +108,9 @@ def main() -> None:
     reader = argparse.ArgumentParser()
     reader.add_argument("--interrupts", type=int, default=20)
     reader.add_argument("--seconds-a-call", type=float, default=60.0)
+    reader.add_argument(
+        "--share", type=float, default=20.0, help="an interrupt falls within 1/SHARE"
+    )
     reader.add_argument("--folder", type=Path)
     reader.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     reader.add_argument("words", nargs="*")
@@ -133,7 +136,9 @@ def main() -> None:
         before = done
         while done < given.interrupts:
             had = has_parts(disturbed)
-            said = interrupt_after(start(log, disturbed, given), log, draw.uniform(0, took / 20))
+            said = interrupt_after(
+                start(log, disturbed, given), log, draw.uniform(0, took / given.share)
+            )
             if said is None:
                 break
             done += 1
