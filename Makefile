@@ -45,7 +45,7 @@ site: $(READY)
 
 # The pictures of README, from made-up messages: minutes, and Chromium for the second.
 pictures: $(READY)
-	$(BIN)/gradleak map --limit 2 --attack energy:restarts=0 --modules query,key,value,ffn_in --out build/pictures/map
+	$(BIN)/gradleak map --limit 2 --attack energy:restarts=0 --layers 1-4 --modules query,key,value,ffn_in --out build/pictures/map
 	cp build/pictures/map/heat_map.svg docs/images/leak_map.svg
 	$(BIN)/gradleak run studies/laptop.yaml --out build/pictures
 	$(BIN)/gradleak report build/pictures/laptop --out build/pictures/report.html
