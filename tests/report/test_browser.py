@@ -16,7 +16,7 @@ import pytest
 
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report.page.build import build_report
+from gradleak.report.page import build_report
 from gradleak.report.page.forms import write_html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -14,8 +14,8 @@ from gradleak.cli import main
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
+from gradleak.report.page import build_report
 from gradleak.report.page import forms as printing
-from gradleak.report.page.build import build_report
 from gradleak.report.page.forms import write_html
 
 Make = Callable[..., Record]

@@ -14,12 +14,11 @@ from gradleak.records.settings import settings_of
 from gradleak.records.store import write_record
 from gradleak.records.summary import columns_of, read_summaries, read_summary
 from gradleak.report.naming import rank_naturally
-from gradleak.report.page.attack_heat import AttacksUnderDefenses
-from gradleak.report.page.build import build_report
+from gradleak.report.page import build_report
+from gradleak.report.page.charts import AttacksUnderDefenses
 from gradleak.report.page.forms import write_html, write_json, write_markdown, write_schema
-from gradleak.report.page.gallery import GuessGallery
+from gradleak.report.page.guesses import GuessGallery, Searches, measure_likeness
 from gradleak.report.page.opening import Opening
-from gradleak.report.page.searches import Searches, measure_likeness
 from gradleak.report.page.setting_list import SettingList
 
 Make = Callable[..., Record]

@@ -9,7 +9,7 @@ import pytest
 
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
-from gradleak.report.page import build
+from gradleak.report import page
 from gradleak.report.page.forms import describe_report, write_html, write_markdown
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.table_markup import (
@@ -53,9 +53,9 @@ class SecretLengths(Section):
 
 @pytest.fixture
 def report(tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch) -> Report:
-    monkeypatch.setattr(build, "SECTIONS", (*build.SECTIONS, SecretLengths))
+    monkeypatch.setattr(page, "SECTIONS", (*page.SECTIONS, SecretLengths))
     write_record(tmp_path, make_record())
-    return build.build_report(tmp_path, lambda record: {})
+    return page.build_report(tmp_path, lambda record: {})
 
 
 def test_the_page_lists_a_new_section_and_draws_its_inside(report: Report) -> None:
@@ -84,5 +84,5 @@ def test_a_section_with_nothing_to_show_is_not_on_the_page(report: Report) -> No
 
 
 def test_sections_have_names_of_their_own() -> None:
-    names = [section.name for section in build.SECTIONS]
+    names = [section.name for section in page.SECTIONS]
     assert len(set(names)) == len(names)

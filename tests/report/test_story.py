@@ -9,7 +9,7 @@ import pytest
 
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.store import write_record
-from gradleak.report.page.build import build_report
+from gradleak.report.page import build_report
 from gradleak.report.page.opening import Opening
 from gradleak.report.page.story import Story
 

@@ -40,8 +40,8 @@ from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
 from gradleak.report.gate_files import write_junit, write_sarif
 from gradleak.report.naming import Labels
-from gradleak.report.page.attack_heat import compare_attacks
-from gradleak.report.page.build import build_report
+from gradleak.report.page import build_report
+from gradleak.report.page.charts import compare_attacks
 from gradleak.report.page.forms import write_html, write_markdown
 from gradleak.report.page.opening import Opening, reach_verdict
 from gradleak.report.page.section import JudgedRun

@@ -51,7 +51,7 @@ def report(
     """
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole_bytes
-    from gradleak.report.page.build import build_report
+    from gradleak.report.page import build_report
     from gradleak.report.page.opening import Opening
     from gradleak.report.terminal.console import open_console
 

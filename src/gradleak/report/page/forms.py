@@ -23,9 +23,9 @@ from markupsafe import Markup
 from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Score
+from gradleak.report import page
 from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
-from gradleak.report.page import build
-from gradleak.report.page.glossary import WordLinks, explain_words
+from gradleak.report.page.facts import WordLinks, explain_words
 from gradleak.report.page.opening import Opening
 from gradleak.report.page.section import SCHEMA, Report
 
@@ -142,7 +142,7 @@ def describe_report() -> dict[str, Any]:
     """Returns the JSON Schema (2020-12) of report.json; docs/report.schema.json is this."""
     definitions: dict[str, Any] = {}
     members: dict[str, Any] = {"schema": {"const": SCHEMA}}
-    for part in (Report, *build.SECTIONS):
+    for part in (Report, *page.SECTIONS):
         members |= _describe_members(part, definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,7 +1,7 @@
 """What a report is made of: a run that was judged, and sections that are each drawn from it.
 
 A section is declared in one place, a class in a file beside this one that says what it holds, what
-it needs and how it looks. `build.py` lists the sections in their order.
+it needs and how it looks. The package's `__init__.py` lists the sections in their order.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from gradleak.records.schema import Record
 from gradleak.records.settings import Setting, settings_of
 from gradleak.records.summary import Summary
 from gradleak.report.naming import Labels, rank_naturally
-from gradleak.report.shown_guesses import SecretsOf
+from gradleak.report.shown_guesses import Secrets, SecretsOf, find_kept_secrets
 
 SCHEMA = "gradleak.report/1"
 
@@ -61,6 +61,10 @@ class JudgedRun:
     @property
     def leaking(self) -> Sequence[Setting]:
         return [setting for setting in self.settings if self.judgements[setting].leaks]
+
+    def find_secrets(self, record: Record) -> Secrets:
+        """Finds the private texts of a record, in it or where they came from."""
+        return {**self.secrets_of(record), **find_kept_secrets(record)}
 
     def _rank(self, setting: Setting) -> tuple[bool, int, float]:
         judgement = self.judgements[setting]

@@ -1,20 +1,30 @@
-"""Attacks × defenses: how much each attack gets under each defense, as a picture and as numbers."""
+"""Sections that are pictures: attacks × defenses, and what lies beside records of a run.
 
-from collections.abc import Iterator, Mapping, Sequence
+That is a trade-off or a leak map. The numbers behind each picture stand below it.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Self
 
 from markupsafe import Markup
 
-from gradleak.records.judgement import LEAKS, judge, leading_metric
+from gradleak.records.errors import RecordError
+from gradleak.records.judgement import LEAKS, judge, judge_summary, leading_metric
+from gradleak.records.plain import from_plain
 from gradleak.records.schema import Score
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.naming import rank_naturally
 from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.setting_list import SettingList
+from gradleak.report.pictures import heat_map, tradeoff_chart
 from gradleak.report.pictures.heat_grid import HeatBox, HeatGrid
+from gradleak.report.pictures.heat_map import HeatCell, HeatMap
+from gradleak.report.pictures.svg import embed
+from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
 from gradleak.report.table_markup import (
     Column,
     draw_html_table,
@@ -243,3 +253,149 @@ def _break_name(label: str) -> list[str]:
 
 def _cut(text: str, letters: int) -> str:
     return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
+# A trade-off and a leak map look alike: sentences, a picture, a table.
+TEMPLATE = """
+{% for sentence in conclusions %}<p>{{ sentence }}</p>{% endfor %}
+<div class="scroll picture" tabindex="0" role="region" aria-label="{{ picture_name }}">
+{{- picture -}}
+</div>
+<details><summary>The numbers behind it</summary>
+<div class="scroll" tabindex="0" role="region" aria-label="{{ table_name }}">
+{{- table -}}
+</div></details>
+"""
+
+
+@dataclass(frozen=True)
+class LeakAgainstUtility(Section):
+    """The trade-off of a run that `gradleak tradeoff` made."""
+
+    name = "tradeoff"
+    title = heading = "Leakage against utility"
+    template = TEMPLATE
+
+    tradeoff: Tradeoff | None
+
+    @classmethod
+    def gather(cls, run: JudgedRun) -> Self:
+        return cls(_read_beside(run, "tradeoff.json", Tradeoff, "points", "audit"))
+
+    @property
+    def is_shown(self) -> bool:
+        return self.tradeoff is not None
+
+    def prepare(self, report: Report) -> Mapping[str, Any]:
+        assert self.tradeoff is not None
+        columns = [
+            Column("defense"),
+            *number_columns("gain over blind [95 %]", f"{self.tradeoff.utility} [95 %]"),
+            *(Column("ε of the whole run"), Column("meets the target"), Column("verdict")),
+        ]
+        rows = [_list_point(self.tradeoff, point) for point in self.tradeoff.points]
+        drawn = tradeoff_chart.draw_tradeoff(self.tradeoff, alone=False)
+        return {
+            "conclusions": list(tradeoff_chart.conclude(self.tradeoff)),
+            "picture": Markup(embed(drawn, "tradeoff-picture")),
+            "picture_name": self.heading,
+            "table": draw_html_table(columns, rows, stacked=False),
+            "table_name": "Trade-off",
+        }
+
+    def write_markdown(self, report: Report) -> Iterator[str]:
+        if self.tradeoff is not None:
+            yield from _list_sentences(self.heading, tradeoff_chart.conclude(self.tradeoff))
+
+
+@dataclass(frozen=True)
+class LeakMapOverLayers(Section):
+    """The leak map of a run that `gradleak map` made."""
+
+    name = "map"
+    title = "Leak map"
+    heading = "Leak map over layers"
+    template = TEMPLATE
+
+    leak_map: HeatMap | None
+
+    @classmethod
+    def gather(cls, run: JudgedRun) -> Self:
+        return cls(_read_beside(run, "map.json", HeatMap, "cells", "record"))
+
+    @property
+    def is_shown(self) -> bool:
+        return self.leak_map is not None
+
+    def prepare(self, report: Report) -> Mapping[str, Any]:
+        assert self.leak_map is not None
+        columns = [
+            *(Column("layer"), Column("module")),
+            *number_columns(f"{self.leak_map.metric} [95 %]", "parameters", "share"),
+            *(Column("verdict"), Column("record")),
+        ]
+        rows = [_list_map_cell(self.leak_map, cell) for cell in self.leak_map.cells]
+        drawn = heat_map.draw_heat_map(self.leak_map, alone=False)
+        return {
+            "conclusions": list(heat_map.conclude(self.leak_map)),
+            "picture": Markup(embed(drawn, "map-picture")),
+            "picture_name": "Leak map over layers and modules",
+            "table": draw_html_table(columns, rows, stacked=False),
+            "table_name": self.title,
+        }
+
+    def write_markdown(self, report: Report) -> Iterator[str]:
+        if self.leak_map is not None:
+            yield from _list_sentences(self.heading, heat_map.conclude(self.leak_map))
+
+
+def _read_beside(run: JudgedRun, name: str, wanted: Any, parts: str, record: str) -> Any:
+    """Reads what a command left beside a run's records; none where it left nothing.
+
+    Its parts name their records by id, and are judged by these as they are now. Records in the
+    folder itself count: those below it are of other runs.
+    """
+    path = run.folder / name if run.folder is not None else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecordError(
+            f"{path} is not a whole JSON file. Make it again, or delete it to have a report "
+            "without it."
+        ) from error
+    found = from_plain(wanted, plain, name)
+    ids = {getattr(part, record) for part in getattr(found, parts)}
+    beside = [summary for summary in run.summaries if summary.path.parent == run.folder]
+    now = {summary.id: judge_summary(summary) for summary in beside if summary.id in ids}
+    judged = (
+        replace(part, judgement=now.get(getattr(part, record), part.judgement))
+        for part in getattr(found, parts)
+    )
+    return replace(found, **{parts: tuple(judged)})
+
+
+def _list_sentences(heading: str, sentences: Iterable[str]) -> Iterator[str]:
+    yield from (f"## {heading}", "", *(f"- {one}" for one in sentences), "")
+
+
+def _list_point(found: Tradeoff, point: Point) -> list[str]:
+    meets = "yes" if found.meets(point) else "no"
+    return [
+        point.defense,
+        tradeoff_chart.write_point_gain(point),
+        tradeoff_chart.write_utility(point.utility[found.utility]),
+        tradeoff_chart.write_point_epsilon(point),
+        f"{meets}{', in doubt' if point.in_doubt else ''}",
+        point.verdict,
+    ]
+
+
+def _list_map_cell(found: HeatMap, cell: HeatCell) -> list[str | Markup]:
+    doubt = "?" if found.in_doubt(cell) else ""
+    return [
+        *(str(cell.layer), cell.module, write_interval(cell.scores[found.metric]) + doubt),
+        *(f"{cell.parameters:,}", f"{100 * cell.share:.2f} %", cell.verdict),
+        Markup("<code>{}</code>").format(cell.record),
+    ]
