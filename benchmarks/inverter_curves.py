@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from curve_picture import Curve, CurvePoint, draw_curves
 from side_by_side import SideBySide
 from torch import Tensor
 
@@ -45,7 +46,6 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.core.trainable import ClientSetting
 from gradleak.metrics.perceptual import opened_weights, perceptual_distance
 from gradleak.records.statistics import interval
-from gradleak.report.pictures.curve_picture import Curve, CurvePoint, draw_curves
 from gradleak.targets.image_classifier import ImageClassifier
 from gradleak.training.image_classifier import ImageTraining, train_image_classifier
 

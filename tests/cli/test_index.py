@@ -11,8 +11,8 @@ import pytest
 import gradleak
 from gradleak.audit import AuditSpec
 from gradleak.cli import main
+from gradleak.cli.check import check_names
 from gradleak.cli.index import FILE, KINDS, check_line, read_index
-from gradleak.cli.study_names import check_names
 from gradleak.cli.write_index import index_text
 from gradleak.core import registry
 from gradleak.core.errors import GradleakError
@@ -226,7 +226,7 @@ def test_what_is_no_typo_is_left_to_who_reads_it_in_full(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "study.yaml").write_text(line + "\n")
-    monkeypatch.setattr("gradleak.cli.study_names.registered", lambda kind: {"my_own": object})
+    monkeypatch.setattr("gradleak.cli.check.registered", lambda kind: {"my_own": object})
     check_names([tmp_path / "study.yaml"], ())
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from gradleak.records.judgement import Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
-from gradleak.report.pictures.heat_grid import choose_ink, measure_contrast, mix_paper
 from gradleak.report.pictures.heat_map import (
     Absent,
     HeatCell,
@@ -20,6 +19,7 @@ from gradleak.report.pictures.heat_map import (
     conclude,
     draw_heat_map,
 )
+from gradleak.report.pictures.svg import choose_ink, measure_contrast, mix_paper
 from gradleak.report.terminal.map_and_tradeoff import print_heat_map
 
 SVG = "{http://www.w3.org/2000/svg}"

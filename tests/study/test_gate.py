@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradleak.cli import main
+from gradleak.cli.gate import write_junit, write_sarif
 from gradleak.core.errors import GradleakError
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import (
@@ -19,7 +20,6 @@ from gradleak.records.schema import (
     TargetRecord,
 )
 from gradleak.records.store import write_record
-from gradleak.report.gate_files import write_junit, write_sarif
 from gradleak.study.gate import Accepted, Finding, examples_needed, judge, read_bound
 
 EXACT = [read_bound("exact_match=0.05", upper=True)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gradleak.cli.gate import write_junit, write_sarif
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.judgement import (
     DOUBTS,
@@ -38,7 +39,6 @@ from gradleak.records.settings import Setting, worst_score
 from gradleak.records.statistics import Interval
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, columns_of
-from gradleak.report.gate_files import write_junit, write_sarif
 from gradleak.report.naming import Labels
 from gradleak.report.page import build_report
 from gradleak.report.page.charts import compare_attacks

@@ -1,21 +1,33 @@
-"""`gradleak check`: a study looked at before it is run."""
+"""`gradleak check`: a study looked at before it is run; its names are checked against the index of
+components before any library is loaded."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import Device, option
+from gradleak.cli.index import check_line, read_index
+from gradleak.cli.options import Change, Device, option, resolve_device
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import registered, unknown_component, unknown_field
+from gradleak.report.numbers import write_count, write_duration
 
 if TYPE_CHECKING:
     from gradleak.study.cells import Cell
 
+# Fields of a study that hold components, and of which kind
+FIELDS = {
+    **{kind: kind for kind in ("target", "protocol", "view", "prior")},
+    **{"data": "dataset", "public": "dataset"},
+    **{f"{kind}s": kind for kind in ("attack", "defense", "metric")},
+}
+REST = "\n  Values, files and combinations are looked at when these are mended."
+
 
 def check(
     spec: Annotated[Path, typer.Argument(help="YAML of a study.")],
-    change: Annotated[
-        list[str] | None, option("Replace a field of the file: --set limit=10.", "--set")
-    ] = None,
+    change: Change = None,
     device: Device = "auto",
     seconds: Annotated[
         float,
@@ -27,13 +39,7 @@ def check(
 
     All problems are reported at once, each with its line number.
     """
-    from collections import Counter
-
-    from gradleak.cli.study_names import check_names
-
     check_names([spec], change or ())  # a typo is told before the libraries below are loaded
-    from gradleak.cli.device import resolve_device
-    from gradleak.core.errors import GradleakError
     from gradleak.report.terminal.console import open_console
     from gradleak.study.cells import read_study
     from gradleak.targets import hub_ids
@@ -44,33 +50,24 @@ def check(
     study = read_study(spec, change or ())
     console = open_console()
     examples = sum(cell.spec.limit * cell.spec.batch_size for cell in study.cells)
-    count = "1 cell" if len(study.cells) == 1 else f"{len(study.cells)} cells"
     console.print(
-        f"{study.name}: {count}, {examples} examples to attack. Every name and field resolves, and"
-        " the data is there."
+        f"{study.name}: {write_count(len(study.cells), 'cell', 'cells')}, {examples} examples to"
+        " attack. Every name and field resolves, and the data is there."
     )
     if unseen := hub_ids(cell.spec.target for cell in study.cells):
         console.print(
             f"Not looked up: {', '.join(unseen)}. No folder has that name, so it is taken for an id"
             " of the hub."
         )
-    axes = {
-        axis: Counter(cell.axes[axis] for cell in study.cells if axis in cell.axes)
-        for axis in _axes(study.cells)
-    }
-    for axis, values in axes.items():
+    for axis in dict.fromkeys(axis for cell in study.cells for axis in cell.axes):
+        values = dict.fromkeys(cell.axes[axis] for cell in study.cells if axis in cell.axes)
         console.print(f"  {axis}: {'; '.join(values)}", soft_wrap=True)
     if seconds:
         _estimate(study.cells, where, seconds)
     console.print("Nothing was run.")
 
 
-def _axes(cells: "tuple[Cell, ...]") -> list[str]:
-    return list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
-
-
 def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
-    from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import build_table, open_console
     from gradleak.study.probe import peak_memory, probe
 
@@ -99,3 +96,60 @@ def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
         f" peak memory here {peak_memory(device) / 2**30:.1f} GiB. ~ stretched from {seconds:g} s"
         " of progress as if no search ended early and every further try was needed."
     )
+
+
+def check_names(paths: Sequence[Path], changes: Sequence[str]) -> None:
+    """Refuses studies with a misspelt name or field. All else is left to whoever reads them in
+    full."""
+    refused = [str(error) for path in paths if (error := _refusal(path, changes)) is not None]
+    if refused:
+        raise GradleakError("\n".join(refused))
+
+
+def _refusal(path: Path, changes: Sequence[str]) -> GradleakError | None:
+    from gradleak.study.axes import Problem, in_order, read_grids, read_yaml, refusal
+
+    if isinstance(read_yaml(path, "a study")[0], list):
+        return None  # a priority list
+    written = read_grids(path, changes)
+    values = [
+        (field, value)
+        for axes in written.grids.values()
+        for field in axes.keys() & FIELDS.keys()
+        for value in axes[field]
+    ]
+    misspelt = [
+        Problem(value.line, f"{field}: {error}")
+        for field, value in values
+        for error in _misspelt(FIELDS[field], value.plain)
+    ]
+    if not misspelt and not written.problems:
+        return None
+    return refusal(path, in_order([*written.problems, *misspelt]), REST)
+
+
+def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:
+    """What no component is called, in a line, a mapping or a list of them."""
+    if isinstance(described, list):
+        for one in described:
+            yield from _misspelt(kind, one)
+        return
+    try:
+        if isinstance(described, str):
+            check_line(kind, described)
+        elif isinstance(described, dict):
+            _check_mapping(kind, described)
+    except GradleakError as error:
+        yield error
+
+
+def _check_mapping(kind: str, described: dict[Any, Any]) -> None:
+    name, known = described.get("name"), read_index()[kind]
+    if not isinstance(name, str) or name in registered(kind):
+        # Without a name it is refused later, and what a program registered is looked at then
+        return
+    if name not in known:
+        raise unknown_component(kind, name, known)
+    for field in described:
+        if field != "name" and field not in known[name].fields:
+            raise unknown_field(kind, name, str(field), list(known[name].fields))

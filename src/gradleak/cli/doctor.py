@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from gradleak.cli.options import option
+from gradleak.records.errors import RecordError
+from gradleak.report.numbers import write_count
 
 FAULTY = 3  # exit code
 SUPPORTED = ((3, 11), (3, 12))
@@ -87,7 +89,6 @@ def doctor(
     """
     from rich.table import Table
 
-    from gradleak.report.numbers import write_count
     from gradleak.report.terminal.console import open_console
 
     console = open_console()
@@ -339,7 +340,6 @@ def check_records(out: Path) -> Iterator[Finding]:
     """Records that cannot be read, keys that others can read, and what killed runs left."""
     if not out.is_dir():
         return
-    from gradleak.records.errors import RecordError
     from gradleak.records.summary import RECORD, read_summary
 
     paths = sorted(out.rglob(RECORD))

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Device, option
+from gradleak.cli.options import AllowPickle, Device, option, resolve_device
+from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
     from gradleak.core.dataset import Dataset
@@ -58,9 +59,7 @@ def finetune(
     limit: Annotated[int | None, option("Batches of examples to read. [all]", minimum=1)] = None,
     seed: Annotated[int, option("Of order, dropout, noise and held-out examples. [0]")] = 0,
     device: Device = "auto",
-    allow_pickle: Annotated[
-        bool, option("Load pickled weights, which can run code.", "--allow-pickle")
-    ] = False,
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Fine-tunes a target as LAMP's authors did; attack it with gradleak audit --target FOLDER.
 
@@ -70,8 +69,6 @@ def finetune(
     """
     import torch
 
-    from gradleak.cli.device import resolve_device
-    from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
     from gradleak.report.privacy import write_epsilon
     from gradleak.targets import resolve_target
@@ -133,7 +130,6 @@ def train_on_pictures(
 ) -> None:
     """The same for a classifier of pictures, written as one safetensors file; a tenth is held
     out where nothing is named."""
-    from gradleak.core.errors import GradleakError
     from gradleak.training.image_classifier import ImageTraining, train_image_classifier
 
     if settings.defenses or settings.gradient_noise or settings.federated:

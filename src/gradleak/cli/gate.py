@@ -1,11 +1,25 @@
-"""`gradleak gate`: a run held against bounds, for CI."""
+"""`gradleak gate`: a run held against bounds, for CI; what it finds on the terminal, as JUnit XML
+and as SARIF."""
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from gradleak import __version__
 from gradleak.cli.options import option
+from gradleak.core.errors import GradleakError
+
+if TYPE_CHECKING:
+    from gradleak.study.gate import Finding
+
+# What XML cannot hold: a traceback may hold colours
+NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def gate(
@@ -51,10 +65,7 @@ def gate(
     member_out_of_time, few_examples); only_blind; no_score; names_words; no_bound. A bound of 0.05
     needs 59 examples of which none leaks.
     """
-    from gradleak import __version__
-    from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
-    from gradleak.report import gate_files
     from gradleak.report.terminal.console import open_console
     from gradleak.study.contract import read_contract
     from gradleak.study.gate import GateFailed, judge, read_accepted, read_bound
@@ -69,9 +80,9 @@ def gate(
         run, bounds, accepted, None if spec is None else read_contract(spec, change or ())
     )
     if junit is not None:
-        write_whole(junit, gate_files.write_junit(findings))
+        write_whole(junit, write_junit(findings))
     if sarif is not None:
-        write_whole(sarif, gate_files.write_sarif(findings, __version__))
+        write_whole(sarif, write_sarif(findings, __version__))
     console = open_console()
     for finding in findings:
         mark = "pass" if finding.passed else "FAIL" if finding.waived is None else "waived"
@@ -108,3 +119,72 @@ def gate(
         f"The gate is open: {passed} of {len(findings)} checks passed.{said} It bounds the attacks"
         f" that were run.{whole}"
     )
+
+
+def write_junit(findings: "Sequence[Finding]") -> str:
+    """Writes a test case for each setting and bound or reason; what was waived is skipped."""
+    import xml.etree.ElementTree as ET  # here, since every command would wait for it
+
+    failed = str(sum(finding.shuts for finding in findings))
+    skipped = str(sum(finding.waived is not None for finding in findings))
+    suite = ET.Element(
+        "testsuite",
+        name="gradleak gate",
+        tests=str(len(findings)),
+        failures=failed,
+        errors="0",
+        skipped=skipped,
+    )
+    for finding in findings:
+        case = ET.SubElement(suite, "testcase", classname=finding.setting, name=finding.title)
+        if finding.verdict:
+            properties = ET.SubElement(case, "properties")
+            ET.SubElement(properties, "property", name="verdict", value=finding.verdict)
+        if finding.passed:
+            ET.SubElement(case, "system-out").text = finding.message
+        elif finding.waived is not None:
+            ET.SubElement(case, "skipped", message=f"waived ({finding.waived}): {finding.message}")
+        else:
+            where = "\n".join(map(str, finding.records))
+            ET.SubElement(case, "failure", message=finding.message, type=finding.rule).text = where
+    root = ET.Element("testsuites")
+    root.append(suite)
+    ET.indent(root)
+    written = NOT_IN_XML.sub("?", ET.tostring(root, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'
+
+
+def write_sarif(findings: "Sequence[Finding]", version: str) -> str:
+    """Writes SARIF 2.1.0: a result for each check that failed, at the records it is about.
+
+    What was waived is suppressed.
+    """
+    rules = list(dict.fromkeys(finding.rule for finding in findings))
+    described = [
+        {"id": rule, "shortDescription": {"text": f"gradleak gate: {rule}"}} for rule in rules
+    ]
+    run = {
+        "tool": {"driver": {"name": "gradleak", "version": version, "rules": described}},
+        "results": [_describe_result(one, rules) for one in findings if not one.passed],
+    }
+    whole = {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _describe_result(finding: "Finding", rules: Sequence[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "ruleIndex": rules.index(finding.rule),
+        "level": "error",
+        "message": {"text": f"{finding.setting}: {finding.message}"},
+        "locations": [_locate_record(path) for path in finding.records],
+        "properties": {"verdict": finding.verdict},
+    }
+    if finding.waived is not None:
+        result["suppressions"] = [{"kind": "external", "justification": finding.waived}]
+    return result
+
+
+def _locate_record(path: Path) -> dict[str, Any]:
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}

@@ -14,22 +14,20 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
 from gradleak.cli.compare import compare
-from gradleak.cli.components import list_components
 from gradleak.cli.doctor import doctor
 from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
-from gradleak.cli.index import Command
+from gradleak.cli.index import Command, list_components
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
-from gradleak.cli.publish import publish
 from gradleak.cli.purge import purge
 from gradleak.cli.report import report
 from gradleak.cli.run import run
 from gradleak.cli.score import score
 from gradleak.cli.show import show
 from gradleak.cli.status import status
-from gradleak.cli.tables import tables
+from gradleak.cli.tables import publish, tables
 from gradleak.cli.tradeoff import tradeoff
 from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError

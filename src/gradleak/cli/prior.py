@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.help import PlainHelp
-from gradleak.cli.options import Device, option
+from gradleak.cli.options import Device, option, resolve_device
+from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,6 @@ def train(
     goes on from the last epoch."""
     import torch
 
-    from gradleak.cli.device import resolve_device
     from gradleak.training.corpus import read_corpus
     from gradleak.training.prior import PriorTraining, train_prior
 
@@ -80,7 +80,6 @@ def evaluate(
     import torch
 
     from gradleak.audit.spec import read
-    from gradleak.cli.device import resolve_device
     from gradleak.core.prior import PriorSpec
     from gradleak.targets import resolve_target
     from gradleak.training.corpus import read_corpus
@@ -123,7 +122,6 @@ def pack(
 def unpack(out: Annotated[Path, typer.Argument(help="A folder to write.")]) -> None:
     """Writes the shipped prior as a Hugging Face folder: to train on, or to audit (--target
     causal_lm:path=FOLDER)."""
-    from gradleak.core.errors import GradleakError
     from gradleak.priors.english import english_model
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -158,8 +156,6 @@ def pictures(
     """Trains a generator of pictures, the prior of gi_gip."""
     import torch
 
-    from gradleak.cli.device import resolve_device
-    from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
     from gradleak.training.generator import RATES, GeneratorTraining, stacked, train_generator
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.options import option
+from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
     from gradleak.study.purge import Purge
@@ -30,7 +32,6 @@ def purge(
     not touched.
     Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
-    from gradleak.core.errors import GradleakError, RunFailed
     from gradleak.report.terminal.console import open_console
     from gradleak.study.purge import plan_purge
     from gradleak.study.purge import purge as carry_out
@@ -66,7 +67,6 @@ def purge(
 
 def what_goes(plan: "Purge", folder: Path) -> list[str]:
     """A line for each kind of thing that is removed."""
-    from gradleak.report.numbers import write_count
 
     lines = (
         [f"guesses and texts in {write_count(len(plan.records), 'record', 'records')}"]
@@ -78,7 +78,6 @@ def what_goes(plan: "Purge", folder: Path) -> list[str]:
 
 def what_stays(plan: "Purge", folder: Path) -> list[str]:
     """What is left behind, and what it is."""
-    from gradleak.report.numbers import write_count
 
     bare = len(plan.records) + len(plan.bare)
     ours = (

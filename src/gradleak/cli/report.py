@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from gradleak.cli.options import option
+from gradleak.cli.options import RecordPath, option
+from gradleak.core.errors import GradleakError
+from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
     from gradleak.report.page.section import Report
@@ -15,7 +15,7 @@ SUFFIXES = {"html": ".html", "pdf": ".pdf", "markdown": ".md", "json": ".json"}
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
+    run: RecordPath,
     out: Annotated[
         Path | None, option("File to write. [report.html, .pdf, .md or .json in the run's folder]")
     ] = None,
@@ -49,7 +49,6 @@ def report(
     Secrets come from the records (--keep-secrets), or are read again from the data and checked
     against their hashes.
     """
-    from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole_bytes
     from gradleak.report.page import build_report
     from gradleak.report.page.opening import Opening
@@ -82,9 +81,7 @@ def report(
 
 def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
-    from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
-    from gradleak.report.numbers import write_count
     from gradleak.report.page.forms import read_style
     from gradleak.report.page.runs_page import read_runs, write_runs_page
     from gradleak.report.terminal.console import open_console

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Memory, Out, option
+from gradleak.cli.check import check_names
+from gradleak.cli.options import Memory, Out, option, resolve_device, resolve_memory
+from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.report.numbers import write_count, write_duration
 
 ENGINES = ("local", "ray")
 SHOWN = 10  # cells that did not fit
@@ -98,10 +101,7 @@ def run(
     """
     began = time.monotonic()
     if time_given is None:  # with a time, studies that cannot be read are left out
-        from gradleak.cli.study_names import check_names
-
         check_names(spec, change or ())  # a typo is told before the libraries below are loaded
-    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study.allowance import Allowance, read_time
@@ -163,7 +163,6 @@ def run(
 
 def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
     """Refuses an engine that is none, and what does not go with the one that was chosen."""
-    from gradleak.core.errors import GradleakError
 
     if engine not in ENGINES:
         raise GradleakError(f"Unknown engine {engine!r}. Use --engine {' or '.join(ENGINES)}.")
@@ -181,7 +180,6 @@ def _studies_and_list(
 ) -> tuple[list[Path], Path | None]:
     """The studies among the files that are named, and the priority list: the one asked for, or
     the one among them."""
-    from gradleak.core.errors import GradleakError
     from gradleak.study.priority import is_priority_list
 
     lists = list(filter(is_priority_list, named))
@@ -216,7 +214,6 @@ def _jobs(
     (`forgiving`) and returns the names of those it left out, since what lacks its data here may be
     run elsewhere.
     """
-    from gradleak.core.errors import GradleakError
     from gradleak.records.store import check_writable
     from gradleak.study.cells import read_study
     from gradleak.study.plan import only as chosen
@@ -270,7 +267,6 @@ def print_results(
 
     So many cells had a record `before` the run.
     """
-    from gradleak.report.numbers import write_count
     from gradleak.report.terminal.console import open_console
 
     console = open_console()
@@ -291,7 +287,6 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
     """What may be concluded from cells that have a record, in the report's own words."""
     from gradleak.records.judgement import Coverage
     from gradleak.records.summary import read_summary
-    from gradleak.report.numbers import write_count
     from gradleak.report.page.opening import reach_verdict
     from gradleak.report.page.section import JudgedRun
 
@@ -338,7 +333,6 @@ def print_cells(results: "Sequence[CellResult]") -> None:
 def refuse_failures(results: "Sequence[CellResult]") -> None:
     """Names cells that failed, at the very end, and gives the command the exit code of a
     failure."""
-    from gradleak.core.errors import RunFailed
 
     failures = [str(result.failure) for result in results if result.failure]
     if failures:
@@ -353,8 +347,6 @@ def print_summary(
 ) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed,
     which alone is a failure."""
-    from gradleak.core.errors import RunFailed
-    from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import open_console
 
     over = (*summary.ran, *summary.failed)
@@ -400,7 +392,6 @@ def print_summary(
 
 
 def _length(one: "Waiting") -> str:
-    from gradleak.report.numbers import write_duration
 
     known = (
         "not known how long it takes"

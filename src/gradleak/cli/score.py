@@ -1,16 +1,15 @@
 """`gradleak score`: new metrics on stored guesses."""
 
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from gradleak.cli.options import Device, option
+from gradleak.cli.options import Device, RecordPath, option, resolve_device
+from gradleak.core.errors import GradleakError
+from gradleak.report.numbers import write_interval, write_number
 
 
 def score(
-    run: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
+    run: RecordPath,
     metric: Annotated[
         list[str] | None,
         option("Metric to add; repeat for several. `gradleak list metrics` names them."),
@@ -25,12 +24,9 @@ def score(
     """
     from gradleak.audit.rescore import rescore
     from gradleak.audit.spec import read
-    from gradleak.cli.device import resolve_device
-    from gradleak.core.errors import GradleakError
     from gradleak.core.metric import Metric
     from gradleak.records.store import read_record, rewrite_record
     from gradleak.records.summary import record_paths
-    from gradleak.report.numbers import write_interval, write_number
     from gradleak.report.terminal.console import open_console
     from gradleak.study.secrets import SecretFinder
 

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradleak.cli.audit import write_pictures
+from gradleak.cli.options import RecordPath
+from gradleak.records.errors import RecordError
+
 if TYPE_CHECKING:
     from gradleak.records.schema import Record
 
@@ -13,7 +17,7 @@ RECORD = "[0-9a-f]" * 16 + ".json"
 
 
 def show(
-    record: Annotated[Path, typer.Argument(help="A record, or a folder of records.")],
+    record: RecordPath,
     trace: Annotated[
         bool, typer.Option("--trace", help="Show the guesses as the search went on.")
     ] = False,
@@ -49,8 +53,6 @@ def show(
 
 def draw(read: "Record", record: Path) -> None:
     """Picture files beside a record, or a sentence where it holds no pictures."""
-    from gradleak.cli.audit import write_pictures
-    from gradleak.records.errors import RecordError
     from gradleak.report.shown_guesses import find_kept_secrets
 
     written = write_pictures(read, find_kept_secrets(read), record)
@@ -64,7 +66,6 @@ def draw(read: "Record", record: Path) -> None:
 
 def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
-    from gradleak.records.errors import RecordError
     from gradleak.records.store import read_record
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import print_folder

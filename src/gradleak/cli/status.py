@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradleak.records.errors import RecordError
+from gradleak.report.numbers import write_duration
+
 if TYPE_CHECKING:
     from gradleak.study.state import State
 
@@ -19,8 +22,6 @@ def status(
 ) -> None:
     """Says how many cells of a run are finished, failed, begun and waiting, and about how long
     the rest will take."""
-    from gradleak.records.errors import RecordError
-    from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import open_console
     from gradleak.study.state import read_state
 
@@ -61,7 +62,6 @@ def status(
 def foretell(state: "State") -> str:
     """How long the rest will take, from finished cells with the same attacks; and of how many
     cells that cannot be told."""
-    from gradleak.report.numbers import write_duration
 
     told = len(state.left) - len(state.unforetold)
     about = f"Attacks in {_cells(told)} left may take about {write_duration(state.seconds_left)}"

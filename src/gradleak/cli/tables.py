@@ -1,5 +1,5 @@
-"""`gradleak tables`: the papers' tables, ours beside theirs; a study's results as pages that can
-be published."""
+"""`gradleak tables` and `gradleak publish`: the papers' tables, ours beside theirs, with a study's
+results as pages; and what these need of a run, in a small file that can be kept for good."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradleak.cli.options import option
+from gradleak.core.errors import GradleakError
+from gradleak.core.registry import did_you_mean
+from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
     from gradleak.audit.spec import AuditSpec
     from gradleak.records.summary import Summary
     from gradleak.report.papers.paper_tables import Filled, PaperTable
+
+PUBLISHED = "published.xz"
 
 
 def tables(
@@ -56,7 +61,6 @@ def tables(
     ones beside it, named so. Nothing written holds a guess or a secret, but of the canaries, so
     that it can be published.
     """
-    from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX
     from gradleak.records.published_summaries import read_sources
@@ -98,8 +102,6 @@ def tables(
 
 
 def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
-    from gradleak.core.errors import GradleakError
-    from gradleak.core.registry import did_you_mean
     from gradleak.report.papers.paper_tables import read_paper_tables
 
     known = [one.name for one in read_paper_tables()]
@@ -175,3 +177,43 @@ def _usual(spec: "AuditSpec") -> dict[str, dict[str, Any]]:
     channel = channel_of(spec.defenses)
     attacks = {one.name: {**defaults(one), **one.before(channel)} for one in spec.attacks}
     return {spec.target.name: defaults(spec.target), **attacks}
+
+
+def publish(
+    run: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of records of one study, or published files of it; one or more."
+        ),
+    ],
+    out: Annotated[
+        Path | None, option("Folder of the file. [docs/results/ and the study's name]")
+    ] = None,
+) -> None:
+    """Writes what tables need of a study, and no text: rows of public data sets by their numbers,
+    scores, flags, cost.
+
+    What the file holds already is kept: batches of several runs and machines add up, those that are
+    there twice count once, and those of an older version of an attack stay apart. `gradleak tables`
+    reads such files as it reads runs.
+    """
+    from gradleak.records.files import write_to_publish
+    from gradleak.records.published import SUFFIX, add_up, pack, read_published
+    from gradleak.report.terminal.console import open_console
+    from gradleak.study.publishing import published_runs
+
+    parts = [
+        part
+        for one in run
+        for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))
+    ]
+    whole = add_up(parts)
+    path = (out or Path("docs/results") / whole.study) / PUBLISHED
+    if path.exists():
+        whole = add_up([read_published(path), whole])
+    content = pack(whole)
+    write_to_publish(path, content)
+    examples = sum(cell.examples for cell in whole.cells)
+    cells = write_count(len(whole.cells), "cell", "cells")
+    told = f"{cells}, {write_count(examples, 'example', 'examples')}, {len(content):,} bytes"
+    open_console().print(f"Published: {path}: {told}", soft_wrap=True)

@@ -3,7 +3,17 @@
 from pathlib import Path
 from typing import Annotated
 
-from gradleak.cli.options import Device, Memory, option
+from gradleak.cli.options import (
+    BatchSize,
+    Data,
+    Device,
+    Know,
+    Memory,
+    option,
+    resolve_device,
+    resolve_memory,
+)
+from gradleak.core.errors import RunFailed
 
 TARGET = "tiny:hidden=64,heads=4"
 # Quick rather than strong: span needs seconds and bears some noise; the other adapts to a defense
@@ -34,7 +44,7 @@ def tradeoff(
             f" [{TARGET}]"
         ),
     ] = TARGET,
-    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
+    data: Data = "canaries",
     attack: Annotated[
         list[str] | None,
         option(
@@ -43,7 +53,7 @@ def tradeoff(
         ),
     ] = None,
     limit: Annotated[int, option("Client batches to attack. [30]")] = 30,
-    batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
+    batch_size: BatchSize = 1,
     draws: Annotated[
         int, option("Updates of each batch to attack, where a defense is random. [1]")
     ] = 1,
@@ -70,13 +80,7 @@ def tradeoff(
     learning_rate: Annotated[
         float, option("At the first step; for a pretrained target try 1e-4. [2e-3]")
     ] = 2e-3,
-    know: Annotated[
-        list[str] | None,
-        option(
-            "What the attacker is told: labels, lengths, batch_size, defense, with commas or"
-            " repeated; or none. [all]"
-        ),
-    ] = None,
+    know: Know = None,
     seed: Annotated[int, option("Of the random streams of audits and trainings. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,
@@ -94,8 +98,6 @@ def tradeoff(
     labels that can be learnt (does the writer ask for something?). Every audit leaves a record,
     every training its scores; the same command again takes those that are there.
     """
-    from gradleak.cli.device import resolve_device, resolve_memory
-    from gradleak.core.errors import RunFailed
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_tradeoff

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Device, Memory, option
+from gradleak.cli.options import (
+    Device,
+    Memory,
+    Prior,
+    Target,
+    option,
+    resolve_device,
+    resolve_memory,
+)
+from gradleak.core.errors import RunFailed
+from gradleak.report.numbers import MISSING, write_interval, write_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,9 +36,7 @@ def tune(
             " selection=lamp_tune."
         ),
     ],
-    target: Annotated[
-        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
-    ] = "minilm",
+    target: Target = "minilm",
     combinations: Annotated[
         int, option("Combinations to try, the attack's defaults first. [50]", minimum=1)
     ] = 50,
@@ -48,9 +56,7 @@ def tune(
     ] = None,
     metric: Annotated[str, option("What decides. [rouge2]")] = "rouge2",
     view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
-    prior: Annotated[
-        str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
-    ] = "auto",
+    prior: Prior = "auto",
     seed: Annotated[int, option("Of the combinations, and of the audits' random streams. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,
@@ -64,7 +70,6 @@ def tune(
     Every combination and stage is an audit with a record; the same command again takes those that
     are there.
     """
-    from gradleak.cli.device import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study import tuning
@@ -93,7 +98,6 @@ def tune(
 
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     """The combinations that went on, the winner as a line to paste, and how far to trust it."""
-    from gradleak.core.errors import RunFailed
     from gradleak.report.terminal.console import open_console
 
     console = open_console()
@@ -133,7 +137,6 @@ def ranking_table(tuned: "Tuned") -> "Table":
 
 
 def _cells(place: int, ranked: "Ranked") -> list[str]:
-    from gradleak.report.numbers import MISSING, write_interval, write_number
 
     assert ranked.fine is not None
     name = "defaults" if ranked.is_default else str(place)
@@ -154,7 +157,6 @@ def _cells(place: int, ranked: "Ranked") -> list[str]:
 
 def signed(gain: "Interval", unit: str) -> str:
     """`+4.1 [-3.2, 11.5]`."""
-    from gradleak.report.numbers import write_number
 
     mean = write_number(gain.mean, unit)
     return (

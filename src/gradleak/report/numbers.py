@@ -1,8 +1,10 @@
 """Numbers as people read them: in percent, intervals in brackets, a dash for what is missing."""
 
 import math
+from typing import TYPE_CHECKING
 
-from gradleak.records.schema import Score
+if TYPE_CHECKING:  # commands load this before they know that they need a record
+    from gradleak.records.schema import Score
 
 MISSING = "-"
 
@@ -14,7 +16,7 @@ def write_number(value: float | None, unit: str) -> str:
     return f"{100 * value:z.1f}" if unit == "fraction" else f"{value:z.3g}"  # z: nothing reads -0.0
 
 
-def write_interval(score: Score) -> str:
+def write_interval(score: "Score") -> str:
     """Writes a score with its interval: `45.2 [30.1, 60.3]`."""
     mean = write_number(score.mean, score.unit)
     if mean == MISSING or score.low is None or score.high is None:
@@ -22,13 +24,13 @@ def write_interval(score: Score) -> str:
     return f"{mean} [{write_number(score.low, score.unit)}, {write_number(score.high, score.unit)}]"
 
 
-def write_blind(score: Score) -> str:
+def write_blind(score: "Score") -> str:
     """Writes what the blind guess gets; of several the best counts, and their number is said."""
     several = f" (best of {score.blind_guesses})" if score.blind_guesses > 1 else ""
     return write_number(score.blind, score.unit) + several
 
 
-def write_gain(score: Score) -> str:
+def write_gain(score: "Score") -> str:
     """Writes how much more leaks than the blind attack gets, with its sign."""
     if score.mean is None or score.blind is None:
         return MISSING

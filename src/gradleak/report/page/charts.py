@@ -21,9 +21,8 @@ from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.setting_list import SettingList
 from gradleak.report.pictures import heat_map, tradeoff_chart
-from gradleak.report.pictures.heat_grid import HeatBox, HeatGrid
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap
-from gradleak.report.pictures.svg import embed
+from gradleak.report.pictures.svg import HeatBox, HeatGrid, embed
 from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
 from gradleak.report.table_markup import (
     Column,

@@ -8,12 +8,15 @@ from gradleak.records.judgement import LEAKS, NOT_JUDGED, NOT_SHOWN, Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
 from gradleak.report.numbers import write_interval, write_number
-from gradleak.report.pictures.heat_grid import STOPS, HeatBox, HeatGrid, mix_paper
 from gradleak.report.pictures.svg import (
     LINE,
+    STOPS,
+    HeatBox,
+    HeatGrid,
     draw_picture,
     draw_small_print,
     draw_text,
+    mix_paper,
     wrap_sentence,
 )
 

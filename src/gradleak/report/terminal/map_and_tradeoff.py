@@ -9,8 +9,8 @@ from rich.text import Text
 from gradleak.report.numbers import write_interval, write_number
 from gradleak.report.pictures import heat_map as maps
 from gradleak.report.pictures import tradeoff_chart as tradeoffs
-from gradleak.report.pictures.heat_grid import choose_ink, mix_paper
 from gradleak.report.pictures.heat_map import NONE, WHOLE, HeatCell, HeatMap
+from gradleak.report.pictures.svg import choose_ink, mix_paper
 from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
 from gradleak.report.terminal.console import build_table, split_to_fit
 

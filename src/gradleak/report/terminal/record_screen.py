@@ -16,15 +16,26 @@ from gradleak.records.schema import (
     FateRecord,
     FindingRecord,
     Record,
+    Score,
     StageRecord,
 )
 from gradleak.report.naming import write_chain, write_component
-from gradleak.report.numbers import write_count, write_duration, write_number
+from gradleak.report.numbers import (
+    MISSING,
+    write_count,
+    write_duration,
+    write_gain,
+    write_interval,
+    write_number,
+)
 from gradleak.report.privacy import describe_noise, write_guarantees
 from gradleak.report.shown_guesses import Secrets, colour_words, is_picture, make_printable
-from gradleak.report.terminal.score_table import build_score_tables, find_hidden
+from gradleak.report.terminal.console import build_table, split_to_fit
 from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
 
+ScoreColumn = tuple[str, Mapping[str, Score]]
+WORST = "worst case"
+LEGACY = "_legacy"
 SHOWN = 3  # the first ones, not the best: chosen examples would flatter the attack
 LEFT_OUT = ("special_tokens",)  # [CLS] and [SEP] are in every text
 NAMES = {
@@ -116,6 +127,52 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     for name, details in raised_beside(judgement, record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
     console.print(closing_sentence(judgement, record), style="bold")
+
+
+def build_score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
+    """Builds as many tables as attacks need to fit side by side; the worst case is last."""
+    columns: list[ScoreColumn] = [(name, attack.scores) for name, attack in record.attacks.items()]
+    if len(columns) > 1:
+        columns.append((WORST, record.worst_case))
+    left_out = set() if full else find_hidden(record)
+    shown = [
+        (name, {metric: score for metric, score in scores.items() if metric not in left_out})
+        for name, scores in columns
+    ]
+    yield from split_to_fit(console, shown, _build_score_table)
+
+
+def find_hidden(record: Record) -> set[str]:
+    """Finds legacy metrics that stand beside the honest ones they repeat.
+
+    They are for comparison with published tables, and shown on request.
+    """
+    metrics = {metric for attack in record.attacks.values() for metric in attack.scores}
+    return {
+        metric
+        for metric in metrics
+        if metric.endswith(LEGACY) and metric.removesuffix(LEGACY) in metrics
+    }
+
+
+def _build_score_table(columns: Sequence[ScoreColumn]) -> Table:
+    table = build_table()
+    table.add_column("\nmetric")
+    for name, _ in columns:
+        table.add_column(f"{name}\nmean [95 %]", justify="right")
+        table.add_column("\nblind", justify="right", style="dim")
+        table.add_column("\ngain", justify="right")
+    for metric in dict.fromkeys(metric for _, scores in columns for metric in scores):
+        table.add_row(
+            metric, *(text for _, scores in columns for text in _write_score(scores.get(metric)))
+        )
+    return table
+
+
+def _write_score(score: Score | None) -> tuple[str, str, str]:
+    if score is None:
+        return MISSING, MISSING, MISSING
+    return write_interval(score), write_number(score.blind, score.unit), write_gain(score)
 
 
 def describe_stage(stage: StageRecord) -> str:

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from gradleak.report.pictures.curve_picture import Curve, CurvePoint, draw_curves
+from curve_picture import Curve, CurvePoint, draw_curves
 
 
 def test_every_point_is_drawn_named_and_higher_where_its_value_is() -> None:
