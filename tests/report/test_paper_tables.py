@@ -17,8 +17,10 @@ from gradleak.report.papers.paper_tables import (
     fill_table,
     fits,
     read_paper_tables,
+    write_csv,
+    write_latex,
+    write_tables_markdown,
 )
-from gradleak.report.papers.table_files import write_csv, write_latex, write_tables_markdown
 from gradleak.study.cells import read_study
 
 Make = Callable[..., Record]

@@ -13,8 +13,11 @@ import pytest
 from gradleak.records.schema import GuaranteeRecord, NoiseRecord, Record
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary, read_summary
-from gradleak.report.papers.answers import Answered, StudyCell, find_answers, write_command
-from gradleak.report.papers.result_files import (
+from gradleak.report.papers.study_results import (
+    Answered,
+    StudyCell,
+    find_answers,
+    write_command,
     write_examples_csv,
     write_guesses,
     write_results_csv,

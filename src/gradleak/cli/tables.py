@@ -64,8 +64,12 @@ def tables(
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX
     from gradleak.records.published_summaries import read_sources
-    from gradleak.report.papers.paper_tables import fill_table
-    from gradleak.report.papers.table_files import write_csv, write_latex, write_tables_markdown
+    from gradleak.report.papers.paper_tables import (
+        fill_table,
+        write_csv,
+        write_latex,
+        write_tables_markdown,
+    )
     from gradleak.report.terminal.console import open_console
 
     if (change or examples) and spec is None:
@@ -123,14 +127,15 @@ def _study_texts(
     examples: bool,
 ) -> dict[str, str]:
     """The cells of a study with what the records say of them."""
-    from gradleak.report.papers.answers import StudyCell, find_answers
-    from gradleak.report.papers.result_files import (
+    from gradleak.report.papers.paper_tables import write_sections
+    from gradleak.report.papers.study_results import (
+        StudyCell,
+        find_answers,
         write_examples_csv,
         write_guesses,
         write_results_csv,
         write_results_markdown,
     )
-    from gradleak.report.papers.table_files import write_sections
     from gradleak.study.cells import read_study
     from gradleak.study.secrets import SecretFinder
 

@@ -1,6 +1,8 @@
-"""Tables in HTML and in Markdown."""
+"""Tables in HTML, in Markdown and as CSV."""
 
-from collections.abc import Iterator, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -62,3 +64,10 @@ def draw_markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> I
 
 def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def write_csv_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Writes a table for programs."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return file.getvalue()

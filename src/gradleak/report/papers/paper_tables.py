@@ -1,10 +1,11 @@
-"""The papers' tables with our numbers beside theirs.
+"""The papers' tables with our numbers beside theirs, as Markdown, CSV and LaTeX.
 
 What the papers printed is data (the JSON files beside this one); here it is only matched.
 """
 
 import fnmatch
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,8 +14,29 @@ from typing import Any
 
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.summary import Summary
+from gradleak.report.numbers import write_interval, write_number
+from gradleak.report.table_markup import draw_markdown_table, write_csv_table
 
+NOT_RUN = "not run"
+NOT_SCORED = "not scored"
+LATEX = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "_": r"\_",
+        "#": r"\#",
+        "σ": r"$\sigma$",
+        "Δ": r"$\Delta$",
+        "±": r"$\pm$",
+    }
+)
+BERT_BASE = ("target=bert-base-uncased",)  # in whose places MiniLM-L6 stands here
+CSV_HEAD = (
+    *("table", "row", "column", "metric", "ours", "low", "high", "blind", "n", "paper"),
+    *("target", "seed", "machine", "date", "record"),
+)
 FACTS = ("lamp.json", "partial_gradients.json", "learning_to_invert.json")
+Pair = tuple[Record, AttackRecord]
 
 
 @dataclass(frozen=True)
@@ -47,12 +69,12 @@ class PaperTable:
     """A printed table."""
 
     paper: str
-    name: str
-    title: str
     metrics: Sequence[tuple[str, str]]  # as printed, and ours
-    match: Mapping[str, Any]
     columns: Sequence[PaperColumn]
     rows: Sequence[PaperRow]
+    name: str
+    title: str
+    match: Mapping[str, Any]
     studies: Sequence[str] = ()  # that run its places
     note: str = ""  # what to bear in mind when ours are held against theirs
 
@@ -66,7 +88,6 @@ class Line:
     theirs: Sequence[float]
     ours: Sequence[Score | None]
     record: Record | None = None
-    others: int = 0  # records that fit as well
     in_paper: bool = True  # otherwise an attack that the paper does not have
     hub: Sequence[str] = ()  # of the column: what to set for weights that this place needs
     nearest: Sequence[float] = ()  # theirs on the model that is nearest to ours
@@ -133,23 +154,10 @@ def read_paper_tables() -> list[PaperTable]:
     for name in FACTS:
         plain = json.loads((files("gradleak.report") / "papers" / name).read_text(encoding="utf-8"))
         for one in plain["tables"]:
-            columns = [PaperColumn(**column) for column in one["columns"]]
-            rows = [PaperRow(**row) for row in one["rows"]]
-            metrics = [(printed, ours) for printed, ours in one["metrics"]]
-            studies, note = one.get("studies", ()), one.get("note", "")
-            found.append(
-                PaperTable(
-                    plain["paper"],
-                    one["name"],
-                    one["title"],
-                    metrics,
-                    one["match"],
-                    columns,
-                    rows,
-                    studies,
-                    note,
-                )
-            )
+            columns = [PaperColumn(**column) for column in one.pop("columns")]
+            rows = [PaperRow(**row) for row in one.pop("rows")]
+            metrics = [(printed, ours) for printed, ours in one.pop("metrics")]
+            found.append(PaperTable(plain["paper"], metrics, columns, rows, **one))
     return found
 
 
@@ -173,7 +181,7 @@ def fill_table(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
                 fit = [
                     pair
                     for pair in by_column[column.name]
-                    if fits(row.match, pair[0].spec) and _is_of_row(row, pair[1])
+                    if fits(row.match, pair[0].spec) and fits(row.attack, pair[1].spec)
                 ]
                 used |= {id(attack) for _, attack in fit}
                 found = _fill_lines(table, row.name, column.name, row.values[column.name], fit)
@@ -215,33 +223,23 @@ def _is_of_column(column: PaperColumn, record: Record) -> bool:
     )
 
 
-def _is_of_row(row: PaperRow, attack: AttackRecord) -> bool:
-    return fits(row.attack, attack.spec)
-
-
 def _fill_lines(
     table: PaperTable,
     row: str,
     column: str,
     theirs: Sequence[float],
-    fit: Sequence[tuple[Record, AttackRecord]],
+    fit: Sequence[Pair],
 ) -> Iterator[Line]:
     """Fills a place with the newest version of its attack.
 
     Older versions stand below it, named so and not counted as run.
     """
-    groups: dict[str, dict[int, list[tuple[Record, AttackRecord]]]] = {}
-    for pair in fit:
-        groups.setdefault(str(pair[1].spec.get("name")), {}).setdefault(pair[1].version, []).append(
-            pair
-        )
-    yield _fill_line(
-        table,
-        row,
-        column,
-        theirs,
-        [pair for versions in groups.values() for pair in versions[max(versions)]],
-    )
+    groups: dict[str, dict[int, list[Pair]]] = {}
+    for record, attack in fit:
+        versions = groups.setdefault(str(attack.spec.get("name")), {})
+        versions.setdefault(attack.version, []).append((record, attack))
+    newest = [pair for versions in groups.values() for pair in versions[max(versions)]]
+    yield _fill_line(table, row, column, theirs, newest)
     for versions in groups.values():
         for version in sorted(versions, reverse=True)[1:]:
             older = _fill_line(table, f"{row} (version {version})", column, (), versions[version])
@@ -253,7 +251,7 @@ def _fill_line(
     row: str,
     column: str,
     theirs: Sequence[float],
-    fit: Sequence[tuple[Record, AttackRecord]],
+    fit: Sequence[Pair],
 ) -> Line:
     """Takes, of several records that fit, the one with most examples.
 
@@ -264,19 +262,13 @@ def _fill_line(
     record, attack = max(
         fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0), pair[0].created)
     )
-    return Line(
-        row,
-        column,
-        theirs,
-        [attack.scores.get(ours) for _, ours in table.metrics],
-        record,
-        len(fit) - 1,
-    )
+    ours_here = [attack.scores.get(ours) for _, ours in table.metrics]
+    return Line(row, column, theirs, ours_here, record)
 
 
 def _list_ours_alone(
     table: PaperTable,
-    by_column: Mapping[str, Sequence[tuple[Record, AttackRecord]]],
+    by_column: Mapping[str, Sequence[Pair]],
     used: set[int],
 ) -> Iterator[Line]:
     """Lists attacks the paper does not have, under the paper's settings."""
@@ -284,7 +276,7 @@ def _list_ours_alone(
     for row in groups:
         setting = row.name.rpartition(", ")[0] if not row.match.get("view") else row.name
         for column, pairs in by_column.items():
-            names: dict[str, list[tuple[Record, AttackRecord]]] = {}
+            names: dict[str, list[Pair]] = {}
             for record, attack in pairs:
                 name = str(attack.spec.get("name"))
                 if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
@@ -298,3 +290,111 @@ def _list_ours_alone(
                     fit,
                 ):
                     yield replace(line, in_paper=False)
+
+
+def write_tables_markdown(filled: Sequence[Filled], command: str) -> str:
+    """Writes one table after the other; ours with a 95 % interval, theirs as printed."""
+    about = (
+        f"Written by `{command}`. Ours: mean [95 % interval]; blind: the same knowledge without"
+        " the update; fractions in %."
+    )
+    title = "# The papers' tables, ours beside theirs"
+    return "\n".join([title, "", about, "", *write_sections(filled)])
+
+
+def write_sections(filled: Sequence[Filled]) -> Iterator[str]:
+    """Writes a heading, what was run, the table, and how to run the rest."""
+    for one in filled:
+        yield from (f"## {one.table.title}", "", f"{one.table.paper}. {one.count_in_words}", "")
+        if one.table.note:
+            yield from (one.table.note, "")
+        head, rows = _list_head(one), [_list_row(one, line) for line in one.lines]
+        if any(line.nearest for line in one.lines):  # of six layers, as MiniLM-L6 is
+            head.append("paper, TinyBERT-6")
+            for row, line in zip(rows, one.lines, strict=True):
+                row.append(" / ".join(f"{value:g}" for value in line.nearest))
+        yield from draw_markdown_table(head, rows)
+        if one.run < one.places and one.table.studies:
+            yield from (*_list_commands(one), "")
+
+
+def _list_commands(one: Filled) -> Iterator[str]:
+    """Lists how to run what is missing: with what is at hand, and with weights to be fetched."""
+    runs = [f"gradleak run studies/{name}.yaml" for name in one.table.studies]
+    yield "What was not run: " + ", ".join(f"`{run}`" for run in runs) + "."
+    lacking = dict.fromkeys(
+        tuple(line.hub) for line in one.paper_lines if line.hub and line.record is None
+    )
+    fetched = [*([BERT_BASE] if one.stood_for else []), *lacking]
+    if fetched:
+        yield "On the paper's own models, whose weights have to be fetched:"
+        yield ""
+        for fields in fetched:
+            options = " ".join(f"--set {shlex.quote(field)}" for field in fields)
+            yield f"    {runs[0]} {options}"
+
+
+def write_latex(filled: Sequence[Filled]) -> str:
+    """Writes a tabular for each, without a package but the ones everybody has."""
+    parts = []
+    for one in filled:
+        columns = "ll" + "r" * (2 * len(one.table.metrics) + 2) + "l"
+        rows = [_list_head(one), *(_list_row(one, line) for line in one.lines)]
+        body = [" & ".join(text.translate(LATEX) for text in row) + r" \\" for row in rows]
+        lines = [
+            r"\begin{table}",
+            rf"\caption{{{one.table.title.translate(LATEX)}}}",
+            rf"\label{{tab:{one.table.name}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            *(r"\hline", body[0], r"\hline", *body[1:], r"\hline"),
+            *(r"\end{tabular}", r"\end{table}"),
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_csv(filled: Sequence[Filled]) -> str:
+    """Writes a line for each number, for programs."""
+    rows = [
+        [one.table.name, line.row, line.column, printed, *_list_numbers(line, place)]
+        for one in filled
+        for line in one.lines
+        for place, (printed, _) in enumerate(one.table.metrics)
+    ]
+    return write_csv_table(CSV_HEAD, rows)
+
+
+def _list_numbers(line: Line, place: int) -> list[object]:
+    score, record = line.ours[place], line.record
+    theirs = line.theirs[place] if line.theirs else ""
+    if score is None or record is None:
+        why = NOT_RUN if record is None else NOT_SCORED
+        return [why, *[""] * 4, theirs, *[""] * 5]
+    scale = 100 if score.unit == "fraction" else 1
+    values = [
+        "" if value is None else round(scale * value, 4)
+        for value in (score.mean, score.low, score.high, score.blind)
+    ]
+    machine = record.machine.get("name", record.machine.get("device", ""))
+    origin = (record.target.name, record.spec.get("seed", ""), machine, record.created[:10])
+    return [*values, score.n, theirs, *origin, record.id]
+
+
+def _list_head(one: Filled) -> list[str]:
+    pairs = [text for printed, _ in one.table.metrics for text in (printed, f"{printed} (paper)")]
+    return ["row", "column", *pairs, "blind", "n", "our target, seed, date"]
+
+
+def _list_row(one: Filled, line: Line) -> list[str]:
+    texts = [line.row, line.column]
+    for place, score in enumerate(line.ours):
+        unscored = NOT_RUN if line.record is None else NOT_SCORED
+        texts.append(unscored if score is None or score.mean is None else write_interval(score))
+        texts.append(f"{line.theirs[place]:g}" if line.theirs else "–")
+    if line.record is None:
+        return [*texts, "", "", ""]
+    blind = " / ".join(
+        "–" if score is None else write_number(score.blind, score.unit) for score in line.ours
+    )
+    target, seed = line.record.target.name, line.record.spec.get("seed", "–")
+    return [*texts, blind, str(line.n), f"{target}, {seed}, {line.record.created[:10]}"]
