@@ -11,7 +11,7 @@ import pytest
 import gradleak
 from gradleak.audit import AuditSpec
 from gradleak.cli import main
-from gradleak.cli.index import FILE, KINDS, check_line, read_index
+from gradleak.cli.command import FILE, KINDS, check_line, read_index
 from gradleak.cli.study_names import check_names
 from gradleak.cli.write_index import index_text
 from gradleak.core import registry

@@ -179,7 +179,7 @@ def run_and_print(
     """Runs the audit the flags describe, or shows its record; flags that were not given have the
     audit's own defaults."""
     from gradleak.audit import AuditSpec, run_audit
-    from gradleak.cli.device import resolve_device, resolve_memory
+    from gradleak.cli.options import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
 
@@ -210,9 +210,9 @@ def run_and_print(
 def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":
     """The record that an earlier run of this audit left, of the same data and model; none
     without the secrets that are wanted."""
-    from gradleak.audit.answered import Inputs, finished
+    from gradleak.audit import Inputs, find_record
 
-    record = finished(out, spec, Inputs(out))
+    record = find_record(out, spec, Inputs(out))
     if record is None or (keep_secrets and any(secret.text is None for secret in record.secrets)):
         return None
     return record

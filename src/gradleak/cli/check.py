@@ -32,7 +32,7 @@ def check(
     from gradleak.cli.study_names import check_names
 
     check_names([spec], change or ())  # a typo is told before the libraries below are loaded
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.options import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.report.terminal.console import open_console
     from gradleak.study.cells import read_study
@@ -72,9 +72,9 @@ def _axes(cells: "tuple[Cell, ...]") -> list[str]:
 def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
     from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import build_table, open_console
-    from gradleak.study.probe import peak_memory, probe
+    from gradleak.study.pace import peak_memory, probe_cells
 
-    found = list(probe(cells, device, seconds))
+    found = list(probe_cells(cells, device, seconds))
     table = build_table()
     for name in ("target", "attack", "defense", "batch size", "batches", "a batch", "all"):
         table.add_column(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gradleak.cli.index import KINDS, Entry, read_index
+from gradleak.cli.command import KINDS, Entry, read_index
 
 
 def kinds_like(incomplete: str) -> list[str]:

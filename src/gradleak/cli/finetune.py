@@ -70,7 +70,7 @@ def finetune(
     """
     import torch
 
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.options import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
     from gradleak.report.privacy import write_epsilon

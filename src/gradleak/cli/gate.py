@@ -56,8 +56,7 @@ def gate(
     from gradleak.records.files import write_whole
     from gradleak.report import gate_files
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.contract import read_contract
-    from gradleak.study.gate import GateFailed, judge, read_accepted, read_bound
+    from gradleak.study import GateFailed, judge, read_accepted, read_bound, read_contract
 
     bounds = [read_bound(one, upper=True) for one in most or ()] + [
         read_bound(one, upper=False) for one in least or ()

@@ -52,7 +52,7 @@ def leak_map(
 
     Every cell is an audit with a record; the same command again takes those that are there.
     """
-    from gradleak.cli.device import resolve_device, resolve_memory
+    from gradleak.cli.options import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_heat_map

@@ -1,9 +1,14 @@
-"""How flags are declared, and those that several commands share."""
+"""How flags are declared, those that several commands share, and what is meant by their words."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gradleak.core.errors import GradleakError
+
+DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
 def option(text: str, *names: str, minimum: int | None = None) -> Any:
@@ -21,3 +26,36 @@ Memory = Annotated[
     ),
 ]
 Device = Annotated[str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one. [auto]")]
+
+
+def resolve_memory(words: str | None) -> int | None:
+    """The bytes that `6GB` or the like stands for; none where nothing is said."""
+    if words is None:
+        return None
+    from gradleak.core.memory import parse_memory
+
+    return parse_memory(words)
+
+
+def resolve_device(word: str) -> str:
+    """`cpu`, `cuda` or `cuda:N`, checked; `auto` is a GPU where there is one."""
+    if not DEVICE.fullmatch(word):
+        raise GradleakError(f"Unknown device {word!r}. Use --device cpu, cuda, cuda:N or auto.")
+    if word == "cpu":
+        return word
+    import torch
+
+    if word == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        raise GradleakError(
+            f"--device {word} needs a CUDA GPU and PyTorch finds none here; use --device cpu or"
+            " auto."
+        )
+    number = int(word.partition(":")[2] or 0)
+    if number >= torch.cuda.device_count():
+        raise GradleakError(
+            f"--device {word} is not there: this machine has {torch.cuda.device_count()} GPUs,"
+            " counted from 0."
+        )
+    return word

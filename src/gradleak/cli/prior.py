@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.help import PlainHelp
+from gradleak.cli.command import PlainHelp
 from gradleak.cli.options import Device, option
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def train(
     goes on from the last epoch."""
     import torch
 
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.options import resolve_device
     from gradleak.training.corpus import read_corpus
     from gradleak.training.prior import PriorTraining, train_prior
 
@@ -80,7 +80,7 @@ def evaluate(
     import torch
 
     from gradleak.audit.spec import read
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.options import resolve_device
     from gradleak.core.prior import PriorSpec
     from gradleak.targets import resolve_target
     from gradleak.training.corpus import read_corpus
@@ -158,7 +158,7 @@ def pictures(
     """Trains a generator of pictures, the prior of gi_gip."""
     import torch
 
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.options import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
     from gradleak.training.generator import RATES, GeneratorTraining, stacked, train_generator

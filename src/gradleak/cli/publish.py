@@ -32,12 +32,12 @@ def publish(
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
     from gradleak.report.numbers import write_count
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.publishing import published_runs
+    from gradleak.study import publish_runs
 
     parts = [
         part
         for one in run
-        for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))
+        for part in ([read_published(one)] if one.suffix == SUFFIX else publish_runs(one))
     ]
     whole = add_up(parts)
     path = (out or Path("docs/results") / whole.study) / FILE

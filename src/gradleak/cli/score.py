@@ -23,16 +23,16 @@ def score(
     folder's key is needed for that. Guesses are cut into tokens again, from their text; blind ones
     are drawn again (of pictures they are left out where the generator is gone).
     """
-    from gradleak.audit.rescore import rescore
+    from gradleak.audit import rescore
     from gradleak.audit.spec import read
-    from gradleak.cli.device import resolve_device
+    from gradleak.cli.options import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.core.metric import Metric
     from gradleak.records.store import read_record, rewrite_record
     from gradleak.records.summary import record_paths
     from gradleak.report.numbers import write_interval, write_number
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.secrets import SecretFinder
+    from gradleak.study.private_data import SecretFinder
 
     if not metric:
         raise GradleakError("Name a metric to add: --metric semantic_similarity.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from gradleak.study.state import State
+    from gradleak.study import RunState
 
 SHOWN = 10
 
@@ -22,7 +22,7 @@ def status(
     from gradleak.records.errors import RecordError
     from gradleak.report.numbers import write_duration
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.state import read_state
+    from gradleak.study import read_state
 
     if not run.is_dir():
         raise RecordError(f"{run} is not a folder. Name the folder a study wrote its records into.")
@@ -58,7 +58,7 @@ def status(
         console.print("gradleak run with --retry-failed tries them again.")
 
 
-def foretell(state: "State") -> str:
+def foretell(state: "RunState") -> str:
     """How long the rest will take, from finished cells with the same attacks; and of how many
     cells that cannot be told."""
     from gradleak.report.numbers import write_duration

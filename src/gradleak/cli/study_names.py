@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradleak.cli.index import check_line, read_index
+from gradleak.cli.command import check_line, read_index
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import registered, unknown_component, unknown_field
-from gradleak.study.axes import Problem, in_order, read_grids, read_yaml, refusal
+from gradleak.study.axes import Problem, read_grids, read_yaml, refusal, sort_by_line
 
 # Fields of a study that hold components, and of which kind
 KINDS = {
@@ -43,7 +43,7 @@ def _refusal(path: Path, changes: Sequence[str]) -> GradleakError | None:
     ]
     if not misspelt and not written.problems:
         return None
-    return refusal(path, in_order([*written.problems, *misspelt]), REST)
+    return refusal(path, sort_by_line([*written.problems, *misspelt]), REST)
 
 
 def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:

@@ -130,7 +130,7 @@ def _study_texts(
     )
     from gradleak.report.papers.table_files import write_sections
     from gradleak.study.cells import read_study
-    from gradleak.study.secrets import SecretFinder
+    from gradleak.study.private_data import SecretFinder
 
     study = read_study(spec, changes)
     planned = [

@@ -94,12 +94,12 @@ def tradeoff(
     labels that can be learnt (does the writer ask for something?). Every audit leaves a record,
     every training its scores; the same command again takes those that are there.
     """
-    from gradleak.cli.device import resolve_device, resolve_memory
+    from gradleak.cli.options import resolve_device, resolve_memory
     from gradleak.core.errors import RunFailed
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
-    from gradleak.study.tradeoff import FILE, PICTURE, plan_tradeoff, run_tradeoff
+    from gradleak.study.leak_and_utility import FILE, PICTURE, plan_tradeoff, run_tradeoff
     from gradleak.training.finetune import FineTuning
 
     settings = {

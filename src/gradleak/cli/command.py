@@ -1,19 +1,23 @@
-"""What components there are, read off a file made beforehand: `list`, a typo and shell completion
-need not wait for torch.
+"""How every command reads its words, shows its help and ends when it is interrupted.
 
-`python -m gradleak.cli.write_index` writes the file; a test holds it to the registry.
+What components there are is read off a file made beforehand, so that `list`, a typo and shell
+completion need not wait for torch. `python -m gradleak.cli.write_index` writes the file; a test
+holds it to the registry.
 """
 
 import json
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
 
-from gradleak.cli.help import PlainHelp
+from gradleak.core.errors import GradleakError
 
 FILE = Path(__file__).with_name("components.json")
 KINDS = {
@@ -36,6 +40,15 @@ OPTIONS = {
 }
 # Kinds that may be written as a file, a folder or a hub id instead
 PATHS = ("target", "dataset", "prior")
+# By the end of a path: records and trainings (named by hashes), parts of a call, fits and
+# checkpoints of what learns.
+KEPT = ("[0-9a-f]" * 16 + ".json", "parts/*/[0-9]*-*-*.*", "fits/*", "checkpoint.pt")
+KEPT_SENTENCE = (
+    "Interrupted. Finished parts are kept; run the same command again to go on from them."
+)
+LOST_SENTENCE = (
+    "Interrupted before a part was finished: the same command begins where this one began."
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,61 @@ class ComponentLine(click.ParamType):  # type: ignore[type-arg]
         return [
             CompletionItem(name) for name in read_index()[self.kind] if name.startswith(incomplete)
         ]
+
+
+class Interrupted(GradleakError):
+    """An interruption by hand, and what is left of the work."""
+
+    exit_code = 130
+
+
+def explain_interruption(out: str | Path | None, began: float) -> Interrupted:
+    """The error of a command that writes into `out`, if anywhere, and began at that time
+    (time.time)."""
+    if out is None:
+        return Interrupted("Interrupted.")
+    return Interrupted(KEPT_SENTENCE if has_kept(Path(out), began) else LOST_SENTENCE)
+
+
+def has_kept(folder: Path, since: float) -> bool:
+    """Whether anything that the same command would go on from was written there since then."""
+    paths = (path for path in folder.rglob("*") if any(path.match(pattern) for pattern in KEPT))
+    return any(
+        path.is_file() and path.suffix != ".tmp" and path.stat().st_mtime >= since for path in paths
+    )
+
+
+class PlainHelp(TyperCommand):
+    """A command whose help has `[required]` and `[x>=1]` without a backslash, and says what each
+    argument is.
+
+    Where rich is installed typer 0.20 escapes brackets for it, even in plain help.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        began = time.time()
+        try:
+            return TyperCommand.invoke(self, ctx)
+        except KeyboardInterrupt as stop:
+            raise explain_interruption(ctx.params.get("out"), began) from stop
+
+    def get_help(self, ctx: click.Context) -> str:
+        return TyperCommand.get_help(self, ctx).replace("\\[", "[")
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes nothing, since typer lists arguments with the options; gives them back the texts
+        it is to list.
+
+        click 8.5, which calls this first, has overwritten what typer 0.20 had set; an earlier one
+        does neither.
+        """
+        declared = get_type_hints(self.callback, include_extras=True)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name is not None:
+                notes = getattr(declared[parameter.name], "__metadata__", ())
+                parameter.help = next(
+                    (note.help for note in notes if isinstance(note, ArgumentInfo)), None
+                )
 
 
 class Command(PlainHelp):
