@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gradleak.audit.display import Silent
+from gradleak.core.attack import Silent
 from gradleak.records.store import read_record
 from gradleak.records.summary import RECORD
 from gradleak.study.cells import Cell, read_study

@@ -36,10 +36,10 @@ def audit_and_log(log: Path, seconds_a_call: float, words: list[str]) -> int:
     """The audit in this process; every call of an attack of the portfolio leaves a line where it
     begins."""
     from gradleak.attacks import portfolio
-    from gradleak.audit import calls
+    from gradleak.audit import group
     from gradleak.cli import main
 
-    calls.SECONDS = seconds_a_call
+    group.SECONDS = seconds_a_call
     really = portfolio._attempt
 
     def attempt(member: Any, observations: Any, *rest: Any) -> Any:

@@ -18,7 +18,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.audit.group import AuditGroup
 from gradleak.cli import main
-from gradleak.cli.index import KINDS
+from gradleak.cli.command import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import registered
 from gradleak.records.summary import RECORD
@@ -453,7 +453,7 @@ def test_a_disk_that_is_full_in_mid_run_is_a_failed_run_and_no_bad_input(
         with monkeypatch.context() as filled:
             if words is run:
                 # Before anything runs
-                filled.setattr("gradleak.study.plan.write_whole", lambda *_: None)
+                filled.setattr("gradleak.study.cells.write_whole", lambda *_: None)
             before = len(calls)
             filled.setattr(os, "replace", replace)
             capsys.readouterr()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradleak.audit import AuditSpec, calls, group, run_audit
+from gradleak.audit import AuditSpec, group, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.runner import Finished, run_audits
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
@@ -420,7 +420,7 @@ class Thief(Attack):
 def test_an_attack_that_remembers_its_objectives_has_no_answer_when_it_runs(
     target: str, told: bool, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", room)
+    monkeypatch.setattr(group, "UPDATES_IN_MEMORY", room)
     specs = [
         settings(target=target, limit=3, defenses=chosen)
         for chosen in ([], ["gaussian_noise:std=0.01"])

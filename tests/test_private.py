@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gradleak.cli import main
+from gradleak.records.run_folder import claim
 from gradleak.records.schema import Record
 from gradleak.records.store import open_key, read_record
 from gradleak.records.summary import record_paths
 from gradleak.records.withheld import texts_of
-from gradleak.study.claims import claim
 
 CANARY = "doctor saw my heart at seven"
 AUDIT = ["audit", "--target", "tiny", "--attack", "span", "--limit", "2", "--device", "cpu"]

@@ -14,7 +14,7 @@ import typer
 
 import gradleak
 from gradleak.audit import AuditSpec
-from gradleak.cli.index import KINDS, read_index
+from gradleak.cli.command import KINDS, read_index
 from gradleak.cli.main import app, main
 from gradleak.core.registry import registered
 from gradleak.records.flags import FLAGS

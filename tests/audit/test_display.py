@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gradleak.audit import AuditSpec, run_audit
-from gradleak.audit.display import Display, Silent
-from gradleak.core.attack import Progress
+from gradleak.core.attack import Display, Progress, Silent
 
 
 class Watcher:

@@ -9,7 +9,7 @@ import pytest
 from gradleak.attacks.learning_to_invert.text_attacks import LtiP
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import private_examples
-from gradleak.audit.fits import public_examples
+from gradleak.audit.ready import public_examples
 from gradleak.core.errors import GradleakError
 
 LEARNS = "lti_p:steps=3,training_batch=4,learning_rate=0.001,first_width=8,token_width=8"

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.audit import AuditSpec, calls, group, run_audit
+from gradleak.audit import AuditSpec, group, run_audit
 from gradleak.audit.client import observe, private_batches
-from gradleak.audit.display import Silent
 from gradleak.audit.group import AuditGroup, Member
 from gradleak.audit.outcomes import Parts
+from gradleak.audit.ready import open_prior
 from gradleak.audit.runner import Finished, has_parts, run_audits
+from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 
@@ -62,7 +63,7 @@ def test_audits_in_one_call_are_the_audits_alone() -> None:
 def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
     private = private_batches(DIFFERENT[0], tiny64)
     held = [Member(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
-    audits = AuditGroup(held, tiny64, Parts(None, ""), Silent())
+    audits = AuditGroup(held, open_prior(DIFFERENT[0], tiny64), Parts(None, ""), Silent())
     seen = audits._observe(range(audits.stride))
     assert (
         len({one.index for one in seen})
@@ -130,7 +131,7 @@ def _interrupted(*given: object) -> None:
 def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", 1)  # a group for each batch
+    monkeypatch.setattr(group, "UPDATES_IN_MEMORY", 1)  # a group for each batch
     undisturbed = run_audits([settings()])[0]
     with monkeypatch.context() as cut:
         cut.setattr(group, "objectives", _interrupted)
@@ -151,7 +152,7 @@ def test_a_call_that_was_cut_at_the_objectives_attacks_nothing_again(
 def test_groups_make_no_difference_to_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [settings(), settings(defenses=["gaussian_noise:std=0.01"], draws=2)]
     at_once = run_audits(specs)
-    monkeypatch.setattr(calls, "UPDATES_IN_MEMORY", 1)
+    monkeypatch.setattr(group, "UPDATES_IN_MEMORY", 1)
     for one, other in zip(at_once, run_audits(specs), strict=True):
         assert isinstance(one, Finished) and isinstance(other, Finished)
         assert one.record.findings == other.record.findings and len(one.record.findings) > 0

@@ -13,8 +13,8 @@ from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit
-from gradleak.audit.calls import batches_in_a_call
 from gradleak.audit.client import private_batches
+from gradleak.audit.group import batches_in_a_call
 from gradleak.audit.runner import has_parts
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.observation import Observation

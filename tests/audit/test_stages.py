@@ -192,7 +192,7 @@ def test_guesses_rest_on_what_the_attack_was_told_that_proved_them() -> None:
     assert Fact.LENGTHS in facts_behind(spec, attack, [proven_by("span"), proven_by("energy")])
     assert facts_behind(
         spec, attack, [proven_by("span"), proven_by("span", certified=False)]
-    ) == spec.told(attack)
+    ) == spec.facts_for(attack)
     assert facts_behind(spec, attack, [proven_by("lamp_plus")]) >= {Fact.LABELS, Fact.LENGTHS}
 
 

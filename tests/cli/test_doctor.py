@@ -19,7 +19,7 @@ import gradleak
 from gradleak.cli import main
 from gradleak.cli.doctor import check_claims
 from gradleak.core import memory
-from gradleak.study.claims import claim
+from gradleak.records.run_folder import claim
 from gradleak.targets import minilm
 
 doctor = sys.modules["gradleak.cli.doctor"]
@@ -306,7 +306,7 @@ def test_claims_that_may_not_be_opened_end_nothing(
     def refused(*_: object) -> object:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("gradleak.study.claims.claim", refused)
+    monkeypatch.setattr("gradleak.records.run_folder.claim", refused)
     assert list(check_claims(runs)) == []
 
 

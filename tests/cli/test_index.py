@@ -12,7 +12,7 @@ import gradleak
 from gradleak.audit import AuditSpec
 from gradleak.cli import main
 from gradleak.cli.check import check_names
-from gradleak.cli.index import FILE, KINDS, check_line, read_index
+from gradleak.cli.command import FILE, KINDS, check_line, read_index
 from gradleak.cli.write_index import index_text
 from gradleak.core import registry
 from gradleak.core.errors import GradleakError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gradleak
-from gradleak.cli.index import find_target
+from gradleak.cli.command import find_target
 from gradleak.core import hub
 from gradleak.core.errors import GradleakError
 

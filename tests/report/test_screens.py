@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import gradleak
-from gradleak.audit.display import Display, Silent
 from gradleak.cli import main
-from gradleak.cli.encoding import nearest, write_escaped
+from gradleak.cli.main import nearest, write_escaped
 from gradleak.cli.map import leak_map
-from gradleak.core.attack import Progress
+from gradleak.core.attack import Display, Progress, Silent
 from gradleak.datasets import Canaries, resolve_dataset
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
@@ -162,16 +162,17 @@ def test_workers_have_a_bar_and_finished_cells_are_not_told_as_skipped(
     def work_here(devices: Sequence[str], workers: int, display: Display, *rest: object) -> None:
         """Stands for the processes, which take seconds to start."""
         watch = rest[-1]
-        assert callable(watch)
+        assert isinstance(watch, engine.Watch)
 
         def is_alive() -> bool:
             run_cells(cells, tmp_path, "cpu", Silent(), retry=False)
             return next(looks)
 
-        watch([SimpleNamespace(is_alive=is_alive, exitcode=0)])
+        started: Any = [SimpleNamespace(is_alive=is_alive, exitcode=0)]
+        engine.follow(started, watch, display)
 
     monkeypatch.setattr(engine, "work_together", work_here)
-    monkeypatch.setattr(engine, "LOOK", 0.0)
+    monkeypatch.setattr(engine.Watch, "pause", 0.0)
     results = engine.run_on(["cpu"], 2, cells, tmp_path, display, retry=False)
     assert all(result.record for result in results)
     ((title, progress),) = display.watched

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.audit import AuditSpec, run_audit
-from gradleak.audit.display import Silent
 from gradleak.audit.runner import run_audits
+from gradleak.core.attack import Silent
 from gradleak.study import grid
 from gradleak.study.cells import Study, read_study
 

@@ -25,8 +25,7 @@ from gradleak.records.schema import (
     spec_id,
 )
 from gradleak.records.store import open_key, read_record, write_record
-from gradleak.study.cells import read_study
-from gradleak.study.plan import write_plan
+from gradleak.study.cells import read_study, write_plan
 
 N = 60  # of which none leaks: enough for a bound of 5 %
 BOUND = ("--max", "exact_match=0.05")

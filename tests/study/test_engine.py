@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gradleak.audit.display import Silent
+from gradleak.core.attack import Silent
 from gradleak.records.store import read_record
 from gradleak.study.cells import read_study
 from gradleak.study.engine import run_on

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gradleak.audit.display import Silent
 from gradleak.audit.runner import run_audits
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Silent
 from gradleak.records.store import read_record
 from gradleak.study import grid
 from gradleak.study.cells import Cell

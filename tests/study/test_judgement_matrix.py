@@ -50,8 +50,8 @@ from gradleak.report.page.story import tell_story
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap, Lead, conclude, write_score
 from gradleak.report.pictures.tradeoff_chart import Point
 from gradleak.report.verdict import closing_sentence
-from gradleak.study.gate import check_setting, read_bound
-from gradleak.study.leak_map import cell
+from gradleak.study.gate_checks import check_setting, read_bound
+from gradleak.study.leak_map import draw_cell
 
 N = 6
 BOUNDS = [read_bound("exact_match=0.9", upper=True)]
@@ -173,7 +173,7 @@ def test_no_two_outlets_disagree(chosen: Sequence[str]) -> None:
         seen.add(judged.verdict)
         where = f"{outcome}, {flags}, {named}, {attack}: {judged}"
         assert judged == judge_record(record), where
-        mapped = cell(1, "query", record)
+        mapped = draw_cell(1, "query", record)
         alone = JudgedRun(setting.summaries, Coverage(None, 1))
         run = reach_verdict(alone)
         words = {"run": run.verdict, "map": mapped.verdict, "point": point_of(judged).verdict}
@@ -314,7 +314,8 @@ def test_a_leak_is_quoted_by_the_attack_that_made_it_where_as_many_blind_guesses
 
 def test_a_map_names_no_module_as_leaking_of_which_no_layer_is_shown_to() -> None:
     cells = [
-        cell(layer, "query", record_of("as much as blind", ("near_chance",))) for layer in (1, 2)
+        draw_cell(layer, "query", record_of("as much as blind", ("near_chance",)))
+        for layer in (1, 2)
     ]
     said = " ".join(conclude(heat_map_of(cells)))
     assert (

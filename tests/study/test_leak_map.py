@@ -15,18 +15,17 @@ from torch import Tensor
 
 from gradleak.attacks.blind import Blind
 from gradleak.audit import run_audit
-from gradleak.audit.display import Silent
 from gradleak.audit.group import AuditGroup
 from gradleak.audit.runner import run_audits
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.attack import Attack, Bench, Reconstruction, Silent
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
+from gradleak.records.run_folder import claim
 from gradleak.records.store import read_record
 from gradleak.report.pictures.heat_map import WHOLE, HeatMap
 from gradleak.study import grid
-from gradleak.study.claims import claim
 from gradleak.study.leak_map import MAPPED, MapIncomplete, MapPlan, plan_map, run_map
 from gradleak.targets.tiny import Tiny
 

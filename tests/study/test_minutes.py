@@ -10,23 +10,32 @@ from typing import Any
 
 import pytest
 
-from gradleak.audit.display import Silent
 from gradleak.audit.group import AuditGroup
 from gradleak.audit.outcomes import Outcome
 from gradleak.cli import main
-from gradleak.core.attack import Cost
+from gradleak.core.attack import Cost, Silent
 from gradleak.core.errors import GradleakError
+from gradleak.records.run_folder import claim
 from gradleak.records.store import read_record
-from gradleak.study import allowance as allowances
 from gradleak.study import minutes, pace
-from gradleak.study.allowance import Allowance, TimeIsUp, read_time, ring_after
-from gradleak.study.cells import Cell, read_study
-from gradleak.study.claims import claim
+from gradleak.study.cells import Cell, read_study, write_plan
+from gradleak.study.choice import (
+    Job,
+    PriorityEntry,
+    Share,
+    read_priority,
+    share_by_priority,
+)
 from gradleak.study.grid import run_cells
-from gradleak.study.minutes import Summary, fill_minutes
-from gradleak.study.plan import write_plan
-from gradleak.study.priority import Entry, Job, Share, in_order, read_priority
-from gradleak.study.probe import Try
+from gradleak.study.minutes import (
+    Allowance,
+    TimedRun,
+    TimeIsUp,
+    fill_minutes,
+    read_time,
+    ring_after,
+)
+from gradleak.study.pace import Try
 from gradleak.study.state import read_state
 
 HEAD = "target: tiny\nmetrics: [rouge1, exact_match]\n"
@@ -96,19 +105,23 @@ def job(folder: Path, name: str, text: str) -> Job:
 
 
 def fill(
-    world: World, seconds: float, jobs: Sequence[Job], entries: Sequence[Entry] = (), **rest: Any
-) -> Summary:
+    world: World,
+    seconds: float,
+    jobs: Sequence[Job],
+    entries: Sequence[PriorityEntry] = (),
+    **rest: Any,
+) -> TimedRun:
     """A stretch of so many seconds and a half, so that none ends at the edge; the reserve comes
     on top."""
-    reserve = min(
-        allowances.MOST_RESERVE, (seconds + 0.5) * allowances.RESERVE / (1 - allowances.RESERVE)
-    )
+    reserve = min(minutes.MOST_RESERVE, (seconds + 0.5) * minutes.RESERVE / (1 - minutes.RESERVE))
     allowance = Allowance(world.now, seconds + 0.5 + reserve, world.clock, world.alarm)
     folder = jobs[0].folder.parent
-    return fill_minutes(in_order(jobs, entries)[0], folder, ["cpu"], 1, allowance, Silent(), **rest)
+    return fill_minutes(
+        share_by_priority(jobs, entries)[0], folder, ["cpu"], 1, allowance, Silent(), **rest
+    )
 
 
-def titles(summary: Summary) -> list[str]:
+def titles(summary: TimedRun) -> list[str]:
     return [f"{job.name} {result.cell.title}" for job, result in summary.ran]
 
 
@@ -177,7 +190,11 @@ def test_kin_share_a_call_once_their_pace_is_known_as_many_as_fit_with_room(
 def test_a_priority_list_goes_before_the_order_of_the_studies(tmp_path: Path, world: World) -> None:
     first = job(tmp_path, "first", "attacks: [blind, 'tag:steps=2']\nlimit: 2\n")
     second = job(tmp_path, "second", "attacks: [blind, 'tag:steps=2']\nlimit: 2\n")
-    entries = [Entry("second", {"attacks": ("tag*",)}), Entry("elsewhere", {}), Entry("second", {})]
+    entries = [
+        PriorityEntry("second", {"attacks": ("tag*",)}),
+        PriorityEntry("elsewhere", {}),
+        PriorityEntry("second", {}),
+    ]
     assert titles(fill(world, 4, [first, second], entries)) == [
         "second attacks=tag:steps=2",
         "second attacks=blind",
@@ -263,7 +280,7 @@ def test_what_cells_really_take_corrects_what_is_foretold(tmp_path: Path, world:
         "attacks: ['tag:steps=2']\nlimit: 2\nseed: [0, 1]\ndefenses: [[], [sign]]\n",
     )
     world.foretold, world.seconds = {"tag": 1.0}, {"tag": 3.0}
-    summary = fill(world, 13, [one], [Entry("one", {"defenses": ("none",)})])
+    summary = fill(world, 13, [one], [PriorityEntry("one", {"defenses": ("none",)})])
     # 2 batches take 6 s and not 2; so does seed 1, and by then it is known that signs, of which
     # nothing ran, do not fit in 1 s
     assert len(summary.ran) == 2
@@ -341,8 +358,9 @@ def test_the_alarm_ends_what_runs_and_is_gone_afterwards() -> None:
 
 def test_entries_that_match_nothing_are_told_and_cells_come_once(tmp_path: Path) -> None:
     one = job(tmp_path, "one", "attacks: [blind, 'tag:steps=2']\nlimit: [1, 2]\n")
-    shares, unused = in_order(
-        [one], [Entry("one", {"limit": ("2",)}), Entry("one", {"atacks": ("blind",)})]
+    shares, unused = share_by_priority(
+        [one],
+        [PriorityEntry("one", {"limit": ("2",)}), PriorityEntry("one", {"atacks": ("blind",)})],
     )
     assert shares == [Share(one, one.cells[1::2]), Share(one, one.cells[0::2])]
     assert unused == ["No cell is one where atacks=blind. Axes of this study: attacks, limit."]
@@ -442,7 +460,7 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
 @pytest.mark.long  # each process imports torch
 def test_two_processes_fill_a_time_together(tmp_path: Path) -> None:
     one = job(tmp_path, "one", "attacks: ['tag:steps=3', blind]\nseed: [0, 1]\nlimit: 1\n")
-    shares = in_order([one], [])[0]
+    shares = share_by_priority([one], [])[0]
     summary = fill_minutes(
         shares, one.folder.parent, ["cpu"], 2, Allowance(minutes.time.monotonic(), 300.0), Silent()
     )

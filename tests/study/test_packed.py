@@ -27,13 +27,12 @@ def scores(record: object) -> object:
 
 
 def test_what_was_packed_attacks_as_what_was_opened_by_name() -> None:
-    target, priors = unpack(pack(SPEC), "cpu")
-    (found,) = run_audits([SPEC], target=target, priors=priors)
+    (found,) = run_audits([SPEC], opened=unpack(pack(SPEC), "cpu"))
     assert scores(found.record) == scores(run_audit(SPEC).record)  # type: ignore[union-attr]
 
 
 def test_weights_are_still_the_models_own() -> None:
-    target, _ = unpack(pack(SPEC), "cpu")
+    target = unpack(pack(SPEC), "cpu").target
     own = {value.data_ptr() for value in target.module.parameters()}
     assert all(value.data_ptr() in own for value in target.parameters.values())
     assert target.vocabulary.embeddings.data_ptr() in own

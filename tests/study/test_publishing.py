@@ -14,7 +14,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.datasets import Canaries
 from gradleak.records.published import read_published
 from gradleak.records.summary import read_summaries
-from gradleak.study.publishing import published_runs
+from gradleak.study.publishing import publish_runs
 
 STUDY = """
 target: tiny
@@ -155,16 +155,16 @@ def test_nothing_published_holds_a_text_a_hash_or_a_folder(place: Path, tmp_path
 
 
 def test_rows_of_older_records_are_looked_up_in_the_data(place: Path, tmp_path: Path) -> None:
-    wanted = published_runs(place / "second" / "some")
+    wanted = publish_runs(place / "second" / "some")
     for path in (place / "second" / "some").glob("[0-9a-f]*.json"):
         plain = json.loads(path.read_text())
         for secret in plain["secrets"]:
             del secret["row"]
         path.write_text(json.dumps(plain))
-    assert published_runs(place / "second" / "some") == wanted
+    assert publish_runs(place / "second" / "some") == wanted
     (place / "second" / "some" / "keys" / "secrets.key").unlink()
     with pytest.raises(GradleakError, match=r"does not say which rows .* run the audit again"):
-        published_runs(place / "second" / "some")
+        publish_runs(place / "second" / "some")
 
 
 def test_results_of_ones_own_data_are_refused(tmp_path: Path, capsys: Captured) -> None:

@@ -12,13 +12,13 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.registry import find
 from gradleak.core.specs import from_string, to_dict, to_string
 from gradleak.core.streams import Streams
-from gradleak.study.ranges import (
+from gradleak.study.tuning import (
     DEFAULT_RANGES,
-    Range,
-    combinations,
+    SearchRange,
+    draw_combinations,
     ranges_for,
     read_range,
-    written_fields,
+    read_written_fields,
 )
 
 STREAMS = Streams.root("tuning", 0)
@@ -27,7 +27,7 @@ NOTHING: frozenset[str] = frozenset()
 
 def drawn(count: int, seed: int = 0, attack: Attack | None = None) -> list[Attack]:
     attack = attack or Tag()
-    return combinations(
+    return draw_combinations(
         attack, ranges_for(attack, NOTHING, ()), count, Streams.root("tuning", seed)
     )
 
@@ -45,8 +45,8 @@ def test_a_seed_gives_the_same_combinations_and_more_do_not_change_the_first() -
 
 
 def test_one_more_range_does_not_change_what_is_drawn_for_the_others() -> None:
-    more = combinations(
-        Tag(), ranges_for(Tag(), NOTHING, [Range.between("longest", 4, 40)]), 5, STREAMS
+    more = draw_combinations(
+        Tag(), ranges_for(Tag(), NOTHING, [SearchRange.between("longest", 4, 40)]), 5, STREAMS
     )
     assert [attack.learning_rate for attack in more] == [
         attack.learning_rate for attack in drawn(5)
@@ -60,7 +60,7 @@ def test_drawn_values_lie_in_their_ranges_and_survive_the_line(name: str) -> Non
     assert isinstance(attack, Attack)
     ranges = ranges_for(attack, NOTHING, ())
     assert {one.field for one in DEFAULT_RANGES[name]} - {one.field for one in ranges} <= {"decay"}
-    for other in combinations(attack, ranges, 20, STREAMS)[1:]:
+    for other in draw_combinations(attack, ranges, 20, STREAMS)[1:]:
         assert all(one.low <= to_dict(other)[one.field] <= one.high for one in ranges)
         assert from_string("attack", to_string(other)) == other
         assert all(
@@ -77,19 +77,21 @@ def test_ranges_of_more_than_a_decade_are_logarithmic() -> None:
     }
     assert fields["lamp_cos"] == {"norm_weight", "learning_rate"}
     assert fields["lamp_l2l1"] == {"l1_weight", "learning_rate", "prior_weight", "norm_weight"}
-    values = [Range.between("x", 1e-4, 1e4).draw(STREAMS.child(number)) for number in range(200)]
+    values = [
+        SearchRange.between("x", 1e-4, 1e4).draw(STREAMS.child(number)) for number in range(200)
+    ]
     assert abs(math.log10(statistics.median(values))) < 1
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("learning_rate=0.001:0.5", Range("learning_rate", 0.001, 0.5, True)),
-        ("learning_rate=1e-3:0.5:linear", Range("learning_rate", 0.001, 0.5, False)),
-        (" steps = 10 : 20 : log", Range("steps", 10, 20, True)),
+        ("learning_rate=0.001:0.5", SearchRange("learning_rate", 0.001, 0.5, True)),
+        ("learning_rate=1e-3:0.5:linear", SearchRange("learning_rate", 0.001, 0.5, False)),
+        (" steps = 10 : 20 : log", SearchRange("steps", 10, 20, True)),
     ],
 )
-def test_a_range_is_read_as_it_is_written(written: str, expected: Range) -> None:
+def test_a_range_is_read_as_it_is_written(written: str, expected: SearchRange) -> None:
     assert read_range(written) == expected
 
 
@@ -114,11 +116,12 @@ def test_a_range_that_cannot_be_is_refused(written: str, message: str) -> None:
 
 
 def test_held_fields_are_not_searched_unless_a_range_names_them() -> None:
-    held = written_fields("lamp_l2l1:norm_weight=3,prior_weight=60")
+    held = read_written_fields("lamp_l2l1:norm_weight=3,prior_weight=60")
     fields = {one.field for one in ranges_for(LampL2L1(), held, ())}
     assert "l1_weight" in fields and not fields & held
     assert "norm_weight" in {
-        one.field for one in ranges_for(LampL2L1(), held, [Range.between("norm_weight", 1, 2)])
+        one.field
+        for one in ranges_for(LampL2L1(), held, [SearchRange.between("norm_weight", 1, 2)])
     }
 
 
@@ -134,7 +137,7 @@ def test_a_field_that_cannot_be_searched_is_refused_by_name(
     attack: Attack, field: str, message: str
 ) -> None:
     with pytest.raises(GradleakError, match=message):
-        ranges_for(attack, NOTHING, [Range.between(field, 1, 2)])
+        ranges_for(attack, NOTHING, [SearchRange.between(field, 1, 2)])
 
 
 def test_an_attack_without_default_ranges_needs_one() -> None:

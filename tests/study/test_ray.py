@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gradleak.audit.display import Silent
+from gradleak.audit import Inputs
 from gradleak.cli import main
+from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.records.plain import to_plain
+from gradleak.records.run_folder import FAILED_SUFFIX
 from gradleak.records.summary import RECORD
 from gradleak.study import ray_engine
-from gradleak.study.cells import read_study
-from gradleak.study.grid import run_cells
+from gradleak.study.cells import Cell, read_study
+from gradleak.study.grid import Grid, failure_file, number_cells, run_cells
 from gradleak.study.ray_engine import Cluster, run_on_ray
 
 GRID = (
@@ -80,12 +82,17 @@ def test_what_is_left_is_asked_as_a_local_run_asks(tmp_path: Path) -> None:
     )
     cells, folder = read_study(study).cells, tmp_path / "run"
     run_cells(cells[:1], folder, "cpu", Silent())
-    assert ray_engine._left(cells, folder, retry=False) == [[cells[1]]]
-    (folder / f"{cells[1].spec.id}{ray_engine.FAILED}").write_text("out of luck")
-    assert ray_engine._left(cells, folder, retry=False) == []
-    assert ray_engine._left(cells, folder, retry=True) == [[cells[1]]]
+
+    def left(*, retry: bool) -> list[list[Cell]]:
+        grid = Grid(folder, Silent(), number_cells(cells), Inputs(folder))
+        return ray_engine.find_left(cells, grid, retry=retry)
+
+    assert left(retry=False) == [[cells[1]]]
+    failure_file(folder, cells[1]).write_text("out of luck")
+    assert left(retry=False) == []
+    assert left(retry=True) == [[cells[1]]]
     notes.write_text("text,label\nit hails,0\nit snows,1\n")  # the record is of other data
-    assert ray_engine._left(cells, folder, retry=True) == [[cell] for cell in cells]
+    assert left(retry=True) == [[cell] for cell in cells]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
@@ -195,4 +202,4 @@ def test_a_cluster_of_two_gives_the_records_of_a_local_run_though_a_worker_is_ki
             assert [batch.losses for batch in one.record.attacks[key].batches] == [
                 batch.losses for batch in attack.batches
             ]
-    assert not list((tmp_path / "ray").glob(f"*{ray_engine.FAILED}"))
+    assert not list((tmp_path / "ray").glob(f"*{FAILED_SUFFIX}"))

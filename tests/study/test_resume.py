@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gradleak
-from gradleak.audit.display import Silent
+from gradleak.core.attack import Silent
 from gradleak.records.store import read_record
 from gradleak.study.cells import read_study
 from gradleak.study.grid import run_cells

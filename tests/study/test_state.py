@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from gradleak.attacks.recipes.dlg import Dlg
-from gradleak.audit.display import Silent
 from gradleak.cli import main
+from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError
 from gradleak.records.run_folder import read_plan
 from gradleak.records.store import write_record
 from gradleak.study import grid
-from gradleak.study.cells import read_study
+from gradleak.study.cells import read_study, write_plan
+from gradleak.study.choice import choose_cells
 from gradleak.study.grid import run_cells
-from gradleak.study.plan import only, write_plan
 from gradleak.study.state import read_state
 
 GRID = (
@@ -34,8 +34,10 @@ def study(tmp_path: Path) -> Path:
 
 def test_only_takes_cells_by_value_or_pattern_and_names_what_there_is(study: Path) -> None:
     cells = read_study(study).cells
-    assert len(only(cells, [])) == 6
-    assert {cell.title for cell in only(cells, ["attacks=*lg*", "attacks=blind", "seed=1"])} == {
+    assert len(choose_cells(cells, [])) == 6
+    assert {
+        cell.title for cell in choose_cells(cells, ["attacks=*lg*", "attacks=blind", "seed=1"])
+    } == {
         "attacks=dlg:steps=2, seed=1",
         "attacks=blind, seed=1",
     }
@@ -45,7 +47,7 @@ def test_only_takes_cells_by_value_or_pattern_and_names_what_there_is(study: Pat
         ("tag", "write --only axis=value"),
     ]:
         with pytest.raises(GradleakError, match=message):
-            only(cells, [wrong])
+            choose_cells(cells, [wrong])
 
 
 def test_status_counts_cells_that_are_finished_failed_begun_and_waiting(
@@ -80,7 +82,10 @@ def test_time_is_foretold_from_finished_cells_with_the_same_attack(
     study.write_text(GRID.replace("limit: 1", "limit: [1, 2]"))
     whole, folder = read_study(study), tmp_path / "run"
     write_plan(folder, whole)
-    blind, tags = only(whole.cells, ["attacks=blind"]), only(whole.cells, ["attacks=tag*"])
+    blind, tags = (
+        choose_cells(whole.cells, ["attacks=blind"]),
+        choose_cells(whole.cells, ["attacks=tag*"]),
+    )
     run_cells(blind, folder, "cpu", Silent())
     state = read_state(folder)
     assert len(state.unforetold) == 8 and state.seconds_left == 0
@@ -120,7 +125,7 @@ def test_a_record_of_an_older_attack_is_not_called_finished(
 ) -> None:
     whole, folder = read_study(study), tmp_path / "run"
     write_plan(folder, whole)
-    cells = only(whole.cells, ["attacks=dlg*", "attacks=blind", "seed=0"])
+    cells = choose_cells(whole.cells, ["attacks=dlg*", "attacks=blind", "seed=0"])
     run_cells(cells, folder, "cpu", Silent())
     assert len(read_state(folder).finished) == 2
     monkeypatch.setattr(Dlg, "version", 2)

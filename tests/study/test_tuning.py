@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradleak.audit.display import Silent
-from gradleak.core.attack import Attack
+from gradleak.core.attack import Attack, Silent
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.specs import from_string
 from gradleak.datasets import TuningPart
@@ -24,11 +23,10 @@ from gradleak.records.store import read_record
 from gradleak.study import grid, tuning
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult
-from gradleak.study.ranges import Range
-from gradleak.study.tuning import Effort, Tuned, plan_tuning, tune
+from gradleak.study.tuning import Effort, SearchRange, Tuned, plan_tuning, tune
 
 TINY = {"target": "tiny", "data": "canaries"}
-RATES = [Range.between("learning_rate", 0.001, 0.09)]  # all below the default, 0.1
+RATES = [SearchRange.between("learning_rate", 0.001, 0.09)]  # all below the default, 0.1
 Values = Callable[[Attack, str], Sequence[float]]
 
 

@@ -1,7 +1,20 @@
 """One setting, audited: the client is run, attacked and scored, and the result is kept as a
-record."""
+record.
 
-from gradleak.audit.runner import run_audit
+`run_audit` is one setting, `run_audits` several that share a call, `find_record` what an earlier
+run has answered; `rescore` adds metrics to a record without attacking again.
+"""
+
+from gradleak.audit.rescoring import rescore
+from gradleak.audit.runner import Finished, Inputs, find_record, run_audit, run_audits
 from gradleak.audit.spec import AuditSpec
 
-__all__ = ["AuditSpec", "run_audit"]
+__all__ = [
+    "AuditSpec",
+    "Finished",
+    "Inputs",
+    "find_record",
+    "rescore",
+    "run_audit",
+    "run_audits",
+]

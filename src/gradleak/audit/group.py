@@ -7,25 +7,41 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.calls import batches_in_a_call, batches_in_memory
 from gradleak.audit.circumstances import Ratios, finding_records, noise_ratios
 from gradleak.audit.client import batch_name, compute, look, protect, update_norm
-from gradleak.audit.display import Display
-from gradleak.audit.fits import Fits
 from gradleak.audit.objectives import make_up, objectives
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.outcomes import AttackOutcomes, Outcome, Parts
+from gradleak.audit.ready import Fits, Opened
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Progress, Scale
+from gradleak.core.attack import Attack, Bench, Display, Progress, Scale
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.core.memory import limit_by_default, measured_peak
+from gradleak.core.memory import limit_by_default, measured_peak, memory_left
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.records.schema import FindingRecord
+
+# Bytes of visible updates held at once on a CPU; attacks take some times as much. Four times this
+# was no faster (tag, MiniLM, 32 updates: 98 s of CPU time against 93), and what is held at once is
+# lost at once where a run is killed.
+UPDATES_IN_MEMORY = 2**30
+# Times its updates that an attack holds: as sent, as seen, stacked, as factors and on their way (4
+# were measured)
+COPIES = 5
+SECONDS = 60.0  # that a call may be foretold to take, since an interruption costs a call
+# Operations a second. They are given, not measured, so that the same audit makes the same calls
+# wherever and however often it is run: who shares a call changes the last bits of what an attack
+# computes. LAMP on MiniLM does 8e10 on one core with AVX-512 and 7.5e12 on an H200; older
+# processors half of it.
+SPEED = {"cpu": 5e10, "cuda": 1e13}
+AT_LEAST = {"cuda": 16}  # a GPU takes about as long for one batch as for some
+OPERATIONS = 6  # for a parameter and a position: forward, and twice as many back
+POSITIONS_OF_A_PICTURE = 100  # how often a convolution uses a parameter, about
+# Parameters that are read, not multiplied with
+LOOKED_UP = ("word_embedding", "position_embedding")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +100,14 @@ class AuditGroup:
     def __init__(
         self,
         members: Sequence[Member],
-        target: Target,
+        opened: Opened,
         parts: Parts,
         display: Display,
-        priors: OpenedPriors | None = None,
         memory: int | None = None,
     ) -> None:
-        self.members, self.target, self.parts, self.display = members, target, parts, display
+        self.members, self.parts, self.display = members, parts, display
+        self.target, self.opened = opened.target, opened
         self.shared = members[0].spec
-        self.priors = priors or open_priors(self.shared, target)
         names = self.shared.attack_keys()
         self.results = [
             MemberResult({name: AttackOutcomes() for name in names}, refusal=member.refusal)
@@ -106,7 +121,7 @@ class AuditGroup:
         # Bytes the process may hold on the device; none: most of what is free when an attack starts
         self.memory = memory
         self.peak_memory: int | None = None
-        self.fits = Fits(self.shared, target, self.priors.words, parts.out, display, memory)
+        self.fits = Fits(self.shared, opened, parts.out, display, memory)
 
     def attack_all(self) -> None:
         """Fills the results: of members that can be attacked their outcomes, of others why not.
@@ -265,7 +280,7 @@ class AuditGroup:
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
         secrets = [self._secret_of(one) for one in seen]
         ready = self.fits.ready(key, attack)
-        values = objectives(ready, limited, secrets, found, self.priors.words)
+        values = objectives(ready, limited, secrets, found, self.opened.words)
         for (outcomes, batch), one, guess, truth in zip(held, limited, *values, strict=True):
             outcomes[batch] = replace(
                 outcomes[batch],
@@ -279,15 +294,15 @@ class AuditGroup:
         limit = self.shared.time_limit
         return SharedBench(
             self.root,
-            self.priors.words,
+            self.opened.words,
             deadline=None if limit is None else time.monotonic() + limit,
-            pictures=self.priors.pictures,
+            pictures=self.opened.pictures,
             memory=self.memory or limit_by_default(self.target.device),
             by_index=self.streams,
         )
 
     def _limit(self, attack: Attack, observation: Observation) -> Observation:
-        return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})
+        return observation.limited_to(self.shared.facts_for(attack) | {Fact.DEFENSE})
 
     def _without_refused(self, seen: Sequence[Observation]) -> list[Observation]:
         return [one for one in seen if self._result_of(one).refusal is None]
@@ -302,3 +317,41 @@ class AuditGroup:
     def _secret_of(self, observation: Observation) -> PrivateBatch:
         member, batch = self._place_of(observation)
         return self.members[member].private[batch]
+
+
+def batches_in_memory(bytes_each: int, memory: int | None, target: Target) -> int:
+    """Returns how many batches fit in memory at once, of which so many bytes are seen each; at
+    least one."""
+    each, left = max(1, bytes_each), memory_left(memory, target.device)
+    if target.device.type == "cuda":
+        return max(1, int(left / 4 / each))
+    count = max(1, UPDATES_IN_MEMORY // each)
+    fits = max(1, int(left / COPIES / each))
+    # A power of two: a few bytes change nothing
+    return count if fits >= count else 2 ** (fits.bit_length() - 1)
+
+
+def batches_in_a_call(attack: Attack, target: Target, private: Sequence[PrivateBatch]) -> int:
+    """How many of these batches an attack takes in a minute, by the passes it says it makes; at
+    least one."""
+    kind = target.device.type
+    operations = (
+        attack.passes * OPERATIONS * _count_multiplied(target) * max(map(_count_positions, private))
+    )
+    fit = int(SECONDS * SPEED.get(kind, SPEED["cpu"]) / max(1, operations))
+    return max(fit, AT_LEAST.get(kind, 1))
+
+
+def _count_multiplied(target: Target) -> int:
+    """The parameters that every position is multiplied with."""
+    looked_up = (
+        set()
+        if target.labels_are_tokens
+        else {part.name for part in target.parts if part.module in LOOKED_UP}
+    )
+    return sum(value.numel() for name, value in target.parameters.items() if name not in looked_up)
+
+
+def _count_positions(private: PrivateBatch) -> int:
+    positions = int(private.batch.mask.sum())
+    return positions if private.batch.pixels is None else POSITIONS_OF_A_PICTURE * positions

@@ -1,5 +1,8 @@
-"""Runs audits: client, attacks, objectives, scores, record. Those that share a target and
-attacks run in one call."""
+"""Runs audits: client, attacks, objectives, scores, record.
+
+Those that share a target and attacks run in one call, and one that an earlier run has answered
+need not run again.
+"""
 
 import hashlib
 import os
@@ -7,24 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from gradleak.audit.circumstances import accounting_refusal
 from gradleak.audit.client import private_batches, private_examples, remarks_on
-from gradleak.audit.display import Display, Silent
 from gradleak.audit.group import AuditGroup, Member
-from gradleak.audit.opened_priors import OpenedPriors
 from gradleak.audit.outcomes import Parts, has_kept
+from gradleak.audit.ready import Opened, open_prior, open_target
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.writing import data_hash, record_of
+from gradleak.core.attack import Display, Silent
 from gradleak.core.batch import PrivateBatch
+from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
-from gradleak.core.target import Target
+from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
 from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, check_writable, open_key, write_record
+from gradleak.records.store import SecretKey, check_writable, open_key, read_record, write_record
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,7 @@ def run_audits(
     out: Path | None = None,
     keep_secrets: bool = False,
     display: Display | None = None,
-    target: Target | None = None,
-    priors: OpenedPriors | None = None,
+    opened: Opened | None = None,
     key: SecretKey | None = None,
 ) -> list[Finished | GradleakError]:
     """Audits settings of one group key in one call; of several, one that cannot be attacked
@@ -93,10 +94,12 @@ def run_audits(
     if key is None:
         key = SecretKey(os.urandom(32)) if out is None else open_key(out)
     examples = [private_examples(spec) for spec in specs]
-    if target is None:
+    if opened is None:
         display.say(f"Opening {to_string(specs[0].target)} on {device}")
-        target = specs[0].target.open(torch.device(device), getattr(torch, specs[0].dtype))
+        target = open_target(specs[0], device)
         display.say(f"It is a {target.in_words}.")
+    else:
+        target = opened.target
     # Views of one update share its secret
     secrets: dict[tuple[object, ...], list[PrivateBatch]] = {}
     remarks: dict[tuple[object, ...], tuple[str, ...]] = {}
@@ -118,9 +121,10 @@ def run_audits(
         if _has_changed(specs[0])
         else ""
     )
-    name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
+    name = f"{name_of(specs)}-{device.split(':')[0]}-{_join(data_hashes)}{versions}"
     parts = Parts(out, name, [spec.id for spec in specs])
-    group = AuditGroup(members, target, parts, display, priors, memory)
+    opened = opened or open_prior(specs[0], target)
+    group = AuditGroup(members, opened, parts, display, memory)
     with full_disk_explained(f"keep finished parts in {out}"):
         group.attack_all()
     results: list[Finished | GradleakError] = []
@@ -155,7 +159,7 @@ def group_key(spec: AuditSpec) -> tuple[object, ...]:
 
 def name_of(specs: Sequence[AuditSpec]) -> str:
     """Names audits that run in one call."""
-    return _joined([spec.id for spec in specs])
+    return _join([spec.id for spec in specs])
 
 
 def has_parts(folder: Path, specs: Sequence[AuditSpec]) -> bool:
@@ -169,10 +173,47 @@ def _has_changed(spec: AuditSpec) -> bool:
     return any(attack.version > 1 for attack in spec.attacks)
 
 
-def _joined(hashes: Sequence[str]) -> str:
+def _join(hashes: Sequence[str]) -> str:
     unlike = list(dict.fromkeys(hashes))
     return (
         unlike[0]
         if len(unlike) == 1
         else hashlib.sha256(" ".join(unlike).encode()).hexdigest()[:16]
     )
+
+
+class Inputs:
+    """The data and the models of audits as they are now, by their hashes; audits of one folder
+    mostly share theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._data, self._models = dict[tuple[Dataset, int, int], str](), dict[TargetSpec, str]()
+
+    def data_hash(self, spec: AuditSpec) -> str:
+        key = (spec.data, spec.limit, spec.batch_size)
+        if key not in self._data:
+            self._data[key] = data_hash(open_key(self.folder), private_examples(spec))
+        return self._data[key]
+
+    def fingerprint(self, spec: AuditSpec) -> str:
+        if spec.target not in self._models:
+            self._models[spec.target] = spec.target.fingerprint()
+        return self._models[spec.target]
+
+
+def find_record(folder: Path, spec: AuditSpec, inputs: Inputs) -> Record | None:
+    """The record of an audit, if there is one and it is of the data, the model and the attacks'
+    answers as they are now."""
+    path = folder / f"{spec.id}.json"
+    if not path.exists():
+        return None
+    record = read_record(path)
+    if any(
+        record.attacks[key].version != attack.version for key, attack in spec.attack_keys().items()
+    ):
+        return None
+    is_same = record.data.hash == inputs.data_hash(
+        spec
+    ) and record.target.fingerprint == inputs.fingerprint(spec)
+    return record if is_same else None

@@ -102,7 +102,7 @@ def _score_alone(
             _batch_record(target, index, outcome, batch)
             for index, (outcome, batch) in enumerate(zip(outcomes, private, strict=True))
         ),
-        knowledge=tuple(sorted(spec.told(attack))),
+        knowledge=tuple(sorted(spec.facts_for(attack))),
         flags=(
             *_objective_flags(private, outcomes),
             *_flags(
@@ -122,7 +122,7 @@ def _score_alone(
             peak_memory_bytes=peak_memory,
         ),
         label_accuracy=(
-            None if Fact.LABELS in spec.told(attack) else label_accuracy(private, outcomes)
+            None if Fact.LABELS in spec.facts_for(attack) else label_accuracy(private, outcomes)
         ),
         version=attack.version,
     )
@@ -131,7 +131,7 @@ def _score_alone(
 def facts_behind(spec: AuditSpec, attack: Attack, outcomes: Sequence[Outcome]) -> frozenset[Fact]:
     """What guesses rest on: where a member proved its guess, what that member was told and not
     what the others were."""
-    told = {member.name: spec.told(member) for member in attack.members}
+    told = {member.name: spec.facts_for(member) for member in attack.members}
     provers = [
         (
             next((stage.attack for stage in outcome.reconstruction.stages if stage.certified), None)
@@ -141,7 +141,7 @@ def facts_behind(spec: AuditSpec, attack: Attack, outcomes: Sequence[Outcome]) -
         for outcome in outcomes
     ]
     return frozenset[Fact]().union(
-        *(told.get(prover or "", spec.told(attack)) for prover in provers)
+        *(told.get(prover or "", spec.facts_for(attack)) for prover in provers)
     )
 
 

@@ -107,7 +107,7 @@ class AuditSpec:
     def _refuse_missing_knowledge(self) -> None:
         granted = set(self.granted)
         for attack in self.attacks:
-            missing = sorted(self.told(attack) - granted)
+            missing = sorted(self.facts_for(attack) - granted)
             if missing:
                 grants = ", ".join(sorted(granted)) or "nothing"
                 way_out = (
@@ -130,7 +130,7 @@ class AuditSpec:
             if not (self.target.labels_are_tokens and fact is Fact.LABELS)
         )
 
-    def told(self, attack: Attack) -> frozenset[Fact]:
+    def facts_for(self, attack: Attack) -> frozenset[Fact]:
         """The facts an attack requires or uses of this target: without labels where its guess is
         its labels."""
         wanted = attack.requires | (attack.uses & frozenset(self.know))
@@ -196,7 +196,7 @@ class AuditSpec:
             data=data,
             attacks=tuple(
                 read("attack", one, Attack)
-                for one in listed(plain.get("attacks", defaults["attacks"]))
+                for one in as_list(plain.get("attacks", defaults["attacks"]))
             ),
             protocol=read("protocol", plain.get("protocol", "fedsgd"), Protocol),
             view=read("view", plain.get("view", "everything"), View),
@@ -204,12 +204,12 @@ class AuditSpec:
             limit=_whole("limit", plain.get("limit", 4)),
             batch_size=_whole("batch_size", plain.get("batch_size", 1)),
             defenses=tuple(
-                read("defense", one, Defense) for one in listed(plain.get("defenses", []))
+                read("defense", one, Defense) for one in as_list(plain.get("defenses", []))
             ),
             know=_facts(plain.get("know", list(EVERY_FACT))),
             metrics=tuple(
                 read("metric", one, Metric)
-                for one in listed(plain.get("metrics", defaults["metrics"]))
+                for one in as_list(plain.get("metrics", defaults["metrics"]))
             ),
             draws=_whole("draws", plain.get("draws", 1)),
             seed=_whole("seed", plain.get("seed", 0)),
@@ -231,7 +231,7 @@ def read(kind: str, described: Any, wanted: Callable[..., Kind]) -> Kind:
     return cast(Kind, component)
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """One or many, as many."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
@@ -267,7 +267,7 @@ def _dataset(described: Any) -> Dataset:
 
 def _facts(described: Any) -> tuple[Fact, ...]:
     """Facts in any form they are written in; `none` grants nothing."""
-    words = [word.strip() for one in listed(described) for word in str(one).split(",")]
+    words = [word.strip() for one in as_list(described) for word in str(one).split(",")]
     return () if words == ["none"] else tuple(dict.fromkeys(_fact(word) for word in words))
 
 

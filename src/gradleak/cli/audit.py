@@ -211,9 +211,9 @@ def run_and_print(
 def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":
     """The record that an earlier run of this audit left, of the same data and model; none
     without the secrets that are wanted."""
-    from gradleak.audit.answered import Inputs, finished
+    from gradleak.audit import Inputs, find_record
 
-    record = finished(out, spec, Inputs(out))
+    record = find_record(out, spec, Inputs(out))
     if record is None or (keep_secrets and any(secret.text is None for secret in record.secrets)):
         return None
     return record

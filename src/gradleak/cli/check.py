@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.index import check_line, read_index
+from gradleak.cli.command import check_line, read_index
 from gradleak.cli.options import Change, Device, option, resolve_device
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import registered, unknown_component, unknown_field
@@ -69,9 +69,9 @@ def check(
 
 def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
     from gradleak.report.terminal.console import build_table, open_console
-    from gradleak.study.probe import peak_memory, probe
+    from gradleak.study.pace import peak_memory, probe_cells
 
-    found = list(probe(cells, device, seconds))
+    found = list(probe_cells(cells, device, seconds))
     table = build_table()
     for name in ("target", "attack", "defense", "batch size", "batches", "a batch", "all"):
         table.add_column(
@@ -107,7 +107,7 @@ def check_names(paths: Sequence[Path], changes: Sequence[str]) -> None:
 
 
 def _refusal(path: Path, changes: Sequence[str]) -> GradleakError | None:
-    from gradleak.study.axes import Problem, in_order, read_grids, read_yaml, refusal
+    from gradleak.study.axes import Problem, read_grids, read_yaml, refusal, sort_by_line
 
     if isinstance(read_yaml(path, "a study")[0], list):
         return None  # a priority list
@@ -125,7 +125,7 @@ def _refusal(path: Path, changes: Sequence[str]) -> GradleakError | None:
     ]
     if not misspelt and not written.problems:
         return None
-    return refusal(path, in_order([*written.problems, *misspelt]), REST)
+    return refusal(path, sort_by_line([*written.problems, *misspelt]), REST)
 
 
 def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:

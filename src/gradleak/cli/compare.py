@@ -66,7 +66,7 @@ def contents_of(run: Path) -> "ContentsOf":
     def contents(record: "Record") -> "Identities | None":
         nonlocal finder
         # Opens data sets: slow to import, and rarely needed
-        from gradleak.study.secrets import SecretFinder
+        from gradleak.study.private_data import SecretFinder
 
         finder = finder or SecretFinder(run, network=False)
         if not finder.keys:

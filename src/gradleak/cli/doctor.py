@@ -382,7 +382,7 @@ def check_records(out: Path) -> Iterator[Finding]:
 
 def check_claims(out: Path) -> Iterator[Finding]:
     """Cells that somebody took and never finished."""
-    from gradleak.study.claims import claim
+    from gradleak.records.run_folder import claim
 
     held: list[Path] = []
     stale: list[Path] = []

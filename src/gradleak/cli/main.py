@@ -1,8 +1,14 @@
-"""The `gradleak` command: its parts, its exit codes, and errors as sentences."""
+"""The `gradleak` command: its parts, its exit codes, and errors as sentences.
 
+A terminal that cannot show every letter is given the nearest ASCII instead of a crash.
+"""
+
+import codecs
+import io
 import re
 import sys
 import traceback
+import unicodedata
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
@@ -13,12 +19,12 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
+from gradleak.cli.command import Command
 from gradleak.cli.compare import compare
+from gradleak.cli.components import list_components
 from gradleak.cli.doctor import doctor
-from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
-from gradleak.cli.index import Command, list_components
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
 from gradleak.cli.purge import purge
@@ -34,6 +40,14 @@ from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
 
 BAD_INPUT, RUN_FAILED, INTERRUPTED = 2, 3, 130
+# What ASCII has instead of a letter or a sign that is no accented letter
+NEAREST = {
+    **dict(zip("·–—−─━│×•✓✗", "------|x*+x", strict=True)),
+    **{"…": "...", "→": "->", "←": "<-", "≤": "<=", "≥": ">=", "±": "+-", "≈": "~"},
+    **{"√": "sqrt", "∞": "inf", "‘": "'", "’": "'", "“": '"', "”": '"', "„": '"'},
+    **{"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l"},
+    **{"α": "alpha", "β": "beta", "δ": "delta", "ε": "epsilon", "σ": "sigma", "Σ": "sum", "∂": "d"},
+}
 EPILOG = """\b
 Exit codes:
   0    done
@@ -138,3 +152,44 @@ def say_error(sentence: str) -> None:
     """On standard error, so that standard output holds results only."""
     # Not click's echo, which writes UTF-8 on terminals that read ASCII
     print(f"Error: {sentence}", file=sys.stderr)
+
+
+def fall_back(words: Sequence[str]) -> None:
+    """Lets both streams write what their encoding has no letter for: as the nearest ASCII, or in
+    JSON as `\\u00e9`."""
+    codecs.register_error("gradleak.nearest", write_nearest)
+    codecs.register_error("gradleak.escaped", write_escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().replace(
+            "-", ""
+        ).startswith("utf"):
+            is_json = "--json" in words and stream is sys.stdout
+            stream.reconfigure(errors="gradleak.escaped" if is_json else "gradleak.nearest")
+
+
+def write_nearest(error: UnicodeError) -> tuple[str, int]:
+    """For `str.encode`: letters without their accents, signs as above, a question mark for the
+    rest."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(nearest, error.object[error.start : error.end])), error.end
+
+
+def write_escaped(error: UnicodeError) -> tuple[str, int]:
+    """For `str.encode`: as JSON writes letters that must not stand in it, which reads back as
+    the same text."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return (
+        "".join(
+            f"\\u{units[place]:02x}{units[place + 1]:02x}" for place in range(0, len(units), 2)
+        ),
+        error.end,
+    )
+
+
+def nearest(letter: str) -> str:
+    """The nearest that ASCII has."""
+    if letter in NEAREST:
+        return NEAREST[letter]
+    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return plain or "?"

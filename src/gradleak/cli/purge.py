@@ -11,7 +11,7 @@ from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
-    from gradleak.study.purge import Purge
+    from gradleak.study import Purge
 
 NAMED = 5  # files of a kind that are named
 
@@ -33,8 +33,8 @@ def purge(
     Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.purge import plan_purge
-    from gradleak.study.purge import purge as carry_out
+    from gradleak.study import plan_purge
+    from gradleak.study import purge as carry_out
 
     plan = plan_purge(folder, everything=everything)
     console = open_console()
@@ -73,7 +73,7 @@ def what_goes(plan: "Purge", folder: Path) -> list[str]:
         if plan.records
         else []
     )
-    return lines + [f"{kind}: {named(paths, folder)}" for kind, paths in plan.remove.items()]
+    return lines + [f"{kind}: {list_names(paths, folder)}" for kind, paths in plan.remove.items()]
 
 
 def what_stays(plan: "Purge", folder: Path) -> list[str]:
@@ -85,16 +85,16 @@ def what_stays(plan: "Purge", folder: Path) -> list[str]:
         if bare
         else []
     )
-    ours += [named(plan.keep, folder)] if plan.keep else []
+    ours += [list_names(plan.keep, folder)] if plan.keep else []
     lines = [f"Stays: {'; '.join(ours)}." if ours else "Nothing of the run stays."]
     return lines + (
-        [f"Not written by gradleak, not touched: {named(plan.foreign, folder)}."]
+        [f"Not written by gradleak, not touched: {list_names(plan.foreign, folder)}."]
         if plan.foreign
         else []
     )
 
 
-def named(paths: "list[Path]", folder: Path) -> str:
+def list_names(paths: "list[Path]", folder: Path) -> str:
     """Names below the folder; of many the first."""
     rest = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
     return ", ".join(str(path.relative_to(folder)) for path in paths[:NAMED]) + rest

@@ -105,7 +105,7 @@ def secrets_of(run: Path, show_secrets: bool) -> "SecretsOf":
     folder = run if run.is_dir() else run.parent
     if not any(folder.glob("**/keys/*.key")):
         return lambda record: {}  # nothing could be checked against its hash
-    from gradleak.study.secrets import SecretFinder
+    from gradleak.study.private_data import SecretFinder
 
     return SecretFinder(run, network=show_secrets).texts
 

@@ -16,10 +16,10 @@ ENGINES = ("local", "ray")
 SHOWN = 10  # cells that did not fit
 
 if TYPE_CHECKING:
-    from gradleak.audit.display import Display
+    from gradleak.core.attack import Display
+    from gradleak.study.choice import Job
     from gradleak.study.grid import CellResult
-    from gradleak.study.minutes import Summary, Waiting
-    from gradleak.study.priority import Job
+    from gradleak.study.minutes import TimedRun, Waiting
 
 
 def run(
@@ -104,10 +104,9 @@ def run(
         check_names(spec, change or ())  # a typo is told before the libraries below are loaded
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
-    from gradleak.study.allowance import Allowance, read_time
+    from gradleak.study.choice import read_priority, share_by_priority
     from gradleak.study.engine import run_on
-    from gradleak.study.minutes import fill_minutes
-    from gradleak.study.priority import in_order, read_priority
+    from gradleak.study.minutes import Allowance, fill_minutes, read_time
     from gradleak.study.ray_engine import Cluster, run_on_ray
 
     seconds = None if time_given is None else read_time(time_given)
@@ -124,7 +123,7 @@ def run(
         [] if engine == "ray" else [resolve_device(word.strip()) for word in device.split(",")]
     )
     if seconds is not None:
-        shares, unused = in_order(jobs, entries)
+        shares, unused = share_by_priority(jobs, entries)
         for sentence in unused:
             display.say(f"{ordering}: {sentence}")
         allowance = Allowance(began, seconds)
@@ -180,7 +179,7 @@ def _studies_and_list(
 ) -> tuple[list[Path], Path | None]:
     """The studies among the files that are named, and the priority list: the one asked for, or
     the one among them."""
-    from gradleak.study.priority import is_priority_list
+    from gradleak.study.choice import is_priority_list
 
     lists = list(filter(is_priority_list, named))
     files = [path for path in named if path not in lists]
@@ -215,17 +214,15 @@ def _jobs(
     run elsewhere.
     """
     from gradleak.records.store import check_writable
-    from gradleak.study.cells import read_study
-    from gradleak.study.plan import only as chosen
-    from gradleak.study.plan import write_plan
-    from gradleak.study.priority import Job
+    from gradleak.study.cells import read_study, write_plan
+    from gradleak.study.choice import Job, choose_cells
 
     jobs: list[Job] = []
     studies, problems = [], []
     for path in files:
         try:
             study = read_study(path, changes)
-            cells = chosen(study.cells, only)[:limit_cells]
+            cells = choose_cells(study.cells, only)[:limit_cells]
         except GradleakError as error:
             problems.append(
                 (
@@ -343,7 +340,7 @@ def refuse_failures(results: "Sequence[CellResult]") -> None:
 
 
 def print_summary(
-    summary: "Summary", seconds: float, left_out: Sequence[str], *, full: bool
+    summary: "TimedRun", seconds: float, left_out: Sequence[str], *, full: bool
 ) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed,
     which alone is a failure."""

@@ -22,13 +22,13 @@ def score(
     folder's key is needed for that. Guesses are cut into tokens again, from their text; blind ones
     are drawn again (of pictures they are left out where the generator is gone).
     """
-    from gradleak.audit.rescore import rescore
+    from gradleak.audit import rescore
     from gradleak.audit.spec import read
     from gradleak.core.metric import Metric
     from gradleak.records.store import read_record, rewrite_record
     from gradleak.records.summary import record_paths
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.secrets import SecretFinder
+    from gradleak.study.private_data import SecretFinder
 
     if not metric:
         raise GradleakError("Name a metric to add: --metric semantic_similarity.")

@@ -10,7 +10,7 @@ from gradleak.records.errors import RecordError
 from gradleak.report.numbers import write_duration
 
 if TYPE_CHECKING:
-    from gradleak.study.state import State
+    from gradleak.study import RunState
 
 SHOWN = 10
 
@@ -23,7 +23,7 @@ def status(
     """Says how many cells of a run are finished, failed, begun and waiting, and about how long
     the rest will take."""
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.state import read_state
+    from gradleak.study import read_state
 
     if not run.is_dir():
         raise RecordError(f"{run} is not a folder. Name the folder a study wrote its records into.")
@@ -59,7 +59,7 @@ def status(
         console.print("gradleak run with --retry-failed tries them again.")
 
 
-def foretell(state: "State") -> str:
+def foretell(state: "RunState") -> str:
     """How long the rest will take, from finished cells with the same attacks; and of how many
     cells that cannot be told."""
 

@@ -137,7 +137,7 @@ def _study_texts(
         write_results_markdown,
     )
     from gradleak.study.cells import read_study
-    from gradleak.study.secrets import SecretFinder
+    from gradleak.study.private_data import SecretFinder
 
     study = read_study(spec, changes)
     planned = [
@@ -205,12 +205,12 @@ def publish(
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
     from gradleak.report.terminal.console import open_console
-    from gradleak.study.publishing import published_runs
+    from gradleak.study import publish_runs
 
     parts = [
         part
         for one in run
-        for part in ([read_published(one)] if one.suffix == SUFFIX else published_runs(one))
+        for part in ([read_published(one)] if one.suffix == SUFFIX else publish_runs(one))
     ]
     whole = add_up(parts)
     path = (out or Path("docs/results") / whole.study) / PUBLISHED

@@ -101,7 +101,7 @@ def tradeoff(
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
-    from gradleak.study.tradeoff import FILE, PICTURE, plan_tradeoff, run_tradeoff
+    from gradleak.study.leak_and_utility import FILE, PICTURE, plan_tradeoff, run_tradeoff
     from gradleak.training.finetune import FineTuning
 
     settings = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gradleak.records.statistics import Interval
-    from gradleak.study.tuning import Ranked, Tuned, Tuning
+    from gradleak.study import Ranked, Tuned, Tuning
 
 
 def tune(
@@ -72,17 +72,15 @@ def tune(
     """
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
-    from gradleak.study import tuning
-    from gradleak.study.ranges import read_range
+    from gradleak.study import Effort, plan_tuning, read_range
+    from gradleak.study import tune as search_numbers
 
     line = attack + "".join(
         f"{',' if ':' in attack or place else ':'}{field}" for place, field in enumerate(hold or ())
     )
-    effort = tuning.Effort(combinations, coarse, best, fine)
+    effort = Effort(combinations, coarse, best, fine)
     settings = {"target": target, "data": data, "view": view, "prior": prior, "seed": seed}
-    planned = tuning.plan_tuning(
-        line, [read_range(one) for one in search or ()], effort, metric, settings
-    )
+    planned = plan_tuning(line, [read_range(one) for one in search or ()], effort, metric, settings)
     display = TerminalDisplay(open_console(to_stderr=True), show_guesses=planned.base.data.made_up)
     if planned.effort != effort:
         display.say(
@@ -91,7 +89,7 @@ def tune(
         )
     print_tuned(
         planned,
-        tuning.tune(planned, out, resolve_device(device), display, resolve_memory(memory)),
+        search_numbers(planned, out, resolve_device(device), display, resolve_memory(memory)),
         out,
     )
 
@@ -144,7 +142,7 @@ def _cells(place: int, ranked: "Ranked") -> list[str]:
     gain = (
         MISSING
         if ranked.gain is None or ranked.is_default
-        else signed(ranked.gain, ranked.fine.unit)
+        else write_signed(ranked.gain, ranked.fine.unit)
     )
     return [
         name,
@@ -155,7 +153,7 @@ def _cells(place: int, ranked: "Ranked") -> list[str]:
     ]
 
 
-def signed(gain: "Interval", unit: str) -> str:
+def write_signed(gain: "Interval", unit: str) -> str:
     """`+4.1 [-3.2, 11.5]`."""
 
     mean = write_number(gain.mean, unit)

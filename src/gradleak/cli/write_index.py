@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import gradleak.audit.spec  # noqa: F401  registers every component
-from gradleak.cli.index import FILE
+from gradleak.cli.command import FILE
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import KINDS, Component, registered

@@ -2,10 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -132,6 +133,29 @@ class Progress:
             self.phases[-1].done, self.phases[-1].at = done, now
         else:
             self.phases.append(Phase(total, done, now, done, now))
+
+
+@runtime_checkable
+class Display(Protocol):
+    """Who watches: reads the blackboard that an attack writes on. Attacks never see this side."""
+
+    def say(self, sentence: str) -> None:
+        """Shows one line of news."""
+
+    def watch(self, title: str, progress: Progress) -> AbstractContextManager[None]:
+        """Follows a blackboard while the block runs."""
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def say(self, sentence: str) -> None:
+        """Shows nothing."""
+
+    @contextmanager
+    def watch(self, title: str, progress: Progress) -> Iterator[None]:
+        """Follows nothing."""
+        yield
 
 
 @dataclass(frozen=True, eq=False)

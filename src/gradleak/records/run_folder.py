@@ -1,13 +1,16 @@
 """All that a run left in its folder and below: records that can be read, and everything that is
 missing, broken or odd."""
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradleak.records.errors import RecordError
+from gradleak.records.files import make_private_folder
 from gradleak.records.judgement import (
     FAILED,
     FOREIGN,
@@ -28,6 +31,12 @@ from gradleak.records.summary import (
     record_paths,
     walk,
 )
+
+try:
+    import fcntl
+# Windows has no such locks: runs that share a folder may do a cell twice there, to the same record
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 SCHEMA = "gradleak.study/1"
 FILE = "study.json"
@@ -265,3 +274,28 @@ def _unlike_the_newest(group: Sequence[Summary]) -> Iterator[Gap]:
                 " again."
             )
             yield Gap(OTHER_DATA, summary.path.name, str(summary.path), why)
+
+
+@contextlib.contextmanager
+def claim(folder: Path, cell: str, *, wait: bool = False) -> Iterator[bool]:
+    """Whether the cell is ours until the block ends; with `wait`, only once nobody else holds it.
+
+    Of two runs that share a folder one takes it. A claim ends with its process, however that ends.
+    """
+    path = folder / "claims" / cell
+    make_private_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield _lock(descriptor, wait)
+    finally:
+        os.close(descriptor)  # gives the lock back
+
+
+def _lock(descriptor: int, wait: bool) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 
 from gradleak.records.schema import Score
-from gradleak.records.statistics import interval
+from gradleak.records.statistics import Interval, interval, paired_difference
 
 # One value an example; none where the metric does not apply or is not known
 Column = Sequence[float | None]
@@ -55,3 +55,23 @@ def gain_of(score: Score) -> float:
     """How much more leaks than a blind guess gives away, whichever direction that is."""
     more = (score.mean or 0.0) - (score.blind or 0.0)
     return more if score.direction == "higher" else -more
+
+
+def measure_gain(
+    ours: Column, theirs: Column, clusters: Sequence[Hashable] | None, direction: str
+) -> Interval | None:
+    """How much more leaks in the first column than in the second, example by example; none where
+    no example has a value in both."""
+    pairs = [
+        (first, second, place)
+        for place, (first, second) in enumerate(zip(ours, theirs, strict=True))
+        if first is not None and second is not None
+    ]
+    if not pairs:
+        return None
+    more, less, places = zip(*pairs, strict=True)
+    if direction != "higher":
+        more, less = less, more
+    return paired_difference(
+        more, less, None if clusters is None else [clusters[place] for place in places]
+    )

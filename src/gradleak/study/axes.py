@@ -123,7 +123,7 @@ def read_grids(path: Path, changes: Sequence[str] = ()) -> Grids:
     return Grids(name, grids, tuple(problems))
 
 
-def in_order(problems: Iterable[Problem]) -> list[Problem]:
+def sort_by_line(problems: Iterable[Problem]) -> list[Problem]:
     """Each problem once, by its line."""
     return sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
 

@@ -1,21 +1,31 @@
 """A study's YAML as cells: lists are axes, cases are crossed with them, and all that is wrong is
-said at once."""
+said at once.
+
+What a run sets out to do is kept beside its records, so that its state can be told without its
+YAML.
+"""
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Attack
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
-from gradleak.study.axes import Axes, Problem, in_order, read_grids, refusal
+from gradleak.core.specs import to_string
+from gradleak.records.files import write_whole
+from gradleak.records.run_folder import FILE, SCHEMA
+from gradleak.study.axes import Axes, Problem, read_grids, refusal, sort_by_line
 
 # So that a field can be judged on its own: without it the default attack would be refused for what
 # it is not told.
 BESIDE = {"know": {"attacks": ["blind"]}}
+BETWEEN = " | "  # the parts of a kind; the attack is the last
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
     if not problems:
         cells, problems = _resolve(written.grids)
     by_id = {cell.spec.id: cell for cell in reversed(cells)}  # of twins the first
-    return Study(written.name, tuple(by_id.values())[::-1]), in_order(problems)
+    return Study(written.name, tuple(by_id.values())[::-1]), sort_by_line(problems)
 
 
 def _bad_values(axes: Axes) -> Iterator[Problem]:
@@ -130,3 +140,39 @@ def _label(value: Any) -> str:
     if isinstance(value, list):
         return " + ".join(_label(item) for item in value) or "none"
     return str(value)
+
+
+def write_plan(folder: Path, study: Study) -> None:
+    """Writes down the cells of the whole study, whatever part of it is run now; the last command's
+    study stands."""
+    cells = [
+        {
+            "id": cell.spec.id,
+            "axes": dict(cell.axes),
+            "kinds": {key: kind for key, (kind, _) in kinds_of(cell.spec).items()},
+            "batches": cell.spec.limit * cell.spec.draws,
+        }
+        for cell in study.cells
+    ]
+    plain = {"schema": SCHEMA, "name": study.name, "cells": cells}
+    write_whole(folder / FILE, json.dumps(plain, ensure_ascii=False) + "\n")
+
+
+def kinds_of(spec: AuditSpec) -> dict[str, tuple[str, Attack]]:
+    """What the time of each attack of an audit depends on, and the attack, by its key."""
+    return {key: (kind_of(spec, attack), attack) for key, attack in spec.attack_keys().items()}
+
+
+def kind_of(spec: AuditSpec, attack: Attack) -> str:
+    """What the time a batch takes depends on, on one line. The strength of a defense is not in it,
+    nor the view."""
+    defenses = " ".join(defense.name for defense in spec.defenses)
+    parts = (
+        to_string(spec.target),
+        to_string(spec.data),
+        to_string(spec.protocol),
+        defenses,
+        str(spec.batch_size),
+        to_string(attack),
+    )
+    return BETWEEN.join(parts)

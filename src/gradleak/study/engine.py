@@ -5,17 +5,16 @@ import contextlib
 import multiprocessing
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from gradleak.audit.display import Display, Silent
-from gradleak.core.attack import Progress
+from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.memory import limit_by_default
 from gradleak.records.files import make_private_folder
 from gradleak.study.cells import Cell
-from gradleak.study.grid import CellResult, Clock, run_cells
-from gradleak.study.plan import FAILED
+from gradleak.study.grid import CellResult, Clock, failure_file, run_cells
 
 LOOK = 1.0  # seconds between looks at the folder
 
@@ -40,21 +39,30 @@ def run_on(
         make_private_folder(folder)
         if retry:
             for cell in cells:
-                (folder / f"{cell.spec.id}{FAILED}").unlink(missing_ok=True)
-        given = (list(cells), folder)
-        work_together(
-            devices,
-            workers,
-            display,
-            memory,
-            _work,
-            given,
-            lambda started: _watch(started, cells, folder, display),
-        )
+                failure_file(folder, cell).unlink(missing_ok=True)
+        watch = CellWatch(cells, folder)
+        work_together(devices, workers, display, memory, _work, (list(cells), folder), watch)
         retry = False  # what failed in a worker has just been tried
-        if _done(cells, folder) == len(cells):
+        if watch.count_done() == len(cells):
             display = Silent()  # all that is left is to read the records
     return run_cells(cells, folder, devices[0], display, retry=retry, memory=memory)
+
+
+class Watch(ABC):
+    """How far processes are that work together, read off what they write."""
+
+    counted: str  # what progress counts
+    rest: str  # what becomes of what a process that died leaves
+    pause = LOOK  # seconds from one look to the next
+    progress: Progress
+
+    @abstractmethod
+    def look(self) -> str | None:
+        """Brings progress up to date; returns news, if there are any."""
+
+    def is_over(self) -> bool:
+        """Whether processes that are still at work are to be ended."""
+        return False
 
 
 def work_together(
@@ -64,7 +72,7 @@ def work_together(
     memory: int | None,
     work: Callable[..., None],
     given: tuple[object, ...],
-    watch: Callable[[Sequence[BaseProcess]], None],
+    watch: Watch,
 ) -> None:
     """Starts processes that work on what is `given`, each with its device and memory, and ends
     those that outlive the watch."""
@@ -82,41 +90,52 @@ def work_together(
     for process in started:
         process.start()
     try:
-        watch(started)
+        follow(started, watch, display)
     finally:
         for process in started:
             process.terminate()  # those that came to their end are not harmed
             process.join()
 
 
-def _watch(
-    started: Sequence[BaseProcess], cells: Sequence[Cell], folder: Path, display: Display
-) -> None:
-    """Says when cells are finished, until no process is left."""
-    before = _done(cells, folder)
-    clock, shown = Clock(len(cells) - before), before
-    progress = Progress(done=before, total=len(cells))
-    with display.watch(f"{len(started)} processes, cells", progress):
-        while any(process.is_alive() for process in started):
-            time.sleep(LOOK)
-            now = _done(cells, folder)
-            if now > shown:
-                shown, progress.done, clock.finished = now, now, now - before
-                display.say(
-                    f"{now} of {len(cells)} cells are"
-                    f" done{clock.left() if now < len(cells) else ''}."
-                )
-    died = [process for process in started if process.exitcode]
-    if died:
-        display.say(f"{len(died)} of {len(started)} processes died; what they left is run here.")
+def follow(started: Sequence[BaseProcess], watch: Watch, display: Display) -> None:
+    """Looks at processes and says what is new, until none is left or the watch is over."""
+    with display.watch(f"{len(started)} processes, {watch.counted}", watch.progress):
+        while any(process.is_alive() for process in started) and not watch.is_over():
+            time.sleep(watch.pause)
+            if news := watch.look():
+                display.say(news)
+    if died := sum(bool(process.exitcode) for process in started):
+        display.say(f"{died} of {len(started)} processes died; what they left {watch.rest}.")
 
 
-def _done(cells: Sequence[Cell], folder: Path) -> int:
-    return sum(
-        (folder / f"{cell.spec.id}{suffix}").exists()
-        for cell in cells
-        for suffix in (".json", FAILED)
-    )
+class CellWatch(Watch):
+    """Counts cells that are finished or have failed."""
+
+    counted, rest = "cells", "is run here"
+
+    def __init__(self, cells: Sequence[Cell], folder: Path) -> None:
+        self.cells, self.folder = cells, folder
+        self.before = self.count_done()
+        self.clock = Clock(len(cells) - self.before)
+        self.progress = Progress(done=self.before, total=len(cells))
+
+    def look(self) -> str | None:
+        done = self.count_done()
+        if done <= self.progress.done:
+            return None
+        self.progress.done, self.clock.finished = done, done - self.before
+        rest = self.clock.describe_rest() if done < len(self.cells) else ""
+        return f"{done} of {len(self.cells)} cells are done{rest}."
+
+    def count_done(self) -> int:
+        return sum(
+            path.exists()
+            for cell in self.cells
+            for path in (
+                self.folder / f"{cell.spec.id}.json",
+                failure_file(self.folder, cell),
+            )
+        )
 
 
 def _share(device: str, processes: int) -> int | None:

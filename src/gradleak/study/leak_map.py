@@ -5,19 +5,16 @@ audit with a view of one part alone; then they are run, a layer in one call; the
 summed up as one picture's worth of numbers.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gradleak.audit.client import private_examples
-from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import open_priors
+from gradleak.audit.ready import open_all
 from gradleak.audit.spec import AuditSpec, read
+from gradleak.core.attack import Display
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.metric import Metric
 from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, numbered, read_layers
@@ -29,14 +26,12 @@ from gradleak.metrics import DEFAULT_METRICS
 from gradleak.records import flags
 from gradleak.records.files import write_whole
 from gradleak.records.judgement import judge_record
-from gradleak.records.plain import to_plain
-from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record, Score, now
-from gradleak.records.scores import beside_blind
-from gradleak.records.statistics import Interval, paired_difference
+from gradleak.records.schema import AttackRecord, BatchRecord, Record, Score, now
+from gradleak.records.scores import beside_blind, measure_gain
 from gradleak.records.store import check_writable
 from gradleak.report.pictures.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead, draw_heat_map
 from gradleak.study.cells import Cell
-from gradleak.study.grid import by_group_key, run_cells
+from gradleak.study.grid import by_group_key, only_attack, run_cells, write_result
 from gradleak.views import Parts
 
 MAPPED = (WHOLE, "query", "key", "value", "attention_output", "ffn_in", "ffn_out")
@@ -150,9 +145,8 @@ def run_map(
         )
     check_writable(folder)
     private_examples(plan.base)  # refused now, not after the model is opened
-    display.say(f"Opening {to_string(plan.base.target)} on {device}")
-    target = plan.base.target.open(torch.device(device), getattr(torch, plan.base.dtype))
-    opened = (target, open_priors(plan.base, target))
+    opened = open_all(plan.base, device, display)
+    target = opened.target
     cells, absent = plan.cells(target)
     results = run_cells(
         [Cell({LAYER: str(cell.layer), "module": cell.module}, cell.spec) for cell in cells],
@@ -160,7 +154,7 @@ def run_map(
         device,
         display,
         memory=memory,
-        opened=lambda _: opened,
+        opening=lambda _: opened,
         alike=by_layer,
     )
     records, failures = {}, []
@@ -182,7 +176,8 @@ def run_map(
             f"No cell could be attacked. {absent[-1].reason}"
         )
     heat_map = summarise(plan, target, records, absent)
-    write_map(folder, heat_map)
+    write_result(folder / FILE, SCHEMA, heat_map)
+    write_whole(folder / PICTURE, draw_heat_map(heat_map))
     if failures:
         raise MapIncomplete(heat_map, failures)
     return heat_map
@@ -198,25 +193,16 @@ def by_layer(cell: Cell) -> object:
     return cell.axes[LAYER], by_group_key(cell)
 
 
-def write_map(folder: Path, heat_map: HeatMap) -> None:
-    """Writes map.json and heat_map.svg, each whole or not at all."""
-    plain = {"schema": SCHEMA, **to_plain(heat_map)}
-    write_whole(
-        folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    )
-    write_whole(folder / PICTURE, draw_heat_map(heat_map))
-
-
 Records = Mapping[tuple[int, str], Record]  # by layer and module
 
 
 def summarise(plan: MapPlan, target: Target, records: Records, absent: Sequence[Absent]) -> HeatMap:
     """The map that these records make."""
     spec, first = plan.base, next(iter(records.values()))
-    there = {module: rows for module in plan.modules if (rows := column(records, module))}
+    there = {module: rows for module in plan.modules if (rows := select_module(records, module))}
     metrics = [metric.name for metric in spec.metrics]
     overall = {
-        module: {metric: pooled(list(rows.values()), metric) for metric in metrics}
+        module: {metric: pool(list(rows.values()), metric) for metric in metrics}
         for module, rows in there.items()
     }
     return HeatMap(
@@ -228,38 +214,40 @@ def summarise(plan: MapPlan, target: Target, records: Records, absent: Sequence[
         batches=first.data.batches,
         examples=first.data.examples,
         seed=spec.seed,
-        knows=only(first).knowledge,
+        knows=only_attack(first).knowledge,
         parameters=first.target.parameters,
         layers=plan.numbers(target),
         modules=plan.modules,
-        cells=tuple(cell(layer, module, record) for (layer, module), record in records.items()),
+        cells=tuple(
+            draw_cell(layer, module, record) for (layer, module), record in records.items()
+        ),
         absent=tuple(absent),
         overall=overall,
         leads={
             metric: found
             for metric in metrics
-            if (found := lead(there, overall, metric)) is not None
+            if (found := find_lead(there, overall, metric)) is not None
         },
     )
 
 
-def cell(layer: int, module: str, record: Record) -> HeatCell:
+def draw_cell(layer: int, module: str, record: Record) -> HeatCell:
     """What is drawn of one record."""
-    attack, target = only(record), record.target
+    attack, target = only_attack(record), record.target
     return HeatCell(
         layer=layer,
         module=module,
         parameters=target.visible_parameters,
         share=target.visible_parameters / target.parameters,
         scores=attack.scores,
-        search_failed=failed_share(attack),
+        search_failed=share_failed(attack),
         seconds=attack.cost.seconds,
         record=record.id,
         judgement=judge_record(record),
     )
 
 
-def failed_share(attack: AttackRecord) -> float | None:
+def share_failed(attack: AttackRecord) -> float | None:
     """In which share of the batches the truth fits better than the guess; none where that cannot
     be told."""
     judged = [one for one in attack.batches if one.objective_at_truth is not None]
@@ -279,19 +267,19 @@ def _has_failed(batch: BatchRecord) -> bool:
     )
 
 
-def column(records: Records, module: str) -> dict[int, Record]:
+def select_module(records: Records, module: str) -> dict[int, Record]:
     """The records of one module, by layer."""
     return {layer: record for (layer, of), record in records.items() if of == module}
 
 
-def pooled(records: Sequence[Record], metric: str) -> Score:
+def pool(records: Sequence[Record], metric: str) -> Score:
     """The mean over layers and examples. Layers are as they are; chance is in the client
     batches, so these are redrawn whole."""
-    one = only(records[0]).scores[metric]
+    one = only_attack(records[0]).scores[metric]
     kept = [
         example
         for record in records
-        for example in only(record).examples
+        for example in only_attack(record).examples
         if example.values[metric] is not None
     ]
     ours, blind = (
@@ -304,7 +292,7 @@ def pooled(records: Sequence[Record], metric: str) -> Score:
     )
 
 
-def lead(
+def find_lead(
     there: Mapping[str, Mapping[int, Record]],
     overall: Mapping[str, Mapping[str, Score]],
     metric: str,
@@ -321,37 +309,17 @@ def lead(
     if len(order) == 1:
         return Lead(order[0])
     shared = [layer for layer in there[order[0]] if layer in there[order[1]]]
-    pairs = [
-        (ours, theirs)
-        for layer in shared
-        for ours, theirs in zip(
-            *(only(there[module][layer]).examples for module in order[:2]), strict=True
-        )
-        if ours.values[metric] is not None and theirs.values[metric] is not None
-    ]
-    return Lead(
-        order[0],
-        order[1],
-        _difference(pairs, metric, overall[order[0]][metric].direction) if pairs else None,
+    ours, theirs = (
+        [one for layer in shared for one in only_attack(there[module][layer]).examples]
+        for module in order[:2]
     )
-
-
-def only(record: Record) -> AttackRecord:
-    """The one attack of a cell."""
-    (attack,) = record.attacks.values()
-    return attack
-
-
-def _difference(
-    pairs: Sequence[tuple[ExampleRecord, ExampleRecord]], metric: str, direction: str
-) -> Interval:
-    ours, theirs = ([pair[side].values[metric] or 0.0 for pair in pairs] for side in (0, 1))
-    groups = [pair[0].batch for pair in pairs]
-    return (
-        paired_difference(ours, theirs, groups)
-        if direction == "higher"
-        else paired_difference(theirs, ours, groups)
+    difference = measure_gain(
+        [one.values[metric] for one in ours],
+        [one.values[metric] for one in theirs],
+        [one.batch for one in ours],
+        overall[order[0]][metric].direction,
     )
+    return Lead(order[0], order[1], difference)
 
 
 def _merit(score: Score) -> float | None:

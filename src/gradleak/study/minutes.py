@@ -1,29 +1,46 @@
 """Cells of several studies in a given time: by priority as many as fit, the last one cut, and
-all that is finished kept."""
+all that is finished kept.
+
+The time is read from the command line, counted from the command's start and ended by an alarm.
+"""
 
 import contextlib
+import re
+import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from gradleak.audit.answered import Inputs, finished
-from gradleak.audit.display import Display, Silent
 from gradleak.audit.outcomes import Kept, begun_calls
-from gradleak.audit.runner import has_parts, name_of
+from gradleak.audit.runner import Inputs, find_record, has_parts, name_of
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Progress
+from gradleak.core.attack import Display, Progress, Silent
+from gradleak.core.errors import GradleakError
+from gradleak.records.run_folder import claim
 from gradleak.records.summary import RECORD
 from gradleak.report.numbers import write_duration
-from gradleak.study.allowance import Allowance, TimeIsUp
 from gradleak.study.cells import Cell
-from gradleak.study.claims import claim
-from gradleak.study.engine import LOOK, work_together
-from gradleak.study.grid import CellResult, Grid, failure_file, groups_of
-from gradleak.study.pace import Opened, Pace, Trials, learns, machine_of, read_pace, write_pace
-from gradleak.study.priority import Job, Share
+from gradleak.study.choice import Job, Share
+from gradleak.study.engine import LOOK, Watch, work_together
+from gradleak.study.grid import (
+    CellResult,
+    Grid,
+    failure_file,
+    groups_of,
+    number_cells,
+    say_skipped,
+)
+from gradleak.study.pace import LastOpened, Pace, Trials, learns, machine_of, read_pace, write_pace
 
+TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+# Of the time, and in seconds: for what cannot be interrupted, the last words, and Python's own end
+# (3 s on a busy machine).
+RESERVE, MOST_RESERVE = 1 / 6, 5.0
+# Seconds from one ring of the alarm to the next: the first may be swallowed by a destructor
+AGAIN = 2.0
 # Seconds that an attack is tried, as in `check`, or of the time, whichever is less
 TRIAL, TRIAL_SHARE = 3.0, 0.005
 ALL_TRIALS = 0.1  # of the time, as long as something that is known fits
@@ -34,8 +51,63 @@ WORTH_LEARNING = 90.0
 TOGETHER = 1.2
 
 
+def read_time(words: str) -> float:
+    """The seconds that `9m`, `90s` or `1h30m` stands for."""
+    match = TIME.fullmatch(words.strip())
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if not total:
+        raise GradleakError(f"Cannot read --for {words!r}: write a time such as 90s, 9m or 1h30m.")
+    return float(total)
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """Ends what runs as an interruption by hand does: nothing that goes on after errors goes on
+    after this."""
+
+
+@contextlib.contextmanager
+def ring_after(seconds: float) -> Iterator[None]:
+    """Raises `TimeIsUp` in the block when so many seconds are over. On Windows, without such
+    signals, a cell is never cut."""
+    if sys.platform == "win32":
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), AGAIN)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @dataclass(frozen=True)
-class Group:
+class Allowance:
+    """The time there is, from the start of the command on (time.monotonic, which processes of
+    one machine share)."""
+
+    began: float
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    alarm: Callable[[float], AbstractContextManager[None]] = ring_after
+
+    @property
+    def left(self) -> float:
+        """Seconds for cells; the reserve is not among them."""
+        return self.began + self.seconds - self.reserve - self.clock()
+
+    @property
+    def reserve(self) -> float:
+        return min(RESERVE * self.seconds, MOST_RESERVE)
+
+
+@dataclass(frozen=True)
+class SharedCall:
     """Cells of one study that may share a call; `begun`: a call with all of them was cut, and
     goes on as it was."""
 
@@ -43,7 +115,7 @@ class Group:
     cells: tuple[Cell, ...]
     begun: bool
 
-    def kept(self) -> Kept:
+    def read_kept(self) -> Kept:
         """What is finished of a call that was cut."""
         specs = [cell.spec for cell in self.cells]
         return Kept.of(self.job.folder, name_of(specs), len(specs)) if self.begun else Kept({}, 0)
@@ -61,7 +133,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Summary:
+class TimedRun:
     """What became of all cells in the time there was."""
 
     ran: tuple[tuple[Job, CellResult], ...]
@@ -82,7 +154,7 @@ def fill_minutes(
     *,
     retry: bool = False,
     memory: int | None = None,
-) -> Summary:
+) -> TimedRun:
     """Runs cells in the order of the shares until the time is over, in one process or in several
     that share the cells out."""
     jobs = {share.job.name: share.job for share in shares}
@@ -92,32 +164,20 @@ def fill_minutes(
             failure_file(job.folder, cell).unlink(missing_ok=True)
     folders = {name: Folder(job.folder) for name, job in jobs.items()}
     before = {
-        (job.name, cell.spec.id) for job, cell in cells if folders[job.name].is_finished(cell)
+        (job.name, cell.spec.id) for job, cell in cells if folders[job.name].find(cell) is not None
     }
     broken = {
         (job.name, cell.spec.id) for job, cell in cells if failure_file(job.folder, cell).exists()
     } - before
-    if before:
-        display.say(f"{len(before)} of {len(cells)} cells are finished already: skipped.")
-    if broken:
-        display.say(
-            f"{len(broken)} cells failed before: skipped. Add --retry-failed to try them again."
-        )
+    say_skipped(display, len(before), len(broken), len(cells))
     if len(before) + len(broken) < len(cells):
         if workers > 1:
-            watch = Watch(allowance, [job.folder for job in jobs.values()], display)
-            work_together(
-                devices,
-                workers,
-                display,
-                memory,
-                _work,
-                (tuple(shares), out, allowance),
-                watch.until_all_end,
-            )
+            watch = TimeWatch(allowance, [job.folder for job in jobs.values()])
+            given = (tuple(shares), out, allowance)
+            work_together(devices, workers, display, memory, _work, given, watch)
         else:
             Stretch(shares, out, devices[0], allowance, display, memory, folders).run()
-    return _summary(
+    return _sum_up(
         cells, folders, before, broken, read_pace(out, machine_of(devices[0])), allowance
     )
 
@@ -139,16 +199,13 @@ class Folder:
         self.path, self.inputs = path, Inputs(path)
         self.records: dict[str, CellResult] = {}
 
-    def is_finished(self, cell: Cell) -> bool:
-        return self.record(cell) is not None
-
     def is_over(self, cell: Cell) -> bool:
         """Whether there is nothing left to do for it: a record is there, or a traceback."""
-        return failure_file(self.path, cell).exists() or self.is_finished(cell)
+        return failure_file(self.path, cell).exists() or self.find(cell) is not None
 
-    def record(self, cell: Cell) -> CellResult | None:
+    def find(self, cell: Cell) -> CellResult | None:
         if cell.spec.id not in self.records:
-            found = finished(self.path, cell.spec, self.inputs)
+            found = find_record(self.path, cell.spec, self.inputs)
             if found is None:
                 return None
             self.records[cell.spec.id] = CellResult(cell, found, skipped=True)
@@ -168,13 +225,13 @@ class Stretch:
     memory: int | None
     folders: Mapping[str, Folder]
     trials: Trials = field(init=False)
-    groups: list[Group] = field(init=False)
-    running: "Call | None" = None
+    groups: list[SharedCall] = field(init=False)
+    running: "RunningCall | None" = None
 
     def __post_init__(self) -> None:
         pace = read_pace(self.out, machine_of(self.device))
         trial = min(TRIAL, TRIAL_SHARE * self.allowance.seconds)
-        opened, most = Opened(self.device, self.display), ALL_TRIALS * self.allowance.seconds
+        opened, most = LastOpened(self.device, self.display), ALL_TRIALS * self.allowance.seconds
         self.trials = Trials(pace, opened, trial, most, self.allowance.clock)
         self.groups = groups_in_order(self.shares)
 
@@ -216,7 +273,7 @@ class Stretch:
                 return True
         return False
 
-    def _that_fit(self, group: Group, cells: Sequence[Cell]) -> list[Cell]:
+    def _that_fit(self, group: SharedCall, cells: Sequence[Cell]) -> list[Cell]:
         """Those of a group that can be finished in one call in the time that is left.
 
         Before any cell with these attacks has come to its end, what is foretold may be far off:
@@ -244,10 +301,10 @@ class Stretch:
                 chosen.append(cell)
         return chosen
 
-    def _is_worth_going_on(self, group: Group, opening: float) -> bool:
+    def _is_worth_going_on(self, group: SharedCall, opening: float) -> bool:
         """Whether a call that was cut can be finished now, or at least another part of it, with
         room."""
-        specs, kept = [cell.spec for cell in group.cells], group.kept()
+        specs, kept = [cell.spec for cell in group.cells], group.read_kept()
         for spec in specs:
             self.trials.make_sure(spec)
         each = [self.pace.seconds(spec, kept.done) for spec in specs]
@@ -256,7 +313,7 @@ class Stretch:
         part = TOGETHER * self.pace.seconds_of_part(specs, kept.part)
         return opening + min(sum(filter(None, each)), part) <= self.allowance.left
 
-    def _run(self, group: Group, cells: Sequence[Cell]) -> bool:
+    def _run(self, group: SharedCall, cells: Sequence[Cell]) -> bool:
         """Runs cells in one call, but for those that another run works on or has done; says
         whether any was left to run."""
         job, folder = group.job, self.folders[group.job.name]
@@ -272,14 +329,13 @@ class Stretch:
                 f" {write_duration(self.allowance.left)} left."
             )
             opening = self.trials.opening
-            self.running = Call(job.folder, specs, self.allowance.clock())
-            numbers = {cell.spec.id: number for number, cell in enumerate(job.cells, start=1)}
+            self.running = RunningCall(job.folder, specs, self.allowance.clock())
             grid = Grid(
                 job.folder,
-                self.device,
                 self.display,
+                number_cells(job.cells),
                 folder.inputs,
-                numbers,
+                self.device,
                 self.memory,
                 self.trials.open,
             )
@@ -299,8 +355,8 @@ class Stretch:
                 self.trials.opened.let_go()
         return True
 
-    def _foretold(self, group: Group, cells: Sequence[Cell]) -> str:
-        done = group.kept().done
+    def _foretold(self, group: SharedCall, cells: Sequence[Cell]) -> str:
+        done = group.read_kept().done
         each = [self.pace.seconds(cell.spec, done) for cell in cells]
         return (
             f"about {write_duration(sum(filter(None, each)))}"
@@ -313,38 +369,42 @@ class Stretch:
         on from there next time."""
         call = self.running
         if call is not None and not (learns(call.specs[0]) and call.has_learnt()):
-            done, part = call.finished(), call.kept().part
+            done, part = call.count_finished(), call.read_kept().part
             self.pace.learn_of_cut(call.specs, self.allowance.clock() - call.began, done, part)
 
 
-class Call:
+class RunningCall:
     """A call that runs, and what was there of it before."""
 
     def __init__(self, folder: Path, specs: Sequence[AuditSpec], began: float) -> None:
         self.folder, self.specs, self.began = folder, specs, began
-        self._learnt, self._finished = _learnt(folder), 0
-        self._finished = self.finished()
+        self._learnt, self._finished = find_fits(folder), 0
+        self._finished = self.count_finished()
 
     def has_learnt(self) -> bool:
         """Whether it has kept anything of what it learns."""
-        return _learnt(self.folder) != self._learnt
+        return find_fits(self.folder) != self._learnt
 
-    def kept(self) -> Kept:
+    def read_kept(self) -> Kept:
         return Kept.of(self.folder, name_of(self.specs), len(self.specs))
 
-    def finished(self) -> int:
+    def count_finished(self) -> int:
         """How often it came to the end of an attack on a batch since it began."""
         batches = [spec.limit * spec.draws for spec in self.specs]
         return (
-            round(sum(min(count, most) for count in self.kept().done.values() for most in batches))
+            round(
+                sum(
+                    min(count, most) for count in self.read_kept().done.values() for most in batches
+                )
+            )
             - self._finished
         )
 
 
-def groups_in_order(shares: Sequence[Share]) -> list[Group]:
+def groups_in_order(shares: Sequence[Share]) -> list[SharedCall]:
     """Cells that may share a call, within each share; a call that was cut stands where the first
     of its cells does."""
-    groups: list[Group] = []
+    groups: list[SharedCall] = []
     taken: set[tuple[str, str]] = set()
     for share in shares:
         job = share.job
@@ -360,7 +420,7 @@ def groups_in_order(shares: Sequence[Share]) -> list[Group]:
         mine += [free[one] for call in calls for one in call if one not in ids]
         for group in groups_of(mine, calls):
             groups.append(
-                Group(job, tuple(group), has_parts(job.folder, [cell.spec for cell in group]))
+                SharedCall(job, tuple(group), has_parts(job.folder, [cell.spec for cell in group]))
             )
             taken |= {(job.name, cell.spec.id) for cell in group}
     return groups
@@ -372,7 +432,7 @@ def _is_free(folder: Path, cell: Cell) -> bool:
         return ours
 
 
-def _learnt(folder: Path) -> frozenset[tuple[str, int]]:
+def find_fits(folder: Path) -> frozenset[tuple[str, int]]:
     """The fits in a folder, finished or not, each with when it was written."""
     found = set()
     for path in folder.glob("fits/*"):
@@ -381,52 +441,40 @@ def _learnt(folder: Path) -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
-@dataclass(frozen=True)
-class Watch:
-    """Looks at the folders that processes work on, and says how many records there are."""
+class TimeWatch(Watch):
+    """Counts seconds, and the records in the folders that processes work on; over when half of the
+    reserve is gone too."""
 
-    allowance: Allowance
-    folders: Sequence[Path]
-    display: Display
+    counted, rest = "seconds", "waits for the next run"
 
-    def until_all_end(self, started: Sequence[BaseProcess]) -> None:
-        """Returns when no process is left, or when half of the reserve is gone too."""
-        shown = self._records()
-        progress = Progress(total=round(self.allowance.seconds))
-        with self.display.watch(f"{len(started)} processes, seconds", progress):
-            while (
-                any(process.is_alive() for process in started)
-                and self.allowance.left > -self.allowance.reserve / 2
-            ):
-                time.sleep(min(LOOK, self.allowance.reserve / 10))
-                progress.done = min(
-                    progress.total, round(self.allowance.clock() - self.allowance.began)
-                )
-                if (now := self._records()) > shown:
-                    shown = now
-                    self.display.say(
-                        f"{shown} records are there;"
-                        f" {write_duration(max(0.0, self.allowance.left))} left."
-                    )
-        died = [process for process in started if process.exitcode]
-        if died:
-            self.display.say(
-                f"{len(died)} of {len(started)} processes died; what they left waits for the next"
-                " run."
-            )
+    def __init__(self, allowance: Allowance, folders: Sequence[Path]) -> None:
+        self.allowance, self.folders = allowance, folders
+        self.records = self._count_records()
+        self.progress = Progress(total=round(allowance.seconds))
+        self.pause = min(LOOK, allowance.reserve / 10)
 
-    def _records(self) -> int:
+    def is_over(self) -> bool:
+        return self.allowance.left <= -self.allowance.reserve / 2
+
+    def look(self) -> str | None:
+        spent = round(self.allowance.clock() - self.allowance.began)
+        self.progress.done = min(self.progress.total, spent)
+        before, self.records = self.records, self._count_records()
+        left = write_duration(max(0.0, self.allowance.left))
+        return f"{self.records} records are there; {left} left." if self.records > before else None
+
+    def _count_records(self) -> int:
         return sum(1 for folder in self.folders for _ in folder.glob(RECORD))
 
 
-def _summary(
+def _sum_up(
     cells: Sequence[tuple[Job, Cell]],
     folders: Mapping[str, Folder],
     before: set[tuple[str, str]],
     broken: set[tuple[str, str]],
     pace: Pace,
     allowance: Allowance,
-) -> Summary:
+) -> TimedRun:
     """Read off the folders, whoever worked there."""
     ran: list[tuple[Job, CellResult]] = []
     failed: list[tuple[Job, CellResult]] = []
@@ -440,7 +488,7 @@ def _summary(
         if (job.name, cell.spec.id) in told:
             continue
         failure = failure_file(job.folder, cell)
-        record = folders[job.name].record(cell)
+        record = folders[job.name].find(cell)
         if record is not None:
             ran.append((job, record))
         elif failure.exists():
@@ -450,4 +498,4 @@ def _summary(
                 Waiting(job, cell, pace.seconds(cell.spec), cell.spec.id in begun[job.name])
             )
     spent = allowance.clock() - allowance.began
-    return Summary(tuple(ran), tuple(failed), tuple(waiting), len(before), len(broken), spent)
+    return TimedRun(tuple(ran), tuple(failed), tuple(waiting), len(before), len(broken), spent)

@@ -1,71 +1,73 @@
 """How long batches take here: tried for a few seconds, corrected by what calls really took, and
-kept for the next run."""
+kept for the next run.
+
+A try is an attack on a few batches, its progress stretched to the end. What a whole study will
+take is foretold by one try of each kind (`probe_cells`); a run that fills a time tries what it does
+not know (`Trials`) and learns from what it ran (`Pace`).
+"""
 
 import json
 import os
 import platform
+import resource
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
+from gradleak.audit.client import observe, private_batches
+from gradleak.audit.ready import Opened, open_all
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack
+from gradleak.core.attack import Attack, Bench, Display, Progress, Silent
+from gradleak.core.batch import PrivateBatch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Fact
 from gradleak.core.specs import to_string
-from gradleak.core.target import Target
+from gradleak.core.streams import Streams
 from gradleak.core.trainable import TrainableAttack
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
-from gradleak.study.probe import kind_of, try_out
+from gradleak.study.cells import BETWEEN, Cell, kind_of, kinds_of
 
 SCHEMA = "gradleak.pace/1"
 FILE = "pace.json"
-BETWEEN = " | "  # the parts of a kind; the attack is the last
 # Times as long as it ran before it was cut: what a call is taken for from then on, at least
 LONGER = 1.5
+# A GPU takes about as long for one as for many: alone, a batch would foretell too much
+BATCHES_AT_ONCE = {"cpu": 2, "cuda": 16}
 
 
-class Opened:
+class LastOpened:
     """The target and the prior that were opened last: calls in a row that share them open them
     once."""
 
     def __init__(self, device: str, display: Display) -> None:
         self.device, self.display = device, display
         self.name: str | None = None
-        self.held: tuple[Target, OpenedPriors] | None = None
+        self.held: Opened | None = None
 
     def holds(self, spec: AuditSpec) -> bool:
-        return self.held is not None and self.name == opened_as(spec)
+        return self.held is not None and self.name == name_opened(spec)
 
-    def of(self, spec: AuditSpec) -> tuple[Target, OpenedPriors]:
-        """Those of an audit. The ones held before are let go first, since both may not fit in
-        memory."""
-        if self.held is None or self.name != opened_as(spec):
+    def open(self, spec: AuditSpec) -> Opened:
+        """Returns those of an audit. The ones held before are let go first, since both may not fit
+        in memory."""
+        if self.held is None or not self.holds(spec):
             self.let_go()
-            self.display.say(f"Opening {to_string(spec.target)} on {self.device}")
-            target = spec.target.open(torch.device(self.device), getattr(torch, spec.dtype))
-            self.name, self.held = opened_as(spec), (target, open_priors(spec, target))
+            self.held = open_all(spec, self.device, self.display)
+            self.name = name_opened(spec)
         return self.held
 
     def let_go(self) -> None:
         self.name, self.held = None, None
 
 
-def opened_as(spec: AuditSpec) -> str:
+def name_opened(spec: AuditSpec) -> str:
     """Names what is opened for an audit."""
     return BETWEEN.join((to_string(spec.target), spec.dtype, to_string(spec.prior)))
-
-
-def kinds_of(spec: AuditSpec) -> dict[str, tuple[str, Attack]]:
-    """What the time of each attack of an audit depends on, and the attack, by its key."""
-    return {
-        key: (BETWEEN.join(kind_of(spec, attack)), attack)
-        for key, attack in spec.attack_keys().items()
-    }
 
 
 def learns(spec: AuditSpec) -> bool:
@@ -73,6 +75,62 @@ def learns(spec: AuditSpec) -> bool:
     return any(
         isinstance(attack, TrainableAttack) and attack.weights is None for attack in spec.attacks
     )
+
+
+@dataclass(frozen=True)
+class Try:
+    """How an attempt went."""
+
+    seconds_each: float
+    took: float
+    whole: bool
+
+
+def try_out(spec: AuditSpec, attack: Attack, opened: Opened, seconds: float) -> list[Try]:
+    """Of attacks in turn every one that applies: how many batches get to the last is not known
+    before."""
+    tries: list[Try] = []
+    refusal: GradleakError | None = None
+    for member in attack.members:
+        try:
+            tries.append(_try(spec, member, opened, seconds))
+        except GradleakError as error:
+            refusal = error
+    if refusal is not None and not tries:
+        raise refusal
+    return tries
+
+
+def _try(spec: AuditSpec, attack: Attack, opened: Opened, seconds: float) -> Try:
+    target = opened.target
+    chosen = _of_all_lengths(
+        private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1)
+    )
+    observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
+    limited = [one.limited_to(spec.facts_for(attack) | {Fact.DEFENSE}) for one in observations]
+    progress, began = Progress(), time.monotonic()
+    streams = Streams.root("attacker", spec.seed)
+    bench = Bench(streams, opened.words, progress, began + seconds, pictures=opened.pictures)
+    attack.reconstruct(limited, bench)
+    ended, whole = time.monotonic(), not bench.out_of_time
+    took = ended - began if whole else stretch(progress, began, ended)
+    return Try(took / len(chosen), ended - began, whole)
+
+
+def stretch(progress: Progress, began: float, ended: float) -> float:
+    """What the whole takes if every phase goes on at its pace and every try is needed; phases
+    not reached are missing."""
+    seconds, at = 0.0, began
+    for phase in progress.phases:
+        seconds, at = seconds + phase.seconds(at), phase.at
+    return progress.tries * (seconds + ended - at)
+
+
+def _of_all_lengths(private: Sequence[PrivateBatch], count: int) -> list[PrivateBatch]:
+    """So many of them, evenly taken from the shortest to the longest: the first may be neither."""
+    by_length = sorted(private, key=lambda one: int(one.batch.mask.sum()))
+    count = min(count, len(by_length))
+    return [by_length[(2 * place + 1) * len(by_length) // (2 * count)] for place in range(count)]
 
 
 @dataclass
@@ -100,7 +158,7 @@ class Pace:
         """What an audit will take, its opening not counted; `done`: the batches that an earlier
         call finished, by attack."""
         batches = spec.limit * spec.draws
-        total = batches * _known(self.beside, spec)
+        total = batches * _look_up(self.beside, spec)
         for place, (kind, _) in enumerate(kinds_of(spec).values()):
             each = self.seconds_each(kind)
             if each is None:
@@ -141,7 +199,7 @@ class Pace:
         return all(_attack_on_target(kind) in known for kind, _ in kinds_of(spec).values())
 
     def seconds_to_open(self, spec: AuditSpec) -> float:
-        return _known(self.opening, spec)
+        return _look_up(self.opening, spec)
 
     def learn(self, specs: Sequence[AuditSpec], records: Sequence[Record], seconds: float) -> None:
         """Takes in that a call with these audits took so long, and what each attack took of it."""
@@ -157,7 +215,9 @@ class Pace:
             _average(self.measured, kind, took / batches)
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
         _average(
-            self.beside, opened_as(specs[0]), rest / sum(spec.limit * spec.draws for spec in specs)
+            self.beside,
+            name_opened(specs[0]),
+            rest / sum(spec.limit * spec.draws for spec in specs),
         )
 
     def learn_of_cut(
@@ -202,10 +262,10 @@ def _attack_on_target(kind: str) -> tuple[str, str]:
     return target, attack
 
 
-def _known(values: Mapping[str, float], spec: AuditSpec) -> float:
+def _look_up(values: Mapping[str, float], spec: AuditSpec) -> float:
     """The value of what is opened for an audit; as long as there is none, the mean of the
     others."""
-    return values.get(opened_as(spec), sum(values.values()) / len(values) if values else 0.0)
+    return values.get(name_opened(spec), sum(values.values()) / len(values) if values else 0.0)
 
 
 def _average(values: dict[str, float], name: str, found: float) -> None:
@@ -219,7 +279,7 @@ class Trials:
     aside for that lasts."""
 
     pace: Pace
-    opened: Opened
+    opened: LastOpened
     seconds: float  # for each
     left: float  # seconds for all
     clock: Callable[[], float] = time.monotonic
@@ -233,33 +293,31 @@ class Trials:
                 continue
             began = self.clock()
             try:
-                target, priors = self.open(spec)
-                self.pace.tried[kind] = sum(
-                    one.seconds_each for one in try_out(spec, attack, target, priors, self.seconds)
-                )
+                tries = try_out(spec, attack, self.open(spec), self.seconds)
+                self.pace.tried[kind] = sum(one.seconds_each for one in tries)
             except Exception:
                 self.pace.tried[kind] = 0.0
             self.left -= self.clock() - began
 
-    def open(self, spec: AuditSpec) -> tuple[Target, OpenedPriors]:
+    def open(self, spec: AuditSpec) -> Opened:
         """What an audit works with; how long opening it takes is noted."""
         began, held = self.clock(), self.opened.holds(spec)
-        found = self.opened.of(spec)
+        found = self.opened.open(spec)
         if not held:
-            self.pace.opening[opened_as(spec)] = self.clock() - began
-            self.opening += self.pace.opening[opened_as(spec)]
+            self.pace.opening[name_opened(spec)] = self.clock() - began
+            self.opening += self.pace.opening[name_opened(spec)]
         return found
 
 
 def read_pace(folder: Path, machine: str) -> Pace:
     """What earlier runs on such a machine left; a file that cannot be read is no loss, since all
     can be tried again."""
-    return Pace(**_kept(folder).get(machine, {}))
+    return Pace(**_read_kept(folder).get(machine, {}))
 
 
 def write_pace(folder: Path, machine: str, pace: Pace) -> None:
     """Adds what is known to what lies there: runs that share a folder add to each other's."""
-    kept = _kept(folder)
+    kept = _read_kept(folder)
     there = Pace(**kept.get(machine, {}))
     kept[machine] = {
         "tried": there.tried | {kind: seconds for kind, seconds in pace.tried.items() if seconds},
@@ -274,7 +332,7 @@ def write_pace(folder: Path, machine: str, pace: Pace) -> None:
     )
 
 
-def _kept(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+def _read_kept(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
     try:
         plain = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return dict(plain["machines"]) if plain["schema"] == SCHEMA else {}
@@ -287,3 +345,56 @@ def machine_of(device: str) -> str:
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One attack on batches of one size through defenses of one kind: the time it takes for a
+    batch, over so many of them."""
+
+    target: str
+    attack: str
+    defense: str
+    batch_size: int
+    batches: int  # over all cells
+    seconds_each: float
+    tried: float  # seconds
+    whole: bool  # it ended by itself; otherwise its progress was stretched
+    problem: str = ""  # why it could not be tried
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_each * self.batches
+
+
+def probe_cells(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]:
+    """Each attack on each target, data set, protocol, kind of defense and batch size, once;
+    nothing is kept."""
+    groups: dict[str, list[tuple[AuditSpec, Attack]]] = {}
+    for cell in cells:
+        for attack in cell.spec.attacks:
+            groups.setdefault(kind_of(cell.spec, attack), []).append((cell.spec, attack))
+    opened: dict[str, Opened] = {}
+    for uses in groups.values():
+        spec, attack = uses[0]
+        defense = " + ".join(one.name for one in spec.defenses) or "none"
+        batches = sum(one.limit * one.draws for one, _ in uses)
+        named = (to_string(spec.target), to_string(attack), defense, spec.batch_size, batches)
+        try:
+            name = name_opened(spec)
+            if name not in opened:
+                opened[name] = open_all(spec, device, Silent())
+            tries = try_out(spec, attack, opened[name], seconds)
+            each, took = sum(one.seconds_each for one in tries), sum(one.took for one in tries)
+            yield Probe(*named, each, took, all(one.whole for one in tries))
+        except (GradleakError, RuntimeError) as error:
+            yield Probe(*named, 0.0, 0.0, False, " ".join(str(error).split()))
+
+
+def peak_memory(device: str) -> int:
+    """The most bytes this process held so far: on the GPU where it computes there."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -18,7 +18,7 @@ from gradleak.records.run_folder import FILE, read_plan
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record
 from gradleak.records.store import read_record
 from gradleak.records.summary import record_paths
-from gradleak.study.secrets import SecretFinder
+from gradleak.study.private_data import SecretFinder
 
 DIGITS = 5  # of seconds and noise: tables show fewer
 ROWS = re.compile(r"(?<=[:,])rows=(\[[^]]*\]|[^,]*),?")  # in a data set on one line
@@ -26,7 +26,7 @@ ROWS = re.compile(r"(?<=[:,])rows=(\[[^]]*\]|[^,]*),?")  # in a data set on one 
 SPECIAL = 2
 
 
-def published_runs(run: Path) -> list[Published]:
+def publish_runs(run: Path) -> list[Published]:
     """What can be published of a run: a study, or a folder of studies, each by its name."""
     finder = SecretFinder(run, network=False)
     found: dict[Path, list[Cell]] = {}
@@ -168,7 +168,7 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
             draw=draw,
             source=source,
             marks=_marks(batch, examples, tokens[here], is_picture=is_picture),
-            seconds=_rounded(batch.seconds),
+            seconds=_round(batch.seconds),
             steps=batch.steps,
             values={
                 name: tuple(example.values.get(name) for example in examples)
@@ -181,12 +181,12 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
             noise=(
                 None
                 if record.noise is None
-                else _rounded(noises[number] if noises else record.noise.ratio)
+                else _round(noises[number] if noises else record.noise.ratio)
             ),
         )
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 

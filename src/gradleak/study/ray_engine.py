@@ -2,11 +2,9 @@
 
 import contextlib
 import io
-import json
 import multiprocessing
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -15,25 +13,28 @@ from typing import Any
 
 import torch
 
-from gradleak.audit import AuditSpec
-from gradleak.audit.answered import Inputs, finished
-from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
-from gradleak.audit.runner import run_audits
-from gradleak.core.attack import Progress
+from gradleak.audit.ready import Opened, open_all
+from gradleak.audit.runner import Finished, Inputs, run_audits
+from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.errors import GradleakError, RunFailed
-from gradleak.core.target import Target
 from gradleak.records.errors import RecordError
-from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 from gradleak.study.cells import Cell
-from gradleak.study.claims import claim
-from gradleak.study.grid import CellResult, Clock, failure_file, groups_of, run_cells
-from gradleak.study.plan import FAILED
+from gradleak.study.grid import (
+    Answer,
+    CellResult,
+    Clock,
+    Failure,
+    Grid,
+    audit_in_one_call,
+    groups_of,
+    number_cells,
+    run_cells,
+)
 
 RETRIES = 3  # of cells whose worker was lost
-Answer = tuple[str, str]  # a record as JSON, or a traceback
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def run_on_ray(
     Targets and priors are opened here, once, and lie in the cluster's object store; data are read
     by name and must be there on every node, or be had from the hub.
     """
-    _ray()  # named here where it is not installed
+    _import_ray()  # named here where it is not installed
     if cluster.device not in ("auto", "cpu", "cuda"):
         raise GradleakError(
             "On Ray every worker has a device of its own: use --device cpu, cuda or auto, not"
@@ -81,7 +82,7 @@ def _drive(
     is lost."""
     mine = {"num_cpus": cluster.workers} if cluster.address is None and cluster.workers else {}
     try:
-        ray = _ray()
+        ray = _import_ray()
         ray.init(
             address=cluster.address,
             include_dashboard=False,
@@ -90,7 +91,8 @@ def _drive(
             **mine,
         )
         try:
-            _share_out(ray, _left(cells, folder, retry), folder, cluster, Relay(parent))
+            grid = Grid(folder, Relay(parent), number_cells(cells), Inputs(folder))
+            share_out(ray, find_left(cells, grid, retry=retry), grid, cluster)
         finally:
             ray.shutdown()
     except (GradleakError, RecordError) as error:
@@ -140,7 +142,7 @@ def hear_out(driver: BaseProcess, said: Connection, display: Display) -> None:
         )
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
@@ -150,24 +152,17 @@ def _ray() -> Any:
     return ray
 
 
-def _left(cells: Sequence[Cell], folder: Path, retry: bool) -> list[list[Cell]]:
-    """What is not answered, by the question that a local run asks and in its groups."""
-    inputs = Inputs(folder)
+def find_left(cells: Sequence[Cell], grid: Grid, *, retry: bool) -> list[list[Cell]]:
+    """Returns what is not answered, by the question that a local run asks and in its groups."""
+    answered = grid.find_answers(cells, retry=retry)
     groups = [
-        [
-            cell
-            for cell in group
-            if finished(folder, cell.spec, inputs) is None
-            and (retry or not failure_file(folder, cell).exists())
-        ]
-        for group in groups_of(cells)
+        [cell for cell in group if cell.spec.id not in answered] for group in groups_of(cells)
     ]
     return [group for group in groups if group]
 
 
-def _share_out(
-    ray: Any, groups: Sequence[Sequence[Cell]], folder: Path, cluster: Cluster, display: Display
-) -> None:
+def share_out(ray: Any, groups: Sequence[Sequence[Cell]], grid: Grid, cluster: Cluster) -> None:
+    """Has the workers of a cluster audit cells, and keeps what they answer."""
     gpus = int(ray.cluster_resources().get("GPU", 0))
     device = cluster.device if cluster.device != "auto" else "cuda" if gpus else "cpu"
     room = gpus if device == "cuda" else int(ray.cluster_resources().get("CPU", 1))
@@ -176,53 +171,64 @@ def _share_out(
     workers = min(cluster.workers or room, room)
     needs = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
     task = ray.remote(max_retries=RETRIES, **needs)(audit_cells)
-    key = ray.put(open_key(folder).value)
+    key, stored = ray.put(open_key(grid.folder).value), Stored(ray)
     count = sum(map(len, groups))
-    display.say(
+    grid.display.say(
         f"{count} cells on Ray, {workers} workers, a {'GPU' if device == 'cuda' else 'core'} each."
     )
+
+    def send(specs: Sequence[AuditSpec]) -> Any:
+        return task.remote(specs, stored.find(specs[0]), key, device, cluster.memory)
+
     began, clock = time.monotonic(), Clock(count)
-    for cells, answers in _answers(
-        ray, task, groups, folder, (Stored(ray), key, device, cluster.memory), workers
-    ):
+    for cells, answers in collect_answers(ray, groups, grid, send, workers):
         for cell, answer in zip(cells, answers, strict=True):
-            _keep(cell, answer, folder, display)
+            if isinstance(answer, Record):
+                write_record(grid.folder, answer)
+            grid.keep(cell, answer)
         clock.finished += len(cells)
-        display.say(f"{clock.finished} of {count} cells are done{clock.left()}.")
+        rest = clock.describe_rest()
+        grid.display.say(f"{clock.finished} of {count} cells are done{rest}.")
     if clock.finished:
-        display.say(f"{3600 * clock.finished / (time.monotonic() - began):.0f} cells an hour.")
+        rate = 3600 * clock.finished / (time.monotonic() - began)
+        grid.display.say(f"{rate:.0f} cells an hour.")
 
 
-def _answers(
+def collect_answers(
     ray: Any,
-    task: Any,
     groups: Sequence[Sequence[Cell]],
-    folder: Path,
-    rest: "tuple[Stored, Any, str, int | None]",
+    grid: Grid,
+    send: Callable[[Sequence[AuditSpec]], Any],
     workers: int,
 ) -> Iterator[tuple[list[Cell], list[Answer]]]:
-    """What became of the cells, as workers come back; a cell is claimed while it is out."""
-    stored, key, device, memory = rest
+    """Yields what became of the cells, as workers come back; a cell is claimed while it is out."""
     waiting = list(reversed(groups))
     out: dict[Any, tuple[list[Cell], contextlib.ExitStack]] = {}
     while waiting or out:
         while waiting and len(out) < workers:
-            group, held = waiting.pop(), contextlib.ExitStack()
-            ours = [cell for cell in group if held.enter_context(claim(folder, cell.spec.id))]
+            held = contextlib.ExitStack()
+            # Those that another run has, or has finished by now, are left to it
+            free = held.enter_context(grid.hold(waiting.pop()))
+            found = grid.find_answers(free, retry=True)
+            ours = [cell for cell in free if cell.spec.id not in found]
             if ours:
-                out[
-                    task.remote(
-                        [cell.spec for cell in ours], stored.of(ours[0].spec), key, device, memory
-                    )
-                ] = (ours, held)
+                out[send([cell.spec for cell in ours])] = (ours, held)
             else:
-                held.close()  # another run has them
+                held.close()
         if not out:
             return
         (ready,), _ = ray.wait(list(out), num_returns=1)
         cells, held = out.pop(ready)
         with held:
-            yield cells, _answer(ray, ready, len(cells))
+            yield cells, _fetch(ray, ready, len(cells))
+
+
+def _fetch(ray: Any, ready: Any, cells: int) -> list[Answer]:
+    try:
+        return ray.get(ready)  # type: ignore[no-any-return]
+    except ray.exceptions.RayError as error:  # lost more often than it is tried again
+        name = type(error).__name__
+        return [Failure(name, f"{name}: {error}")] * cells
 
 
 class Stored:
@@ -232,7 +238,7 @@ class Stored:
         self.ray = ray
         self.references: dict[tuple[object, ...], Any] = {}
 
-    def of(self, spec: AuditSpec) -> Any:
+    def find(self, spec: AuditSpec) -> Any:
         """Where those of an audit lie; none where they cannot be opened, which its worker will
         find out and say."""
         name = (spec.target, spec.dtype, spec.prior)
@@ -244,68 +250,35 @@ class Stored:
         return self.references[name]
 
 
-def _answer(ray: Any, ready: Any, cells: int) -> list[Answer]:
-    try:
-        return ray.get(ready)  # type: ignore[no-any-return]
-    except ray.exceptions.RayError as error:  # lost more often than it is tried again
-        return [("", f"{type(error).__name__}: {error}")] * cells
-
-
-def _keep(cell: Cell, answer: Answer, folder: Path, display: Display) -> None:
-    record, failure = answer
-    path = folder / f"{cell.spec.id}{FAILED}"
-    if record:
-        write_record(folder, Record.from_json(json.loads(record)))
-        path.unlink(missing_ok=True)
-    else:
-        write_whole(path, f"{cell.title}\n{cell.spec.to_dict()}\n\n{failure}")
-        display.say(f"Failed; the traceback is in {path}.")
-
-
 def audit_cells(
     specs: Sequence[AuditSpec],
-    opened: bytes | None,
+    packed: bytes | None,
     key: bytes,
     device: str,
     memory: int | None = None,
 ) -> list[Answer]:
-    """Audits of one group key on a worker: records, or else tracebacks: a failure is an answer,
-    which Ray does not try again."""
-    try:
-        target, priors = (None, None) if opened is None else unpack(opened, device)
-        found = run_audits(
-            specs, device=device, key=SecretKey(key), target=target, priors=priors, memory=memory
-        )
-    except Exception:
-        if len(specs) == 1:
-            return [("", traceback.format_exc())]
-        # The one at fault fails alone
-        each = [audit_cells([spec], opened, key, device, memory) for spec in specs]
-        return [answer for answers in each for answer in answers]
-    return [
-        (
-            ("", f"{type(one).__name__}: {one}")
-            if isinstance(one, GradleakError)
-            else (json.dumps(one.record.to_json(), allow_nan=False), "")
-        )
-        for one in found
-    ]
+    """Audits of one group key on a worker: records, or else why there are none: a failure is an
+    answer, which Ray does not try again."""
+
+    def run(some: Sequence[AuditSpec]) -> list[Finished | GradleakError]:
+        opened = None if packed is None else unpack(packed, device)
+        return run_audits(some, device=device, key=SecretKey(key), opened=opened, memory=memory)
+
+    return list(audit_in_one_call(specs, run))
 
 
 def pack(spec: AuditSpec) -> bytes:
     """Opens the target and the prior of an audit on the CPU and returns them as bytes."""
-    target = spec.target.open(torch.device("cpu"), getattr(torch, spec.dtype))
     buffer = io.BytesIO()
-    torch.save((target, open_priors(spec, target)), buffer)
+    torch.save(open_all(spec, "cpu", Silent()), buffer)
     return buffer.getvalue()
 
 
-def unpack(data: bytes, device: str) -> tuple[Target, OpenedPriors]:
+def unpack(data: bytes, device: str) -> Opened:
     """Returns both on a device; what they shared they still share.
 
     Only ever of bytes that this program packed itself: they are code.
     """
-    target, priors = torch.load(io.BytesIO(data), map_location=device, weights_only=False)
-    assert isinstance(target, Target)
-    assert isinstance(priors, OpenedPriors)
-    return target, priors
+    opened = torch.load(io.BytesIO(data), map_location=device, weights_only=False)
+    assert isinstance(opened, Opened)
+    return opened

@@ -8,17 +8,16 @@ import gradleak.attacks  # noqa: F401  (registers them)
 from gradleak.audit.outcomes import KEPT, begun_calls
 from gradleak.core.attack import Attack
 from gradleak.core.registry import registered
-from gradleak.records.run_folder import PlannedCell, last_line, read_plan
+from gradleak.records.run_folder import FAILED_SUFFIX, PlannedCell, last_line, read_plan
 from gradleak.records.schema import Record
 from gradleak.records.summary import RECORD, read_summary
 from gradleak.study.pace import Pace, attack_of
-from gradleak.study.plan import FAILED
 
 SAMPLE = 50  # records of one kind that are read for their time, and stand for the others
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """Cells by what became of them."""
 
     cells: tuple[PlannedCell, ...]
@@ -60,14 +59,14 @@ class State:
         )
 
 
-def read_state(run: Path) -> State:
+def read_state(run: Path) -> RunState:
     """The state of a folder of records."""
     there = {path.stem: path for path in run.glob(RECORD)}
     plan: Sequence[PlannedCell] = read_plan(run) or [
         PlannedCell(name, {"record": name}) for name in sorted(there)
     ]
     planned = {cell.id for cell in plan}
-    broken = {path.name.removesuffix(FAILED): path for path in run.glob(f"*{FAILED}")}
+    broken = {path.name.removesuffix(FAILED_SUFFIX): path for path in run.glob(f"*{FAILED_SUFFIX}")}
     parts = {path.parent.name[:16] for path in run.glob(f"parts/*/{KEPT}")} | {
         one for call in begun_calls(run) for one in call
     }
@@ -81,7 +80,7 @@ def read_state(run: Path) -> State:
     finished = tuple(cell for cell in answered if cell.id not in older)
     timed = [cell for cell in finished if cell.id in read]
     seconds = sum(_seconds(read[cell.id]) for cell in timed)
-    return State(
+    return RunState(
         cells=tuple(plan),
         finished=finished,
         failed=failed,

@@ -1,149 +1,198 @@
 """Searches an attack's numbers on tuning sentences as LAMP's authors did.
 
-Many combinations are tried on few sentences and the best of them on others. What is found says
-which did best, by how much over the defaults, and whether that can be told from luck.
+Combinations are drawn from ranges, many are tried on few sentences and the best of them on others.
+What is found says which did best, by how much over the defaults, and whether that can be told from
+luck.
 """
 
-import json
+import math
+import re
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradleak.audit.display import Display
+import torch
+
 from gradleak.audit.spec import AuditSpec, read
-from gradleak.core.attack import Attack
+from gradleak.core.attack import Attack, Display
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.metric import Metric
-from gradleak.core.specs import to_dict, to_string
+from gradleak.core.registry import did_you_mean
+from gradleak.core.specs import list_fields, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.datasets import TuningPart, resolve_dataset
 from gradleak.datasets.tuning_part import TEST, TUNE, Stage, for_tuning, selection_of
 from gradleak.metrics import DEFAULT_METRICS
-from gradleak.records.files import write_whole
-from gradleak.records.plain import to_plain
-from gradleak.records.schema import AttackRecord, Record, Score, now
-from gradleak.records.statistics import Interval, paired_difference
+from gradleak.records.schema import Record, Score, now
+from gradleak.records.scores import measure_gain
+from gradleak.records.statistics import Interval
 from gradleak.study.cells import Cell
-from gradleak.study.grid import CellResult, run_cells
-from gradleak.study.ranges import Range, combinations, ranges_for, written_fields
+from gradleak.study.grid import CellResult, only_attack, run_cells, write_result
 
+DECADE = 10.0
+DIGITS = 3  # of drawn values, so that the winning line can be read and pasted
+FORM = "--range learning_rate=0.001:0.5:log"
+_RANGE = re.compile(r"\s*(\w+)\s*=([^:]+):([^:]+?)(?::\s*(log|linear))?\s*")
+_WRITTEN = re.compile(r"[:,]\s*(\w+)\s*=")
+FEWEST = 2  # sentences to decide on: one has no interval
 SCHEMA = "gradleak.tuning/1"
 FILE = "tuning.json"
 Records = Mapping[Attack, Record]  # of one stage
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """One combination and how it did; those that went on have a `fine` score and its `gain` over
-    the defaults."""
+class SearchRange:
+    """Where a field's values are drawn from, evenly or evenly in the logarithm."""
 
-    attack: str  # one line
-    values: dict[str, float]  # of the fields that are tuned
-    is_default: bool
-    coarse: Score
-    coarse_record: str
-    fine: Score | None = None
-    fine_record: str | None = None
-    gain: Interval | None = None  # of paired differences, positive where more leaks
+    field: str
+    low: float
+    high: float
+    log: bool
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise GradleakError(
+                f"The range of {self.field} must go from a number to a larger one, not from"
+                f" {self.low:g} to {self.high:g}; to hold it at one value, use --set"
+                f" {self.field}=…."
+            )
+        if self.log and self.low <= 0:
+            raise GradleakError(
+                f"The range of {self.field} begins at {self.low:g}, where there is no logarithm:"
+                " use :linear."
+            )
 
-def best_first(records: Records, metric: str) -> list[Attack]:
-    """Attacks from the best score down; among equals the first drawn is first."""
-    return sorted(records, key=lambda attack: _merit(records[attack], metric), reverse=True)
+    @staticmethod
+    def between(field: str, low: float, high: float) -> "SearchRange":
+        """Logarithmic where it spans more than a decade."""
+        return SearchRange(field, low, high, log=0 < low * DECADE < high)
 
-
-def rank(
-    coarse: Records, fine: Records, default: Attack, metric: str, fields: Sequence[str]
-) -> tuple[Ranked, ...]:
-    """Those that went on by their fine score, then the others by their coarse one."""
-    last = [attack for attack in best_first(coarse, metric) if attack not in fine]
-    # Among equals, the coarse score
-    earlier = {attack: fine[attack] for attack in best_first(coarse, metric) if attack in fine}
-    return tuple(
-        _ranked(attack, coarse, fine, default, metric, fields)
-        for attack in [*best_first(earlier, metric), *last]
-    )
-
-
-def verdict(ranked: Sequence[Ranked]) -> str:
-    """One sentence on the winner against the defaults."""
-    winner = ranked[0]
-    if winner.is_default:
-        return "The defaults come first: the search found nothing better."
-    if winner.gain is None:
-        return (
-            "The defaults have no score on the fine sentences, so there is nothing to compare the"
-            " winner with."
-        )
-    if winner.gain.low <= 0:
-        return f"The winner is not distinguishable from the defaults at n = {winner.gain.n}."
-    return (
-        f"The winner leaks more than the defaults on n = {winner.gain.n} sentences; it was chosen"
-        " on them, which flatters it."
-    )
+    def draw(self, streams: Streams) -> float:
+        """A value, rounded, inside the range."""
+        share = torch.rand((), dtype=torch.float64, generator=streams.generator()).item()
+        if self.log:
+            value = math.exp(
+                math.log(self.low) + share * (math.log(self.high) - math.log(self.low))
+            )
+        else:
+            value = self.low + share * (self.high - self.low)
+        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
 
-def write_ranking(folder: Path, ranking: object) -> Path:
-    """Writes tuning.json whole or not at all."""
-    text = (
-        json.dumps(
-            {"schema": SCHEMA, **to_plain(ranking)}, indent=1, ensure_ascii=False, allow_nan=False
-        )
-        + "\n"
-    )
-    write_whole(folder / FILE, text)
-    return folder / FILE
+# LAMP, supplement D: its λ is the learning rate, γ the decay, α_lm the prior's weight, α_reg the
+# norm's and α_tag that of L1. Fields an attack does not have are left out: our tag and dlg have no
+# decay, which is what LAMP's authors chose for them.
+LEARNING_RATE = SearchRange.between("learning_rate", 0.001, 0.5)
+DECAY = SearchRange.between("decay", 0.8, 1.0)
+L1_WEIGHT = SearchRange.between("l1_weight", 1e-5, 1e2)
+DEFAULT_RANGES: Mapping[str, tuple[SearchRange, ...]] = {
+    "lamp_cos": (
+        SearchRange.between("prior_weight", 0.05, 0.2),
+        SearchRange.between("norm_weight", 0.01, 1.0),
+        LEARNING_RATE,
+        DECAY,
+    ),
+    # Relative to the gradient's size; the paper searches 30 to 240 and 10 to 100 on BERT-base (with
+    # relative=false)
+    "lamp_l2l1": (
+        SearchRange.between("prior_weight", 0.01, 0.5),
+        SearchRange.between("norm_weight", 0.01, 1.0),
+        LEARNING_RATE,
+        DECAY,
+        L1_WEIGHT,
+    ),
+    "tag": (LEARNING_RATE, DECAY, L1_WEIGHT),
+    "dlg": (LEARNING_RATE, DECAY),
+}
 
 
-def _ranked(
-    attack: Attack,
-    coarse: Records,
-    fine: Records,
-    default: Attack,
-    metric: str,
-    fields: Sequence[str],
-) -> Ranked:
-    gone_on = fine.get(attack)
-    return Ranked(
-        attack=to_string(attack),
-        values={field: to_dict(attack)[field] for field in fields},
-        is_default=attack == default,
-        coarse=_only(coarse[attack]).scores[metric],
-        coarse_record=coarse[attack].id,
-        fine=_only(gone_on).scores[metric] if gone_on else None,
-        fine_record=gone_on.id if gone_on else None,
-        gain=_gain(gone_on, fine[default], metric) if gone_on and default in fine else None,
-    )
-
-
-def _gain(record: Record, reference: Record, metric: str) -> Interval:
-    pairs = zip(_values(record, metric), _values(reference, metric), strict=True)
-    both = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-    ours, theirs = [pair[0] for pair in both], [pair[1] for pair in both]
-    higher = _only(record).scores[metric].direction == "higher"
-    return paired_difference(ours, theirs) if higher else paired_difference(theirs, ours)
-
-
-def _merit(record: Record, metric: str) -> float:
-    score = _only(record).scores[metric]
-    if score.mean is None:
+def read_range(written: str) -> SearchRange:
+    """`learning_rate=0.001:0.5:log`; without the last part the scale follows from the span."""
+    found = _RANGE.fullmatch(written)
+    try:
+        field, low, high, scale = found.groups() if found else ("", "", "", "")
+        between = SearchRange.between(field, float(low), float(high))
+    except ValueError as error:
         raise GradleakError(
-            f"{metric} applies to none of the tuning sentences: choose another --metric."
+            f"Cannot read --range {written!r}: write field=low:high, with :log or not, as in"
+            f" {FORM}."
+        ) from error
+    return replace(between, log=scale == "log") if scale else between
+
+
+def read_written_fields(line: str) -> frozenset[str]:
+    """Names of the fields a one-line spec gives a value to."""
+    return frozenset(_WRITTEN.findall(line))
+
+
+def ranges_for(
+    attack: Attack, held: frozenset[str], given: Sequence[SearchRange]
+) -> tuple[SearchRange, ...]:
+    """The attack's default ranges without fields that are held, then those given, which replace
+    and add."""
+    for wanted in given:
+        _refuse_unknown(attack, wanted.field)
+    numbers = _number_types(attack)
+    usual = [
+        one
+        for one in DEFAULT_RANGES.get(attack.name, ())
+        if one.field in numbers and one.field not in held
+    ]
+    chosen = {one.field: one for one in [*usual, *given]}
+    if not chosen:
+        raise GradleakError(
+            f"There is nothing to tune in {attack.name}: add a range, such as {FORM}."
         )
-    return score.mean if score.direction == "higher" else -score.mean
+    return tuple(chosen.values())
 
 
-def _values(record: Record, metric: str) -> list[float | None]:
-    return [example.values[metric] for example in _only(record).examples]
+def draw_combinations(
+    attack: Attack, ranges: Sequence[SearchRange], count: int, streams: Streams
+) -> list[Attack]:
+    """The attack as it is, then others with drawn values; each value has a stream of its own, so
+    more do not change the first."""
+    drawn = [
+        _change(
+            attack,
+            {
+                one.field: one.draw(streams.child("combination", number, one.field))
+                for one in ranges
+            },
+        )
+        for number in range(1, count)
+    ]
+    return list(dict.fromkeys([attack, *drawn]))
 
 
-def _only(record: Record) -> AttackRecord:
-    (attack,) = record.attacks.values()
-    return attack
+def _refuse_unknown(attack: Attack, field: str) -> None:
+    numbers = _number_types(attack)
+    if field in numbers:
+        return
+    listed = f"Numbers: {', '.join(numbers) or 'none'}."
+    if field in to_dict(attack):
+        raise GradleakError(
+            f"{field} of attack {attack.name!r} is not a number and has no range. {listed}"
+        )
+    raise GradleakError(
+        f"attack {attack.name!r} has no field {field!r}{did_you_mean(field, list(numbers))}"
+        f" {listed}"
+    )
 
 
-FEWEST = 2  # sentences to decide on: one has no interval
+def _change(attack: Attack, values: Mapping[str, float]) -> Attack:
+    types = _number_types(attack)
+    whole = {
+        field: round(value) if types[field] is int else value for field, value in values.items()
+    }
+    return read("attack", {**to_dict(attack), **whole}, Attack)
+
+
+def _number_types(attack: Attack) -> dict[str, type]:
+    hints = typing.get_type_hints(type(attack))
+    fields = [field.name for field in list_fields(type(attack))]
+    return {name: hints[name] for name in fields if hints[name] in (int, float)}
 
 
 @dataclass(frozen=True)
@@ -162,7 +211,7 @@ class Tuning:
     varied."""
 
     base: AuditSpec
-    ranges: tuple[Range, ...]
+    ranges: tuple[SearchRange, ...]
     metric: str
     effort: Effort
 
@@ -176,7 +225,7 @@ class Tuning:
 
     def attacks(self) -> list[Attack]:
         """The combinations; the first is the attack as it is."""
-        return combinations(
+        return draw_combinations(
             self.default,
             self.ranges,
             self.effort.combinations,
@@ -210,6 +259,58 @@ class Tuning:
         return {field: f"{to_dict(attack)[field]:g}" for field in self.fields}
 
 
+def plan_tuning(
+    attack: str,
+    given: Sequence[SearchRange],
+    effort: Effort,
+    metric: str,
+    settings: Mapping[str, Any],
+) -> Tuning:
+    """A search from plain values; a field that the attack's line gives a value is held at it
+    unless a range names it too."""
+    default, line = read("attack", attack, Attack), str(settings["data"])
+    ranges = ranges_for(default, read_written_fields(attack), given)
+    judge = read("metric", metric, Metric)
+    metrics = [*(name for name in DEFAULT_METRICS if name != judge.name), judge]
+    data = for_tuning(resolve_dataset(line), "selection" in read_written_fields(line))
+    base = AuditSpec.from_plain(
+        {**settings, "attacks": [default], "data": data, "metrics": metrics}
+    )
+    tuning = Tuning(base, ranges, judge.name, _affordable(effort, len(data.load()), line))
+    if len(tuning.part("coarse").load()) < 1 or len(tuning.part("fine").load()) < FEWEST:
+        raise GradleakError(f"{line} has too few different texts to tune on.")
+    return tuning
+
+
+def _affordable(effort: Effort, available: int, line: str) -> Effort:
+    """Fewer sentences in the same proportion where the data has fewer."""
+    if available >= effort.coarse + effort.fine:
+        return effort
+    if available <= FEWEST:
+        raise GradleakError(
+            f"{line} holds {available} examples for tuning; at least {FEWEST + 1} are needed."
+        )
+    coarse = min(
+        max(1, available * effort.coarse // (effort.coarse + effort.fine)), available - FEWEST
+    )
+    return replace(effort, coarse=coarse, fine=available - coarse)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One combination and how it did; those that went on have a `fine` score and its `gain` over
+    the defaults."""
+
+    attack: str  # one line
+    values: dict[str, float]  # of the fields that are tuned
+    is_default: bool
+    coarse: Score
+    coarse_record: str
+    fine: Score | None = None
+    fine_record: str | None = None
+    gain: Interval | None = None  # of paired differences, positive where more leaks
+
+
 @dataclass(frozen=True)
 class Tuned:
     """What a search found; kept as tuning.json beside the records it comes from."""
@@ -221,30 +322,11 @@ class Tuned:
     metric: str
     seed: int
     effort: Effort
-    ranges: tuple[Range, ...]
+    ranges: tuple[SearchRange, ...]
     winner: str
     verdict: str
     ranked: tuple[Ranked, ...]
     failures: tuple[str, ...] = ()  # files that say why an audit has no record
-
-
-def plan_tuning(
-    attack: str, given: Sequence[Range], effort: Effort, metric: str, settings: Mapping[str, Any]
-) -> Tuning:
-    """A search from plain values; a field that the attack's line gives a value is held at it
-    unless a range names it too."""
-    default, line = read("attack", attack, Attack), str(settings["data"])
-    ranges = ranges_for(default, written_fields(attack), given)
-    judge = read("metric", metric, Metric)
-    metrics = [*(name for name in DEFAULT_METRICS if name != judge.name), judge]
-    data = for_tuning(resolve_dataset(line), "selection" in written_fields(line))
-    base = AuditSpec.from_plain(
-        {**settings, "attacks": [default], "data": data, "metrics": metrics}
-    )
-    tuning = Tuning(base, ranges, judge.name, _affordable(effort, len(data.load()), line))
-    if len(tuning.part("coarse").load()) < 1 or len(tuning.part("fine").load()) < FEWEST:
-        raise GradleakError(f"{line} has too few different texts to tune on.")
-    return tuning
 
 
 def tune(
@@ -262,12 +344,12 @@ def tune(
         " sentences"
     )
     fine = run_cells(cells, folder, device, display, memory=memory)
-    tuned = _tuned(tuning, coarse, fine)
-    write_ranking(folder, tuned)
+    tuned = _summarise(tuning, coarse, fine)
+    write_result(folder / FILE, SCHEMA, tuned)
     return tuned
 
 
-def _tuned(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[CellResult]) -> Tuned:
+def _summarise(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[CellResult]) -> Tuned:
     ranked = rank(_records(coarse), _records(fine), tuning.default, tuning.metric, tuning.fields)
     return Tuned(
         created=now(),
@@ -299,15 +381,75 @@ def _records(results: Sequence[CellResult]) -> dict[Attack, Record]:
     return found
 
 
-def _affordable(effort: Effort, available: int, line: str) -> Effort:
-    """Fewer sentences in the same proportion where the data has fewer."""
-    if available >= effort.coarse + effort.fine:
-        return effort
-    if available <= FEWEST:
-        raise GradleakError(
-            f"{line} holds {available} examples for tuning; at least {FEWEST + 1} are needed."
-        )
-    coarse = min(
-        max(1, available * effort.coarse // (effort.coarse + effort.fine)), available - FEWEST
+def best_first(records: Records, metric: str) -> list[Attack]:
+    """Attacks from the best score down; among equals the first drawn is first."""
+    return sorted(records, key=lambda attack: _merit(records[attack], metric), reverse=True)
+
+
+def rank(
+    coarse: Records, fine: Records, default: Attack, metric: str, fields: Sequence[str]
+) -> tuple[Ranked, ...]:
+    """Those that went on by their fine score, then the others by their coarse one."""
+    last = [attack for attack in best_first(coarse, metric) if attack not in fine]
+    # Among equals, the coarse score
+    earlier = {attack: fine[attack] for attack in best_first(coarse, metric) if attack in fine}
+    return tuple(
+        _rank(attack, coarse, fine, default, metric, fields)
+        for attack in [*best_first(earlier, metric), *last]
     )
-    return replace(effort, coarse=coarse, fine=available - coarse)
+
+
+def verdict(ranked: Sequence[Ranked]) -> str:
+    """One sentence on the winner against the defaults."""
+    winner = ranked[0]
+    if winner.is_default:
+        return "The defaults come first: the search found nothing better."
+    if winner.gain is None:
+        return (
+            "The defaults have no score on the fine sentences, so there is nothing to compare the"
+            " winner with."
+        )
+    if winner.gain.low <= 0:
+        return f"The winner is not distinguishable from the defaults at n = {winner.gain.n}."
+    return (
+        f"The winner leaks more than the defaults on n = {winner.gain.n} sentences; it was chosen"
+        " on them, which flatters it."
+    )
+
+
+def _rank(
+    attack: Attack,
+    coarse: Records,
+    fine: Records,
+    default: Attack,
+    metric: str,
+    fields: Sequence[str],
+) -> Ranked:
+    gone_on = fine.get(attack)
+    return Ranked(
+        attack=to_string(attack),
+        values={field: to_dict(attack)[field] for field in fields},
+        is_default=attack == default,
+        coarse=only_attack(coarse[attack]).scores[metric],
+        coarse_record=coarse[attack].id,
+        fine=only_attack(gone_on).scores[metric] if gone_on else None,
+        fine_record=gone_on.id if gone_on else None,
+        gain=_gain(gone_on, fine[default], metric) if gone_on and default in fine else None,
+    )
+
+
+def _gain(record: Record, reference: Record, metric: str) -> Interval | None:
+    ours, theirs = (
+        [example.values[metric] for example in only_attack(one).examples]
+        for one in (record, reference)
+    )
+    return measure_gain(ours, theirs, None, only_attack(record).scores[metric].direction)
+
+
+def _merit(record: Record, metric: str) -> float:
+    score = only_attack(record).scores[metric]
+    if score.mean is None:
+        raise GradleakError(
+            f"{metric} applies to none of the tuning sentences: choose another --metric."
+        )
+    return score.mean if score.direction == "higher" else -score.mean

@@ -1,27 +1,23 @@
-"""`gradleak list`: what components there are, read off a file made beforehand. `list`, a typo and
-shell completion need not wait for torch.
+"""How every command reads its words, shows its help and ends when it is interrupted.
 
-`python -m gradleak.cli.write_index` writes the file; a test holds it to the registry.
+What components there are is read off a file made beforehand, so that `list`, a typo and shell
+completion need not wait for torch. `python -m gradleak.cli.write_index` writes the file; a test
+holds it to the registry.
 """
 
 import json
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, get_type_hints
 
 import click
-import typer
 from click.shell_completion import CompletionItem
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
 
-from gradleak.cli.help import PlainHelp
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import (
-    did_you_mean,
-    registered,
-    unknown_component,
-    unknown_field,
-)
 
 FILE = Path(__file__).with_name("components.json")
 KINDS = {
@@ -44,6 +40,15 @@ OPTIONS = {
 }
 # Kinds that may be written as a file, a folder or a hub id instead
 PATHS = ("target", "dataset", "prior")
+# By the end of a path: records and trainings (named by hashes), parts of a call, fits and
+# checkpoints of what learns.
+KEPT = ("[0-9a-f]" * 16 + ".json", "parts/*/[0-9]*-*-*.*", "fits/*", "checkpoint.pt")
+KEPT_SENTENCE = (
+    "Interrupted. Finished parts are kept; run the same command again to go on from them."
+)
+LOST_SENTENCE = (
+    "Interrupted before a part was finished: the same command begins where this one began."
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ def read_index() -> dict[str, dict[str, ComponentEntry]]:
 def check_line(kind: str, line: str) -> None:
     """Refuses a name or a field that no component has. What is in doubt is left to whoever reads
     the line in full."""
+    from gradleak.core.registry import unknown_component, unknown_field
     from gradleak.core.specs import split_fields
 
     known = read_index()[kind]
@@ -87,6 +93,7 @@ def check_line(kind: str, line: str) -> None:
 def _may_be_right(kind: str, name: str, line: str) -> bool:
     """Whether a line may be what the index does not know: a path, a chain, a component that the
     user's program registered."""
+    from gradleak.core.registry import registered
 
     is_path = kind in PATHS and (
         any(sign in name for sign in "/\\.-~") or _is_here(line) or _is_here(name)
@@ -122,6 +129,61 @@ class ComponentLine(click.ParamType):  # type: ignore[type-arg]
         ]
 
 
+class Interrupted(GradleakError):
+    """An interruption by hand, and what is left of the work."""
+
+    exit_code = 130
+
+
+def explain_interruption(out: str | Path | None, began: float) -> Interrupted:
+    """The error of a command that writes into `out`, if anywhere, and began at that time
+    (time.time)."""
+    if out is None:
+        return Interrupted("Interrupted.")
+    return Interrupted(KEPT_SENTENCE if has_kept(Path(out), began) else LOST_SENTENCE)
+
+
+def has_kept(folder: Path, since: float) -> bool:
+    """Whether anything that the same command would go on from was written there since then."""
+    paths = (path for path in folder.rglob("*") if any(path.match(pattern) for pattern in KEPT))
+    return any(
+        path.is_file() and path.suffix != ".tmp" and path.stat().st_mtime >= since for path in paths
+    )
+
+
+class PlainHelp(TyperCommand):
+    """A command whose help has `[required]` and `[x>=1]` without a backslash, and says what each
+    argument is.
+
+    Where rich is installed typer 0.20 escapes brackets for it, even in plain help.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        began = time.time()
+        try:
+            return TyperCommand.invoke(self, ctx)
+        except KeyboardInterrupt as stop:
+            raise explain_interruption(ctx.params.get("out"), began) from stop
+
+    def get_help(self, ctx: click.Context) -> str:
+        return TyperCommand.get_help(self, ctx).replace("\\[", "[")
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes nothing, since typer lists arguments with the options; gives them back the texts
+        it is to list.
+
+        click 8.5, which calls this first, has overwritten what typer 0.20 had set; an earlier one
+        does neither.
+        """
+        declared = get_type_hints(self.callback, include_extras=True)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name is not None:
+                notes = getattr(declared[parameter.name], "__metadata__", ())
+                parameter.help = next(
+                    (note.help for note in notes if isinstance(note, ArgumentInfo)), None
+                )
+
+
 class Command(PlainHelp):
     """A command whose options know which of them name components, and which looks for a target
     of the hub before it begins."""
@@ -151,75 +213,3 @@ def find_target(line: str) -> None:
         and not _is_here(path)
     ):
         find_model(path)
-
-
-def complete_kind(incomplete: str) -> list[str]:
-    """The kinds that a shell may complete a word to."""
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
-
-
-Kind = Annotated[
-    str | None,
-    typer.Argument(
-        help=", ".join(KINDS) + ". [the kinds themselves]", autocompletion=complete_kind
-    ),
-]
-
-
-def list_components(kind: Kind = None) -> None:
-    """Lists components of a kind with their fields and papers; without a kind, the kinds with
-    the names of each."""
-
-    if kind is None:
-        print_kinds()
-        return
-    chosen = KINDS.get(kind, kind)
-    if chosen not in KINDS.values():
-        raise GradleakError(
-            f"Unknown kind {kind!r}{did_you_mean(kind, list(KINDS))} Kinds: {', '.join(KINDS)}."
-        )
-    print_components(chosen)
-
-
-def print_kinds() -> None:
-    """Every kind with the names of its components."""
-    from gradleak.report.terminal.console import build_table, open_console
-
-    table = build_table()
-    table.add_column("kind", no_wrap=True)
-    table.add_column("names")
-    for kinds, kind in KINDS.items():
-        table.add_row(kinds, ", ".join(read_index()[kind]), end_section=True)
-    console = open_console()
-    console.print(table)
-    console.print("\nFields, defaults and papers: gradleak list attacks, and so on.")
-
-
-def print_components(kind: str) -> None:
-    """The components of one kind, one below the other: a table of so many fields would be cut at
-    80 columns."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
-    for name, entry in read_index()[kind].items():
-        lines = {"fields": _write_fields(entry), "requires": entry.requires, "paper": entry.cites}
-        grid = Table.grid(padding=(0, 2))
-        for title, text in lines.items():
-            if text:
-                grid.add_row(Text(title, style="dim"), text)
-        console.print(Text.assemble((name, "bold"), "  ", entry.summary))
-        if grid.row_count:
-            console.print(Padding(grid, (0, 0, 0, 2)))
-        console.print()
-
-
-def _write_fields(entry: ComponentEntry) -> str:
-    """`steps=2500, seed (required)`."""
-    return ", ".join(
-        f"{name} (required)" if value is None else f"{name}={value}"
-        for name, value in entry.fields.items()
-    )

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.group import SharedBench, attackers_streams
-from gradleak.audit.opened_priors import open_priors
 from gradleak.audit.picture_records import from_record
+from gradleak.audit.ready import open_prior, open_target
 from gradleak.audit.scoring import (
     Values,
     clusters_of,
@@ -45,7 +43,7 @@ def rescore(
     """The record with these metrics added, or put in the place of those it has; its spec and so
     its id stay as they are."""
     spec = spec_of(record)
-    target = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
+    target = open_target(spec, device)
     private = private_batches(spec, target, examples) * spec.draws
     keys = spec.attack_keys()
     attacks = {
@@ -78,8 +76,8 @@ def _attack(
     if guessed is not None:
         chance, draws = values_of(metrics, blind), values_of(metrics, drawn)
     else:
-        chance = _stored(metrics, [example.blind_values for example in found.examples])
-        draws = _stored(metrics, [example.draw_values for example in found.examples])
+        chance = _read_stored(metrics, [example.blind_values for example in found.examples])
+        draws = _read_stored(metrics, [example.draw_values for example in found.examples])
     scores = {
         one.name: score_of(one, values[one.name], chance[one.name], clusters) for one in metrics
     }
@@ -107,7 +105,7 @@ def _blind(
     None where a generator of pictures is gone since: what it would have guessed is left open.
     """
     try:
-        priors = open_priors(spec, target)
+        opened = open_prior(spec, target)
     except GradleakError as error:
         if target.medium != "image":
             raise
@@ -115,8 +113,8 @@ def _blind(
         return None
     root = Streams.root("attacker", spec.seed)
     streams = attackers_streams([(spec, len(private))], root)
-    bench = SharedBench(root, priors.words, pictures=priors.pictures, by_index=streams)
-    told = spec.told(attack) | {Fact.DEFENSE}
+    bench = SharedBench(root, opened.words, pictures=opened.pictures, by_index=streams)
+    told = spec.facts_for(attack) | {Fact.DEFENSE}
     observations = [
         observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)
     ]
@@ -124,7 +122,7 @@ def _blind(
     return guess, draw_beside(attack, observations, bench)
 
 
-def _stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float | None]]) -> Values:
+def _read_stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float | None]]) -> Values:
     """What the record has of the blind guesses' values, by metric."""
     return {one.name: [example.get(one.name) for example in values] for one in metrics}
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.audit.display import Silent
+from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.defenses.clipping import Clipping
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.records.store import read_record
 from gradleak.report.pictures.tradeoff_chart import Tradeoff
 from gradleak.study import grid
-from gradleak.study import tradeoff as comparing
-from gradleak.study.tradeoff import (
+from gradleak.study import leak_and_utility as comparing
+from gradleak.study.leak_and_utility import (
     TradeoffPlan,
     gain_over_blind,
     plan_tradeoff,

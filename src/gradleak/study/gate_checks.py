@@ -1,9 +1,12 @@
 """A gate for CI, shut by default: it opens only if all that was meant is there, little leaks,
-and that can be believed."""
+and that can be believed.
+
+What was meant is a contract: every cell of a study, of the data and the attacks as they are now.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError
@@ -16,15 +19,18 @@ from gradleak.records.judgement import (
     MISSING,
     NO_FLAGS,
     OF_PICTURES,
+    OTHER_DATA,
+    OUTDATED,
+    Gap,
     judge_setting,
     raised,
 )
-from gradleak.records.run_folder import Run, read_run
+from gradleak.records.run_folder import PlannedCell, Run, read_run
 from gradleak.records.settings import Ran, Setting, settings_of
 from gradleak.records.statistics import interval
 from gradleak.report.naming import Labels, rank_naturally
 from gradleak.report.verdict import explain_doubt
-from gradleak.study.contract import Contract, stale_records
+from gradleak.study.private_data import KEY, DataReader, is_of_this_data
 
 # That the truth lies on the good side of the end that is held against the bound: one-sided
 CONFIDENCE = 0.95
@@ -65,7 +71,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One setting held against one bound or one reason to doubt it; or what is missing from the
     run."""
 
@@ -81,6 +87,55 @@ class Finding:
     @property
     def shuts(self) -> bool:
         return not self.passed and self.waived is None
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The cells of a study, and the versions of the attacks of each, by its id and their key in
+    a record."""
+
+    cells: tuple[PlannedCell, ...]
+    versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def read_contract(path: Path, changes: Sequence[str] = ()) -> Contract:
+    """Of a study's YAML, with fields replaced (`field=value`) as they were for its run."""
+    from gradleak.study.cells import read_study
+
+    cells = read_study(path, changes).cells
+    versions = {
+        cell.spec.id: {key: one.version for key, one in cell.spec.attack_keys().items()}
+        for cell in cells
+    }
+    return Contract(tuple(PlannedCell(cell.spec.id, cell.axes) for cell in cells), versions)
+
+
+def stale_records(run: Run, contract: Contract | None) -> list[Gap]:
+    """Records of other data than is there now, or of other versions of attacks than the contract
+    asks for.
+
+    Without a contract, data that is not at hand is not missed: a gate may run on a machine that has
+    no private data.
+    """
+    data = DataReader(network=contract is not None)
+    found = []
+    for summary in run.summaries:
+        path, name = str(summary.path), summary.path.name
+        same = is_of_this_data(summary, data)
+        if same is False:
+            found.append(
+                Gap(OTHER_DATA, name, path, "Its data is other data by now. Run its audit again.")
+            )
+        elif same is None and contract is not None:
+            why = f"Whether it is of this data cannot be told: the data or {KEY} is not at hand."
+            found.append(Gap(OTHER_DATA, name, path, why))
+        versions = {} if contract is None else contract.versions.get(summary.id, {})
+        for key, version in versions.items():
+            attack = summary.record.attacks.get(key)
+            if attack is None or attack.version != version:
+                why = f"Its {key} is of another version. Run its audit again."
+                found.append(Gap(OUTDATED, name, path, why))
+    return found
 
 
 def read_bound(written: str, *, upper: bool) -> Bound:
@@ -118,7 +173,7 @@ def judge(
     bounds: Sequence[Bound],
     accepted: Sequence[Accepted] = (),
     contract: Contract | None = None,
-) -> list[Finding]:
+) -> list[Check]:
     """A run's gaps, then every setting against every bound and every reason that makes a low
     score unreliable."""
     if not bounds:
@@ -138,19 +193,19 @@ def judge(
     )
     _refuse_unfit(settings, bounds)
     findings = [
-        *_of_gaps(found),
+        *_check_gaps(found),
         *(one for setting in settings for one in check_setting(setting, labels, bounds)),
     ]
     if not settings:  # gaps may be waived, a bound never is
         nothing = "No record is here to hold against this bound."
         findings += [
-            Finding("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds
+            Check("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds
         ]
     why = {one.rule: one.why or "accepted" for one in accepted}
     return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 
 
-def _of_gaps(run: Run) -> Iterator[Finding]:
+def _check_gaps(run: Run) -> Iterator[Check]:
     """One finding a kind of gap, with the names of what is missing; and one that says that all
     is there."""
     cells = run.coverage.meant
@@ -165,34 +220,32 @@ def _of_gaps(run: Run) -> Iterator[Finding]:
                 f"no {kind} cell",
                 f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}.",
             )
-            yield Finding("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
+            yield Check("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
     if cells is not None and not run.coverage.gaps:
-        yield Finding(
+        yield Check(
             "the run", (), MISSING, "every cell has a record", True, run.coverage.sentence()
         )
 
 
-def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Finding]:
+def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Check]:
     """One setting against every bound, and against everything that makes a low score of it
     unreliable."""
     judgement, name = judge_setting(setting), labels.setting(setting.record)
     pictures = judgement.metric in OF_PICTURES
     own = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
-    found = [_held_against(setting, bound) for bound in own]
+    found = [_hold_against(setting, bound) for bound in own]
     if not own:
         kind, example = (
             ("pictures", "--min mse=0.02") if pictures else ("texts", "--max exact_match=0.05")
         )
         message = f"These are {kind}, and no bound is about {kind}: add one, such as {example}."
-        found.append(Finding("", _paths(setting), NO_BOUND, "has a bound", False, message))
+        found.append(Check("", _paths(setting), NO_BOUND, "has a bound", False, message))
     for doubt in judgement.doubts:
-        where, said = _with_flag(setting, doubt)
-        found.append(
-            Finding("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}")
-        )
+        where, said = _find_flag(setting, doubt)
+        found.append(Check("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}"))
     if judgement.named:
         message = NAMED.format(judgement.named, setting.record.data.batches)
-        found.append(Finding("", _paths(setting), NAMES_WORDS, "no words named", False, message))
+        found.append(Check("", _paths(setting), NAMES_WORDS, "no words named", False, message))
     return (replace(one, setting=name, verdict=judgement.verdict) for one in found)
 
 
@@ -200,7 +253,7 @@ def _paths(setting: Setting) -> tuple[Path, ...]:
     return tuple(summary.path for summary in setting.summaries)
 
 
-def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
+def _find_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     """The records that raised a flag, and what the first of them says; all records for what is
     no flag."""
     raisers = {
@@ -214,7 +267,7 @@ def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     return tuple(raisers), f"{attack}: {detail} " if attack else f"{detail} "
 
 
-def _held_against(setting: Setting, bound: Bound) -> Finding:
+def _hold_against(setting: Setting, bound: Bound) -> Check:
     if bound.metric not in setting.metrics():
         lacking = tuple(
             dict.fromkeys(
@@ -224,7 +277,7 @@ def _held_against(setting: Setting, bound: Bound) -> Finding:
         message = (
             f"{bound.metric} was not measured. gradleak score adds it without attacking again."
         )
-        return Finding("", lacking, bound.metric, bound.text, False, message)
+        return Check("", lacking, bound.metric, bound.text, False, message)
     values, _, clusters = setting.values(bound.metric)
     kept = [
         (value, cluster)
@@ -236,7 +289,7 @@ def _held_against(setting: Setting, bound: Bound) -> Finding:
             f"{bound.metric} applies to none of the {len(values)} examples, so that nothing is"
             " shown."
         )
-        return Finding("", _paths(setting), bound.metric, bound.text, False, message)
+        return Check("", _paths(setting), bound.metric, bound.text, False, message)
     found = interval(
         [value for value, _ in kept], [cluster for _, cluster in kept], 2 * CONFIDENCE - 1
     )
@@ -248,7 +301,7 @@ def _held_against(setting: Setting, bound: Bound) -> Finding:
     )
     told += f"{end:.3g} (one-sided {CONFIDENCE:.0%})"
     message = f"{told}. {_needs(setting, bound, found.mean)}".strip()
-    return Finding("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
+    return Check("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
 
 
 def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:

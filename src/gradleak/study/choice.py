@@ -1,7 +1,11 @@
-"""Which cells of several studies come first: a small YAML list, or the order in which the
-studies are named."""
+"""Which cells of studies are run, and which of them come first.
 
-from collections.abc import Mapping, Sequence
+Cells are chosen by their values on the axes. Those of several studies are ordered by a small YAML
+list, or as the studies are named.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,49 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.registry import did_you_mean
 from gradleak.study.axes import read_yaml
 from gradleak.study.cells import Cell
-from gradleak.study.plan import any_fits
 
 FIELDS = ("study", "where")
 SHAPE = "'- study: lamp_table1' or '- {study: lamp_table1, where: {attacks: [dlg]}}'"
+
+
+def choose_cells(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
+    """Returns the cells on these values (`attacks=lamp*`): any of those given for one axis,
+    and on every axis that is named."""
+    chosen: dict[str, list[str]] = {}
+    axes = list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
+    for written in wanted:
+        axis, equals, pattern = written.partition("=")
+        if not equals:
+            raise GradleakError(
+                f"Cannot read --only {written!r}: write --only axis=value, such as --only"
+                " attacks='lamp*'."
+            )
+        if axis not in axes:
+            raise GradleakError(
+                f"No axis {axis!r}{did_you_mean(axis, axes)} Axes:"
+                f" {', '.join(axes) or 'none, it is one cell'}."
+            )
+        values = list(dict.fromkeys(cell.axes[axis] for cell in cells if axis in cell.axes))
+        if not any(_fits(value, pattern) for value in values):
+            raise GradleakError(f"No cell has {axis}={pattern}. Its values: {'; '.join(values)}.")
+        chosen.setdefault(axis, []).append(pattern)
+    fit = [
+        cell
+        for cell in cells
+        if all(any_fits(cell.axes.get(axis, ""), patterns) for axis, patterns in chosen.items())
+    ]
+    if not fit:
+        raise GradleakError("No cell lies on all these values at once: leave one --only out.")
+    return fit
+
+
+def any_fits(value: str, patterns: Sequence[str]) -> bool:
+    """Whether a value on an axis is one of these, or fits one of these patterns."""
+    return any(_fits(value, pattern) for pattern in patterns)
+
+
+def _fits(value: str, pattern: str) -> bool:
+    return value == pattern or fnmatch.fnmatchcase(value, pattern)
 
 
 @dataclass(frozen=True)
@@ -27,7 +70,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PriorityEntry:
     """A line of a priority list: a study, or those of its cells that lie on these values
     (patterns as of `run --only`)."""
 
@@ -63,7 +106,7 @@ def is_priority_list(path: Path) -> bool:
         return False  # reading it as a study will say what is wrong
 
 
-def read_priority(path: Path) -> list[Entry]:
+def read_priority(path: Path) -> list[PriorityEntry]:
     """The entries of a priority list, the most urgent first."""
     plain, _ = read_yaml(path, "a priority list")
     if not isinstance(plain, list):
@@ -71,12 +114,12 @@ def read_priority(path: Path) -> list[Entry]:
             f"The priority list {path} must be a list with entries such as {SHAPE}."
         )
     return [
-        _entry(item, f"Entry {number} of the priority list {path}")
+        _entry(item, f"PriorityEntry {number} of the priority list {path}")
         for number, item in enumerate(plain, start=1)
     ]
 
 
-def _entry(plain: Any, place: str) -> Entry:
+def _entry(plain: Any, place: str) -> PriorityEntry:
     if not isinstance(plain, dict) or not isinstance(plain.get("study"), str):
         raise GradleakError(f"{place} names no study: write {SHAPE}.")
     for name in plain:
@@ -90,14 +133,18 @@ def _entry(plain: Any, place: str) -> Entry:
         isinstance(value, dict) or value == [] for value in where.values()
     ):
         raise GradleakError(f"{place}: where must give axes their values: write {SHAPE}.")
-    return Entry(plain["study"], {str(axis): _patterns(value) for axis, value in where.items()})
+    return PriorityEntry(
+        plain["study"], {str(axis): _patterns(value) for axis, value in where.items()}
+    )
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
     return tuple(str(item) for item in value) if isinstance(value, list) else (str(value),)
 
 
-def in_order(jobs: Sequence[Job], entries: Sequence[Entry]) -> tuple[list[Share], list[str]]:
+def share_by_priority(
+    jobs: Sequence[Job], entries: Sequence[PriorityEntry]
+) -> tuple[list[Share], list[str]]:
     """All cells by priority, each once, those of no entry last; and a sentence for each entry that
     no cell answers.
 
@@ -108,7 +155,7 @@ def in_order(jobs: Sequence[Job], entries: Sequence[Entry]) -> tuple[list[Share]
     unused: list[str] = []
     taken: set[tuple[str, str]] = set()
     by_name = {job.name: job for job in jobs}
-    for entry in [*entries, *(Entry(job.name, {}) for job in jobs)]:
+    for entry in [*entries, *(PriorityEntry(job.name, {}) for job in jobs)]:
         job = by_name.get(entry.study)
         if job is None:
             continue

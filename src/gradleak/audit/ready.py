@@ -1,25 +1,55 @@
-"""Attacks that learn are fitted here, before they see anything.
+"""What stands ready before anything is attacked: the model and the prior, opened, and attacks
+that learn, fitted.
 
 Fits are kept on disk and shared by audits of one setting.
 """
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from gradleak.audit.client import private_examples
-from gradleak.audit.display import Display
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench
+from gradleak.core.attack import Attack, Bench, Display
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
-from gradleak.core.prior import Prior
+from gradleak.core.prior import NoWords, PicturePrior, PicturePriorSpec, Prior, PriorSpec
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.records.schema import spec_id
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """The model of an audit and its prior: one of texts, or one of pictures and none of words."""
+
+    target: Target
+    words: Prior
+    pictures: PicturePrior | None
+
+
+def open_target(spec: AuditSpec, device: str) -> Target:
+    """Opens the model of an audit, in the audit's precision."""
+    return spec.target.open(torch.device(device), getattr(torch, spec.dtype))
+
+
+def open_prior(spec: AuditSpec, target: Target) -> Opened:
+    """Opens the prior of an audit for its opened model."""
+    words: Prior = spec.prior.open(target) if isinstance(spec.prior, PriorSpec) else NoWords()
+    pictures = spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None
+    return Opened(target, words, pictures)
+
+
+def open_all(spec: AuditSpec, device: str, display: Display) -> Opened:
+    """Opens the model and the prior of an audit, and says so first: it may take long."""
+    display.say(f"Opening {to_string(spec.target)} on {device}")
+    return open_prior(spec, open_target(spec, device))
 
 
 class Fits:
@@ -28,13 +58,12 @@ class Fits:
     def __init__(
         self,
         spec: AuditSpec,
-        target: Target,
-        prior: Prior,
+        opened: Opened,
         out: Path | None,
         display: Display,
         memory: int | None = None,
     ) -> None:
-        self.spec, self.target, self.prior, self.out = spec, target, prior, out
+        self.spec, self.opened, self.out = spec, opened, out
         self.display, self.memory = display, memory  # in bytes: what the process may hold
         self.made: dict[str, FittedAttack] = {}
         self.public: list[Example] | None = None
@@ -51,7 +80,7 @@ class Fits:
         spec = self.spec
         defenses = spec.defenses if Fact.DEFENSE in spec.granted else ()
         setting = ClientSetting(
-            spec.target, self.target, spec.protocol, defenses, spec.view, spec.batch_size
+            spec.target, self.opened.target, spec.protocol, defenses, spec.view, spec.batch_size
         )
         if attack.weights is not None:
             return attack.load(Path(attack.weights), setting)
@@ -65,7 +94,7 @@ class Fits:
             return attack.load(path, setting)
         bench = Bench(
             Streams.root("attacker", spec.seed),
-            self.prior,
+            self.opened.words,
             checkpoint=None if path is None else path.with_suffix(".checkpoint"),
             memory=self.memory,
         )

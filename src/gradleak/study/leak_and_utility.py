@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from gradleak.audit.client import private_batches, private_examples
-from gradleak.audit.display import Display
 from gradleak.audit.spec import AuditSpec, read
-from gradleak.core.attack import Progress
+from gradleak.core.attack import Display, Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError, RunFailed
@@ -33,13 +32,14 @@ from gradleak.records.files import write_whole
 from gradleak.records.judgement import judge_record
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import GuaranteeRecord, Record, now, spec_id
+from gradleak.records.scores import measure_gain
 from gradleak.records.settings import worst_values
-from gradleak.records.statistics import Interval, paired_difference
+from gradleak.records.statistics import Interval
 from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key
 from gradleak.records.summary import columns_of
 from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, draw_tradeoff
 from gradleak.study.cells import Cell
-from gradleak.study.grid import CellResult, Clock, run_cells
+from gradleak.study.grid import CellResult, Clock, run_cells, write_result
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.training.finetune import FineTuning, Lesson, Material, News, count, guarantees, train
 from gradleak.training.material import read_material
@@ -51,7 +51,7 @@ CHAINED = re.compile(r"\s+\+\s+")  # spaces on both sides: 1e+3 is a number
 
 
 @dataclass(frozen=True)
-class Setting:
+class DefenseSetting:
     """Defenses in the order written, with the audit and the training that share them."""
 
     name: str
@@ -67,7 +67,7 @@ class Setting:
 class TradeoffPlan:
     """The settings, what they learn from and are judged on, and how leak and utility are read."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[DefenseSetting, ...]
     train_data: Dataset
     eval_data: Dataset | None
     metric: str
@@ -123,11 +123,11 @@ def read_chain(line: str) -> tuple[Defense, ...]:
     return tuple(read("defense", one.strip(), Defense) for one in CHAINED.split(line.strip()))
 
 
-def _setting(line: str, base: AuditSpec, training: FineTuning) -> Setting:
+def _setting(line: str, base: AuditSpec, training: FineTuning) -> DefenseSetting:
     """Called as it was written: the shortest form would leave out a strength that happens to be
     the default."""
     chain = read_chain(line)
-    return Setting(
+    return DefenseSetting(
         " ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain)
     )
 
@@ -138,7 +138,7 @@ def _refuse_unknown_utility(utility: str) -> None:
         raise GradleakError(f"Unknown utility {utility!r}{near} Utilities: {', '.join(UTILITIES)}.")
 
 
-SCHEMA = "gradleak.utility/1"
+UTILITY_SCHEMA = "gradleak.utility/1"
 FOLDER = "training"
 # One example in so many: a tenth of a few hundred would leave intervals that say nothing
 HELD_OUT = 3
@@ -175,7 +175,7 @@ class Trainer:
     device: str
     display: Display
 
-    def finished(self, setting: Setting) -> Utility | None:
+    def find(self, setting: DefenseSetting) -> Utility | None:
         """What an earlier run kept of this very training on this very data."""
         path = self._path(setting)
         if not path.exists():
@@ -190,7 +190,7 @@ class Trainer:
         found: Utility = from_plain(Utility, plain, "utility")
         return found
 
-    def train(self, setting: Setting) -> Utility:
+    def train(self, setting: DefenseSetting) -> Utility:
         """Trains from the target as it is opened. A checkpoint an epoch lies in the folder until
         the result does."""
         spec, path = self._spec(setting), self._path(setting)
@@ -208,20 +208,14 @@ class Trainer:
             tuple(map(tuple, table)),
             _guarantees(setting.training, len(self.material.training)),
         )
-        write_whole(
-            path,
-            json.dumps(
-                {"schema": SCHEMA, "id": utility.id, **to_plain(utility)}, indent=1, allow_nan=False
-            )
-            + "\n",
-        )
+        write_result(path, UTILITY_SCHEMA, utility, id=utility.id)
         shutil.rmtree(unfinished)  # weights of a trade-off are of no further use, and large
         return utility
 
-    def _path(self, setting: Setting) -> Path:
+    def _path(self, setting: DefenseSetting) -> Path:
         return self.folder / FOLDER / f"{spec_id(self._spec(setting))}.json"
 
-    def _spec(self, setting: Setting) -> dict[str, Any]:
+    def _spec(self, setting: DefenseSetting) -> dict[str, Any]:
         """Every choice that can change the scores; the data by a keyed hash, so that edited data
         is learnt anew."""
         chain = [to_string(defense) for defense in setting.training.defenses]
@@ -308,7 +302,7 @@ def run_tradeoff(
     results = run_cells(
         [setting.cell for setting in plan.settings], folder, device, display, memory=memory
     )
-    audits = _audited(plan, results, failures)
+    audits = _collect_audits(plan, results, failures)
     trainings = _train_all(
         Trainer(plan, material, open_key(folder), folder, device, display), failures
     )
@@ -322,11 +316,13 @@ def run_tradeoff(
             f"No setting could be both audited and trained. {next(iter(failures.values()))}"
         )
     tradeoff = _whole(plan, material, points, failures)
-    write_tradeoff(folder, tradeoff)
+    weakest = None if tradeoff.weakest is None else tradeoff.weakest.defense
+    write_result(folder / FILE, SCHEMA, tradeoff, weakest=weakest)
+    write_whole(folder / PICTURE, draw_tradeoff(tradeoff))
     return tradeoff
 
 
-def _audited(
+def _collect_audits(
     plan: TradeoffPlan, results: Sequence[CellResult], failures: Failures
 ) -> dict[str, Record]:
     """The records of the settings that have one."""
@@ -344,9 +340,7 @@ def _train_all(trainer: Trainer, failures: Failures) -> dict[str, Utility]:
     others go on."""
     settings = trainer.plan.settings
     found = {
-        setting.name: kept
-        for setting in settings
-        if (kept := trainer.finished(setting)) is not None
+        setting.name: kept for setting in settings if (kept := trainer.find(setting)) is not None
     }
     if found:
         trainer.display.say(
@@ -355,7 +349,9 @@ def _train_all(trainer: Trainer, failures: Failures) -> dict[str, Utility]:
     left = [setting for setting in settings if setting.name not in found]
     clock = Clock(len(left))
     for number, setting in enumerate(left, start=1):
-        trainer.display.say(f"Training {number} of {len(left)}{clock.left()}: {setting.name}")
+        trainer.display.say(
+            f"Training {number} of {len(left)}{clock.describe_rest()}: {setting.name}"
+        )
         try:
             found[setting.name] = trainer.train(setting)
         except RunFailed as error:
@@ -386,34 +382,12 @@ def gain_over_blind(record: Record, metric: str) -> Interval:
     direction, attacks = record.worst_case[metric].direction, list(record.attacks.values())
     tried = [(attack, columns_of(attack)) for attack in attacks]
     ours, blind = worst_values(tried, metric, direction)
-    pairs = [
-        # Several draws of one batch are no independent ones
-        (value, without, example.batch % record.data.batches)
-        for value, without, example in zip(ours, blind, attacks[0].examples, strict=True)
-        if value is not None and without is not None
-    ]
-    if not pairs:
+    # Several draws of one batch are no independent ones
+    clusters = [example.batch % record.data.batches for example in attacks[0].examples]
+    gain = measure_gain(ours, blind, clusters, direction)
+    if gain is None:
         raise GradleakError(f"{metric} applies to none of these examples: choose another --metric.")
-    first, second, clusters = zip(*pairs, strict=True)
-    return (
-        paired_difference(first, second, clusters)
-        if direction == "higher"
-        else paired_difference(second, first, clusters)
-    )
-
-
-def write_tradeoff(folder: Path, tradeoff: Tradeoff) -> None:
-    """Writes tradeoff.json and tradeoff.svg, each whole or not at all."""
-    weakest = tradeoff.weakest
-    plain = {
-        "schema": SCHEMA,
-        "weakest": None if weakest is None else weakest.defense,
-        **to_plain(tradeoff),
-    }
-    write_whole(
-        folder / FILE, json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    )
-    write_whole(folder / PICTURE, draw_tradeoff(tradeoff))
+    return gain
 
 
 def _whole(

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
-from gradleak.records.run_folder import FAILED_SUFFIX as FAILED
-from gradleak.records.run_folder import FILE, SCHEMA
+from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
 from gradleak.records.schema import Record
 from gradleak.records.store import read_record, rewrite_record
 from gradleak.records.summary import is_record
 from gradleak.records.withheld import texts_of, without_texts
-from gradleak.study.claims import claim
+from gradleak.study.private_data import KEY
 
-KEY = "keys/secrets.key"
 # Folders of a run whose contents are private: guesses, the key that texts could be tested by,
 # weights learnt from the data.
 FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
@@ -179,7 +177,7 @@ def _sort_record(path: Path, found: Purge, everything: bool) -> None:
 def _kind(path: Path) -> str | None:
     """What a file is that is removed whatever was asked for."""
     rules: Sequence[tuple[str, Callable[[Path], bool]]] = (
-        ("failure files", lambda path: path.name.endswith(FAILED)),
+        ("failure files", lambda path: path.name.endswith(FAILED_SUFFIX)),
         ("pictures", lambda path: PICTURE.fullmatch(path.name) is not None),
         ("half-written files", lambda path: HALF_WRITTEN.fullmatch(path.name) is not None),
         ("reports", _is_report),
