@@ -132,6 +132,15 @@ def test_an_objective_is_less_at_the_truth_than_elsewhere(
     assert bool((here < there).all())
 
 
+@each("attack", lambda attack: not searches(attack))
+def test_an_attack_that_learns_has_no_objective(
+    attack: Attack, scene: tuple[list[PrivateBatch], list[Observation]]
+) -> None:
+    private, observations = scene
+    assert attack.name in ("lti_pictures", "lti_pictures_paper")
+    assert attack.objective(observations, [batch.batch for batch in private]) is None
+
+
 @each("attack", searches)
 def test_labels_that_are_not_granted_are_refused_or_read_off_the_update(attack: Attack) -> None:
     with pytest.raises(GradleakError, match=f"{attack.name} requires labels; .*Add --know labels"):

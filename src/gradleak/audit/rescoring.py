@@ -14,6 +14,7 @@ from gradleak.audit.scoring import (
     pair_up,
     score_of,
     sentence,
+    values_at,
     values_of,
     worst_case,
 )
@@ -84,9 +85,9 @@ def _attack(
     examples = tuple(
         replace(
             example,
-            values={**example.values, **_at(values, place)},
-            blind_values={**example.blind_values, **_at(chance, place)},
-            draw_values={**example.draw_values, **_at(draws, place)},
+            values={**example.values, **values_at(values, place)},
+            blind_values={**example.blind_values, **values_at(chance, place)},
+            draw_values={**example.draw_values, **values_at(draws, place)},
         )
         for place, example in enumerate(found.examples)
     )
@@ -137,7 +138,3 @@ def _guess(target: Target, example: ExampleRecord) -> Sentence:
         )
     cut = sentence(target, target.encode([example.guess])[0])
     return Sentence(example.guess, example.guess_legacy, cut.ids)
-
-
-def _at(columns: Mapping[str, Sequence[float | None]], place: int) -> dict[str, float | None]:
-    return {name: column[place] for name, column in columns.items()}

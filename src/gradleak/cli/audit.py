@@ -125,7 +125,7 @@ def audit(
         "defenses": defense,
         "attacks": attack,
         "know": know,
-        "view": seen(view, layers, modules),
+        "view": choose_view(view, layers, modules),
         "prior": prior,
         "metrics": metric,
         "draws": draws,
@@ -145,7 +145,9 @@ def usable(data: str) -> "Dataset":
     return resolve_dataset(data).without_bad_rows()
 
 
-def seen(view: str | None, layers: str | None, modules: str | None) -> str | dict[str, Any] | None:
+def choose_view(
+    view: str | None, layers: str | None, modules: str | None
+) -> str | dict[str, Any] | None:
     """The view that the flags describe."""
     if layers is None and modules is None:
         return view
