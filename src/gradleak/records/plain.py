@@ -1,95 +1,169 @@
-"""Dataclasses to plain JSON values and back, guided by their annotations."""
+"""The one codec: dataclasses to plain JSON values and back, guided by their annotations.
 
+For each annotation a reader is put together once and then used for every value. A value that does
+not fit is refused by its place; it is never quoted, since it may be somebody's text.
+"""
+
+import base64
 import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from gradleak.records.errors import RecordError
 
+Reader = Callable[[Any], Any]
 
-def to_plain(value: Any) -> Any:
-    """JSON values only; what is not finite becomes null, since JSON has no NaN."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+
+def to_plain(value: Any, keep_nan: bool = False) -> Any:
+    """Returns JSON values only; what is not finite becomes null, since JSON has no NaN.
+
+    With `keep_nan` it stays, for files that Python alone reads again.
+    """
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        return {name: to_plain(getattr(value, name), keep_nan) for name in _names(kind)}
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item, keep_nan) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
+        return [to_plain(item, keep_nan) for item in value]
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        return float(value) if keep_nan or math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
         return value
+    if kind is bytes:
+        return base64.b64encode(value).decode()
     raise RecordError(
-        f"A record holds plain values only, not {type(value).__name__}; turn it into text or a"
+        f"A record holds plain values only, not {kind.__name__}; turn it into text or a"
         " number first."
     )
 
 
 def from_plain(wanted: Any, value: Any, where: str) -> Any:
-    """The value as `wanted` describes it; `where` names the place in error messages."""
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if dataclasses.is_dataclass(wanted):
-        return _read_fields(wanted, value, where)
-    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
-        return None if value is None else from_plain(arguments[0], value, where)
-    if origin is dict:
-        items = _expect(dict, value, where)
-        return {
-            key: from_plain(arguments[1], item, f"{where}.{key}") for key, item in items.items()
-        }
-    if origin is tuple:
-        return _read_tuple(arguments, _expect(list, value, where), where)
-    if wanted is float:
-        return math.nan if value is None else float(_expect((int, float), value, where))
-    return value if wanted is Any else _expect(wanted, value, where)
+    """Returns the value as `wanted` describes it; `where` names the place in error messages."""
+    try:
+        return _reader(wanted)(value)
+    except _Misfit as misfit:
+        raise RecordError(misfit.says.format(where + misfit.place)) from None
 
 
-def _read_fields(wanted: Any, value: Any, where: str) -> Any:
-    """Fields this version does not know are left out, so that a later one may add some."""
-    given, hints = _expect(dict, value, where), _hints(wanted)
-    values = {}
-    for field in dataclasses.fields(wanted):
-        if field.name in given:
-            values[field.name] = from_plain(
-                hints[field.name], given[field.name], f"{where}.{field.name}"
-            )
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise RecordError(
-                f"The record lacks {where}.{field.name}; run the audit again to write a whole one."
-            )
-    return wanted(**values)
+class _Misfit(Exception):
+    """A value that does not fit: what to say of it, and its place as far as it is known."""
+
+    def __init__(self, says: str, place: str = "") -> None:
+        self.says, self.place = says, place
+
+    def within(self, outer: str) -> "_Misfit":
+        self.place = outer + self.place
+        return self
 
 
 @cache
-def _hints(wanted: Any) -> dict[str, Any]:
-    return typing.get_type_hints(wanted)
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _read_tuple(arguments: tuple[Any, ...], items: Any, where: str) -> tuple[Any, ...]:
-    if arguments[-1] is Ellipsis:
-        return tuple(
-            from_plain(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(items)
-        )
-    if len(items) != len(arguments):
-        raise RecordError(
-            f"{where} must hold {len(arguments)} values, not {len(items)}; run the audit again."
-        )
-    return tuple(
-        from_plain(argument, item, where) for argument, item in zip(arguments, items, strict=True)
-    )
+@cache
+def _reader(wanted: Any) -> Reader:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if dataclasses.is_dataclass(wanted):
+        return _read_fields(wanted)
+    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
+        inner = _reader(arguments[0])
+        return lambda value: None if value is None else inner(value)
+    if origin in (dict, Mapping):
+        return _read_items(_reader(arguments[1]))
+    if origin is typing.Literal:
+        return lambda value: _expect(type(arguments[0]), value)
+    if origin is tuple:
+        return _read_many(tuple, arguments) if arguments[-1] is ... else _read_few(arguments)
+    if origin is list:
+        return _read_many(list, arguments)
+    if wanted is float:
+        return _read_number
+    if wanted is bytes:
+        return lambda value: base64.b64decode(_expect(str, value))
+    return (lambda value: value) if wanted is Any else (lambda value: _expect(wanted, value))
 
 
-def _expect(kind: Any, value: Any, where: str) -> Any:
+def _read_fields(wanted: Any) -> Reader:
+    """Fields this version does not know are left out, so that a later one may add some."""
+    hints, absent = typing.get_type_hints(wanted), dataclasses.MISSING
+    readers = [
+        (field.name, _reader(hints[field.name]), field.default is field.default_factory is absent)
+        for field in dataclasses.fields(wanted)
+    ]
+
+    def read(value: Any) -> Any:
+        given, values, name = _expect(dict, value), {}, ""
+        try:
+            for name, read_one, is_required in readers:
+                if name in given:
+                    values[name] = read_one(given[name])
+                elif is_required:
+                    raise _Misfit("The record lacks {}; run the audit again to write a whole one.")
+        except _Misfit as misfit:
+            raise misfit.within(f".{name}") from None
+        return wanted(**values)
+
+    return read
+
+
+def _read_items(read_one: Reader) -> Reader:
+    def read(value: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, item in _expect(dict, value).items():
+            try:
+                found[key] = read_one(item)
+            except _Misfit as misfit:
+                raise misfit.within(f".{key}") from None
+        return found
+
+    return read
+
+
+def _read_many(kind: type, arguments: tuple[Any, ...]) -> Reader:
+    read_one = _reader(arguments[0])
+
+    def read(value: Any) -> Any:
+        items, found = _expect(list, value), list[Any]()
+        try:
+            for item in items:
+                found.append(read_one(item))
+        except _Misfit as misfit:
+            raise misfit.within(f"[{len(found)}]") from None
+        return kind(found)
+
+    return read
+
+
+def _read_few(arguments: tuple[Any, ...]) -> Reader:
+    readers = [_reader(argument) for argument in arguments]
+
+    def read(value: Any) -> tuple[Any, ...]:
+        items = _expect(list, value)
+        if len(items) != len(readers):
+            raise _Misfit(
+                f"{{}} must hold {len(readers)} values, not {len(items)}; run the audit again."
+            )
+        return tuple(read_one(item) for read_one, item in zip(readers, items, strict=True))
+
+    return read
+
+
+def _read_number(value: Any) -> float:
+    if type(value) is float:
+        return value
+    return math.nan if value is None else float(_expect((int, float), value))
+
+
+def _expect(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        # names the type and not the value, which may be somebody's text
-        raise RecordError(
-            f"{where} cannot be of type {type(value).__name__}; the record was changed or broken,"
-            " run the audit again."
+        raise _Misfit(
+            f"{{}} cannot be of type {type(value).__name__}; the record was changed or broken, run"
+            " the audit again."
         )
     return value
