@@ -66,16 +66,27 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
+def _exact_types(wanted: Any) -> frozenset[type]:
+    """Returns the types whose values are taken as they are, without asking their reader: most are
+    of these, and thousands of records are read at once."""
+    kinds = frozenset(typing.get_args(wanted) if _is_union(wanted) else (wanted,))
+    return kinds if kinds <= {bool, int, float, str, types.NoneType} else frozenset()
+
+
+def _is_union(wanted: Any) -> bool:
+    return typing.get_origin(wanted) in (typing.Union, types.UnionType)  # only `X | None` occurs
+
+
 @cache
 def _reader(wanted: Any) -> Reader:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(wanted):
         return _read_fields(wanted)
-    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
+    if _is_union(wanted):
         inner = _reader(arguments[0])
         return lambda value: None if value is None else inner(value)
     if origin in (dict, Mapping):
-        return _read_items(_reader(arguments[1]))
+        return _read_items(arguments[1])
     if origin is typing.Literal:
         return lambda value: _expect(type(arguments[0]), value)
     if origin is tuple:
@@ -93,16 +104,22 @@ def _read_fields(wanted: Any) -> Reader:
     """Fields this version does not know are left out, so that a later one may add some."""
     hints, absent = typing.get_type_hints(wanted), dataclasses.MISSING
     readers = [
-        (field.name, _reader(hints[field.name]), field.default is field.default_factory is absent)
+        (
+            field.name,
+            _exact_types(hints[field.name]),
+            _reader(hints[field.name]),
+            field.default is field.default_factory is absent,
+        )
         for field in dataclasses.fields(wanted)
     ]
 
     def read(value: Any) -> Any:
         given, values, name = _expect(dict, value), {}, ""
         try:
-            for name, read_one, is_required in readers:
+            for name, exact, read_one, is_required in readers:
                 if name in given:
-                    values[name] = read_one(given[name])
+                    item = given[name]
+                    values[name] = item if type(item) in exact else read_one(item)
                 elif is_required:
                     raise _Misfit("The record lacks {}; run the audit again to write a whole one.")
         except _Misfit as misfit:
@@ -112,10 +129,14 @@ def _read_fields(wanted: Any) -> Reader:
     return read
 
 
-def _read_items(read_one: Reader) -> Reader:
+def _read_items(wanted: Any) -> Reader:
+    read_one, exact = _reader(wanted), _exact_types(wanted)
+
     def read(value: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, item in _expect(dict, value).items():
+        items, found = _expect(dict, value), dict[str, Any]()
+        if exact.issuperset(map(type, items.values())):
+            return dict(items)
+        for key, item in items.items():
             try:
                 found[key] = read_one(item)
             except _Misfit as misfit:
@@ -126,10 +147,12 @@ def _read_items(read_one: Reader) -> Reader:
 
 
 def _read_many(kind: type, arguments: tuple[Any, ...]) -> Reader:
-    read_one = _reader(arguments[0])
+    read_one, exact = _reader(arguments[0]), _exact_types(arguments[0])
 
     def read(value: Any) -> Any:
         items, found = _expect(list, value), list[Any]()
+        if exact.issuperset(map(type, items)):
+            return kind(items)
         try:
             for item in items:
                 found.append(read_one(item))

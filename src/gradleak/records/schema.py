@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -164,8 +164,8 @@ class AttackRecord:
 
     spec: dict[str, Any]
     scores: dict[str, Score]
-    examples: tuple[ExampleRecord, ...]
-    batches: tuple[BatchRecord, ...]
+    examples: tuple[ExampleRecord, ...] = ()
+    batches: tuple[BatchRecord, ...] = ()
     knowledge: tuple[str, ...] = ()
     flags: tuple[RaisedFlag, ...] = ()
     cost: CostRecord = CostRecord()
@@ -222,14 +222,30 @@ class Record:
     def id(self) -> str:
         return spec_id(self.spec)
 
+    @property
+    def details(self) -> "Details":
+        """What is said of single examples and batches."""
+        return Details(
+            self.secrets,
+            {key: attack.examples for key, attack in self.attacks.items()},
+            {key: attack.batches for key, attack in self.attacks.items()},
+        )
+
+    def with_details(self, details: "Details") -> "Record":
+        """Returns the record with other details; with none it holds no text and no guess."""
+        attacks = {
+            key: replace(
+                attack,
+                examples=details.examples.get(key, ()),
+                batches=details.batches.get(key, ()),
+            )
+            for key, attack in self.attacks.items()
+        }
+        return replace(self, secrets=details.secrets, attacks=attacks)
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        plain: dict[str, Any] = {"schema": SCHEMA, "id": self.id, **to_plain(self)}
-        for secret in plain["secrets"]:
-            # A reader looking for private text need only search for the key
-            if secret["text"] is None:
-                del secret["text"]
-        return plain
+        """Returns plain JSON values."""
+        return {"schema": SCHEMA, "id": self.id, **_without_absent_texts(to_plain(self))}
 
     @staticmethod
     def from_json(plain: dict[str, Any]) -> "Record":
@@ -242,12 +258,34 @@ class Record:
                 " wrote it."
             )
         record: Record = from_plain(Record, plain, "record")
-        if plain.get("id") != record.id:
+        if plain.get("id") != (right := plain_id(record.spec)):
             raise RecordError(
-                f"The id {plain.get('id')!r} does not belong to this spec ({record.id}); run the"
-                " audit again."
+                f"The id {plain.get('id')!r} does not belong to this spec ({right}); run the audit"
+                " again."
             )
         return record
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a record says of single examples and batches: nearly all of its bytes, and every text
+    and guess."""
+
+    secrets: tuple[SecretRecord, ...] = ()
+    examples: dict[str, tuple[ExampleRecord, ...]] = field(default_factory=dict)  # by attack
+    batches: dict[str, tuple[BatchRecord, ...]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return _without_absent_texts(to_plain(self))
+
+
+def _without_absent_texts(plain: dict[str, Any]) -> dict[str, Any]:
+    """A reader looking for private text need only search for the key."""
+    for secret in plain["secrets"]:
+        if secret["text"] is None:
+            del secret["text"]
+    return plain
 
 
 def spec_id(spec: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Records on disk: one JSON file each, written whole or not at all; the key of their hashes kept
-apart."""
+"""Records on disk: a JSON file each, and one of details beside it, written whole or not at all; the
+key of their hashes is kept apart."""
 
 import contextlib
 import hashlib
@@ -10,10 +10,13 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gradleak.records.errors import RecordError, full_disk_explained
-from gradleak.records.files import make_private_folder, write_whole
-from gradleak.records.schema import Record
+from gradleak.records.files import make_private_folder, write_whole, write_whole_bytes
+from gradleak.records.plain import to_plain
+from gradleak.records.schema import Details, Record
+from gradleak.records.summary import Summary, columns_of, hash_of, read_summary
 
 KEY_BYTES = 32
 
@@ -68,28 +71,41 @@ def write_record(folder: Path, record: Record) -> Path:
 
 
 def rewrite_record(path: Path, record: Record) -> None:
-    """Writes a record where it lies, whatever its file is called."""
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Writes a record where it lies, whatever its file is called.
+
+    Its details come first and the record, which names them, after: a reader finds the old ones
+    whole or the new ones. Then the old ones go.
+    """
+    content = _dump(record.details.to_json(), None)
+    columns = {key: columns_of(attack) for key, attack in record.attacks.items()}
+    summary = Summary(path, record.with_details(Details()), columns, hash_of(content))
+    details = summary.details_path
     with _explained(f"write records into {path.parent}"):
-        write_whole(path, text)
+        write_whole_bytes(details, content)
+        rewrite_summary(summary)
+        for old in details.parent.glob(f"{record.id}-*.json"):
+            if old != details:
+                old.unlink(missing_ok=True)
+
+
+def rewrite_summary(summary: Summary) -> None:
+    """Writes a record's own file; its details stay as they are."""
+    plain = summary.record.to_json()
+    for long in (plain, *plain["attacks"].values()):
+        for name in ("secrets", "examples", "batches"):
+            long.pop(name, None)
+    plain |= {"columns": to_plain(summary.columns), "details": summary.details}
+    with _explained(f"write records into {summary.path.parent}"):
+        write_whole_bytes(summary.path, _dump(plain, 1))
+
+
+def _dump(plain: dict[str, Any], indent: int | None) -> bytes:
+    return (json.dumps(plain, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_record(path: Path) -> Record:
-    """The record in one file."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(
-            f"Cannot read {path}: {error.strerror}. Name a record file that an audit wrote."
-        ) from error
-    except ValueError as error:  # broken JSON, or bytes that are no text
-        raise RecordError(
-            f"{path} is not a whole JSON file ({error}). Delete it and run its audit again."
-        ) from error
-    try:
-        return Record.from_json(plain)
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from error
+    """Reads one record with its details."""
+    return read_summary(path).whole()
 
 
 def read_records(folder: Path) -> list[Record]:
