@@ -1,4 +1,4 @@
-"""Laws of the codec: what it writes it reads back, and what does not fit is refused by its place."""
+"""Laws of the codec: what it writes it reads back, and what does not fit is refused by place."""
 
 import json
 import math

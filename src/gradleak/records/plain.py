@@ -15,7 +15,9 @@ from typing import Any
 
 from gradleak.records.errors import RecordError
 
-Reader = Callable[[Any], Any]
+# Where a value stands: a name, or what it stands in and its own name or number
+Place = str | tuple[Any, str | int]
+Reader = Callable[[Any, Place], Any]
 
 
 def to_plain(value: Any, keep_nan: bool = False) -> Any:
@@ -23,58 +25,28 @@ def to_plain(value: Any, keep_nan: bool = False) -> Any:
 
     With `keep_nan` it stays, for files that Python alone reads again.
     """
-    kind = type(value)
-    if dataclasses.is_dataclass(kind):
-        return {name: to_plain(getattr(value, name), keep_nan) for name in _names(kind)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        return {name: to_plain(getattr(value, name), keep_nan) for name in names}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item, keep_nan) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item, keep_nan) for item in value]
     if isinstance(value, float):
         return float(value) if keep_nan or math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if value is None or isinstance(value, (str, int)):
         return value
-    if kind is bytes:
-        return base64.b64encode(value).decode()
     raise RecordError(
-        f"A record holds plain values only, not {kind.__name__}; turn it into text or a"
+        f"A record holds plain values only, not {type(value).__name__}; turn it into text or a"
         " number first."
     )
 
 
 def from_plain(wanted: Any, value: Any, where: str) -> Any:
     """Returns the value as `wanted` describes it; `where` names the place in error messages."""
-    try:
-        return _reader(wanted)(value)
-    except _Misfit as misfit:
-        raise RecordError(misfit.says.format(where + misfit.place)) from None
-
-
-class _Misfit(Exception):
-    """A value that does not fit: what to say of it, and its place as far as it is known."""
-
-    def __init__(self, says: str, place: str = "") -> None:
-        self.says, self.place = says, place
-
-    def within(self, outer: str) -> "_Misfit":
-        self.place = outer + self.place
-        return self
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def _exact_types(wanted: Any) -> frozenset[type]:
-    """Returns the types whose values are taken as they are, without asking their reader: most are
-    of these, and thousands of records are read at once."""
-    kinds = frozenset(typing.get_args(wanted) if _is_union(wanted) else (wanted,))
-    return kinds if kinds <= {bool, int, float, str, types.NoneType} else frozenset()
-
-
-def _is_union(wanted: Any) -> bool:
-    return typing.get_origin(wanted) in (typing.Union, types.UnionType)  # only `X | None` occurs
+    return _reader(wanted)(value, where)
 
 
 @cache
@@ -82,49 +54,57 @@ def _reader(wanted: Any) -> Reader:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(wanted):
         return _read_fields(wanted)
-    if _is_union(wanted):
+    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
         inner = _reader(arguments[0])
-        return lambda value: None if value is None else inner(value)
+        return lambda value, where: None if value is None else inner(value, where)
     if origin in (dict, Mapping):
         return _read_items(arguments[1])
-    if origin is typing.Literal:
-        return lambda value: _expect(type(arguments[0]), value)
+    if origin is list or (origin is tuple and arguments[-1] is ...):
+        return _read_many(origin, arguments[0])
     if origin is tuple:
-        return _read_many(tuple, arguments) if arguments[-1] is ... else _read_few(arguments)
-    if origin is list:
-        return _read_many(list, arguments)
-    if wanted is float:
-        return _read_number
+        return _read_few(arguments)
+    if origin is typing.Literal:  # of texts
+        return _reader(str)
     if wanted is bytes:
-        return lambda value: base64.b64decode(_expect(str, value))
-    return (lambda value: value) if wanted is Any else (lambda value: _expect(wanted, value))
+        return lambda value, where: base64.b64decode(_expect(str, value, where))
+    if wanted is float:
+        return lambda value, where: (
+            math.nan if value is None else float(_expect((int, float), value, where))
+        )
+    return lambda value, where: value if wanted is Any else _expect(wanted, value, where)
+
+
+def _exact_types(wanted: Any) -> frozenset[type]:
+    """Returns the types whose values are taken as they are, without asking their reader: most are
+    of these, and thousands of records are read at once."""
+    kinds = frozenset(typing.get_args(wanted) or (wanted,))
+    return kinds if kinds <= {bool, int, float, str, types.NoneType} else frozenset()
 
 
 def _read_fields(wanted: Any) -> Reader:
     """Fields this version does not know are left out, so that a later one may add some."""
-    hints, absent = typing.get_type_hints(wanted), dataclasses.MISSING
+    hints, fields = typing.get_type_hints(wanted), dataclasses.fields(wanted)
     readers = [
-        (
-            field.name,
-            _exact_types(hints[field.name]),
-            _reader(hints[field.name]),
-            field.default is field.default_factory is absent,
-        )
-        for field in dataclasses.fields(wanted)
+        (one.name, _exact_types(hints[one.name]), _reader(hints[one.name])) for one in fields
     ]
+    absent = dataclasses.MISSING
+    required = [one.name for one in fields if one.default is one.default_factory is absent]
 
-    def read(value: Any) -> Any:
-        given, values, name = _expect(dict, value), {}, ""
-        try:
-            for name, exact, read_one, is_required in readers:
-                if name in given:
-                    item = given[name]
-                    values[name] = item if type(item) in exact else read_one(item)
-                elif is_required:
-                    raise _Misfit("The record lacks {}; run the audit again to write a whole one.")
-        except _Misfit as misfit:
-            raise misfit.within(f".{name}") from None
-        return wanted(**values)
+    def read(value: Any, where: Place) -> Any:
+        given = _expect(dict, value, where)
+        for name in required:
+            if name not in given:
+                raise RecordError(
+                    f"The record lacks {_spell((where, name))}; run the audit again to write a"
+                    " whole one."
+                )
+        return wanted(
+            **{
+                name: item if type(item := given[name]) in exact else read_one(item, (where, name))
+                for name, exact, read_one in readers
+                if name in given
+            }
+        )
 
     return read
 
@@ -132,61 +112,54 @@ def _read_fields(wanted: Any) -> Reader:
 def _read_items(wanted: Any) -> Reader:
     read_one, exact = _reader(wanted), _exact_types(wanted)
 
-    def read(value: Any) -> dict[str, Any]:
-        items, found = _expect(dict, value), dict[str, Any]()
+    def read(value: Any, where: Place) -> dict[str, Any]:
+        items = _expect(dict, value, where)
         if exact.issuperset(map(type, items.values())):
             return dict(items)
-        for key, item in items.items():
-            try:
-                found[key] = read_one(item)
-            except _Misfit as misfit:
-                raise misfit.within(f".{key}") from None
-        return found
+        return {key: read_one(item, (where, key)) for key, item in items.items()}
 
     return read
 
 
-def _read_many(kind: type, arguments: tuple[Any, ...]) -> Reader:
-    read_one, exact = _reader(arguments[0]), _exact_types(arguments[0])
+def _read_many(kind: type, wanted: Any) -> Reader:
+    read_one, exact = _reader(wanted), _exact_types(wanted)
 
-    def read(value: Any) -> Any:
-        items, found = _expect(list, value), list[Any]()
+    def read(value: Any, where: Place) -> Any:
+        items = _expect(list, value, where)
         if exact.issuperset(map(type, items)):
             return kind(items)
-        try:
-            for item in items:
-                found.append(read_one(item))
-        except _Misfit as misfit:
-            raise misfit.within(f"[{len(found)}]") from None
-        return kind(found)
+        return kind([read_one(item, (where, place)) for place, item in enumerate(items)])
 
     return read
 
 
-def _read_few(arguments: tuple[Any, ...]) -> Reader:
-    readers = [_reader(argument) for argument in arguments]
+def _read_few(wanted: tuple[Any, ...]) -> Reader:
+    readers = [_reader(one) for one in wanted]
 
-    def read(value: Any) -> tuple[Any, ...]:
-        items = _expect(list, value)
+    def read(value: Any, where: Place) -> tuple[Any, ...]:
+        items = _expect(list, value, where)
         if len(items) != len(readers):
-            raise _Misfit(
-                f"{{}} must hold {len(readers)} values, not {len(items)}; run the audit again."
+            raise RecordError(
+                f"{_spell(where)} must hold {len(readers)} values, not {len(items)}; run the audit"
+                " again."
             )
-        return tuple(read_one(item) for read_one, item in zip(readers, items, strict=True))
+        return tuple([read_one(item, where) for read_one, item in zip(readers, items, strict=True)])
 
     return read
 
 
-def _read_number(value: Any) -> float:
-    if type(value) is float:
-        return value
-    return math.nan if value is None else float(_expect((int, float), value))
-
-
-def _expect(kind: Any, value: Any) -> Any:
+def _expect(kind: Any, value: Any, where: Place) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _Misfit(
-            f"{{}} cannot be of type {type(value).__name__}; the record was changed or broken, run"
-            " the audit again."
+        # names the type and not the value, which may be somebody's text
+        raise RecordError(
+            f"{_spell(where)} cannot be of type {type(value).__name__}; the record was changed or"
+            " broken, run the audit again."
         )
     return value
+
+
+def _spell(where: Place) -> str:
+    if isinstance(where, str):
+        return where
+    outer, inner = where
+    return f"{_spell(outer)}[{inner}]" if isinstance(inner, int) else f"{_spell(outer)}.{inner}"

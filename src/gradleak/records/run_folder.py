@@ -42,7 +42,7 @@ class PlannedCell:
 
     id: str
     axes: Mapping[str, str]
-    # By the key of each attack (pace.kinds_of); none in older plans
+    # By the key of each attack (pace.kinds_of)
     kinds: Mapping[str, str] = field(default_factory=dict)
     batches: int = 0
 

@@ -39,7 +39,7 @@ class SecretRecord:
     hash: str
     tokens: int
     text: str | None = None
-    row: int | None = None  # its number in the split it comes from, from 0; none in older records
+    row: int | None = None  # its number in the split it comes from, from 0
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ExampleRecord:
     so it can be left out.
 
     Beside them stand the values of the blind guess, and of one more that was drawn for this attack:
-    the worst case over attacks is held against as many. Older records lack the draw.
+    the worst case over attacks is held against as many.
     """
 
     batch: int
@@ -79,8 +79,7 @@ class BatchRecord:
     # "nats" of a likelihood, "log" of a distance; a distance itself has none
     objective_unit: str = ""
     objective_rounding: float | None = None  # by how much objectives may differ for no other reason
-    # Whether the guess is the secret; none of pictures, and in older records
-    right: bool | None = None
+    right: bool | None = None  # whether the guess is the secret; none of pictures
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,7 @@ class GuaranteeRecord:
     epsilon: float | None
     delta: float
     against_server: bool = True  # whether it holds towards who sees the update
-    # Where it is none: what it is instead, a colon, and why; empty in older records
-    epsilon_in_words: str = ""
+    epsilon_in_words: str = ""  # where it is none: what it is instead, a colon, and why
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class NoiseRecord:
     least: float
     most: float
     by_tensor: dict[str, float | None]  # medians; none where a tensor has no gradient at all
-    by_batch: tuple[float, ...] = ()  # nothing in older records
+    by_batch: tuple[float, ...] = ()  # nothing where it was published
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ class StageRecord:
     certified: int  # batches whose guess it proved
     seconds: float
     scores: dict[str, Score]
-    # Of batches on which it did not end by itself with a guess; none in older records
+    # Of batches on which it did not end by itself with a guess
     fates: tuple[FateRecord, ...] = ()
 
 
@@ -183,7 +181,7 @@ class DataRecord:
     batches: int
     examples: int
     truncated: int = 0  # texts longer than the model reads
-    # How it was read, where that is not plain, in sentences; nothing in older records
+    # How it was read, where that is not plain, in sentences
     remarks: tuple[str, ...] = ()
 
 
@@ -195,7 +193,7 @@ class TargetRecord:
     fingerprint: str
     parameters: int
     visible_parameters: int
-    model: str = ""  # what kind of model it is, in words; empty in older records
+    model: str = ""  # what kind of model it is, in words
 
 
 @dataclass(frozen=True)
@@ -213,8 +211,7 @@ class Record:
     attacks: dict[str, AttackRecord]
     worst_case: dict[str, Score]
     flags: tuple[RaisedFlag, ...] = ()
-    # Of every batch; none in records of before there were any
-    findings: tuple[FindingRecord, ...] = ()
+    findings: tuple[FindingRecord, ...] = ()  # of every batch
     guarantees: tuple[GuaranteeRecord, ...] = ()  # of the defenses that are differential privacy
     noise: NoiseRecord | None = None  # how large the defenses' noise was; none where they add none
 

@@ -181,7 +181,7 @@ def blind_columns(attacks: Sequence[Scored], metric: str) -> list[Column]:
 
     The pick among attacks is made with the truth in hand, and so is that among blind guesses: the
     plain one, and one draw more for every attack after the first. Where attacks are told different
-    things, the plain one of each counts. Older records, without draws, have the plain ones only.
+    things, the plain one of each counts. Published results hold no draws, only plain guesses.
     """
     columns = [one for _, one in looked(attacks)]
     plain = [one.blind[metric] for one in columns]

@@ -7,16 +7,15 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradleak.records.errors import RecordError, full_disk_explained
+from gradleak.records.errors import RecordError, explain_refusal
 from gradleak.records.files import make_private_folder, write_whole, write_whole_bytes
 from gradleak.records.plain import to_plain
-from gradleak.records.schema import Details, Record
-from gradleak.records.summary import Summary, columns_of, hash_of, read_summary
+from gradleak.records.schema import Record
+from gradleak.records.summary import Summary, hash_of, read_summary
 
 KEY_BYTES = 32
 
@@ -46,7 +45,7 @@ def open_key(folder: Path, name: str = "secrets") -> SecretKey:
     ignored by git."""
     keys = folder / "keys"
     path = keys / f"{name}.key"
-    with _explained(f"keep a key in {keys}"):
+    with explain_refusal(f"keep a key in {keys}"):
         make_private_folder(keys)
         write_whole(keys / ".gitignore", "*\n")
         if not path.exists():
@@ -56,7 +55,7 @@ def open_key(folder: Path, name: str = "secrets") -> SecretKey:
 
 def check_writable(folder: Path) -> None:
     """Makes the folder and tries to write into it, so that a long run does not fail at its end."""
-    with _explained(f"write records into {folder}"):
+    with explain_refusal(f"write records into {folder}"):
         make_private_folder(folder)
         probe = _unused_name(folder, "probe")
         probe.touch(exist_ok=False)
@@ -77,10 +76,9 @@ def rewrite_record(path: Path, record: Record) -> None:
     whole or the new ones. Then the old ones go.
     """
     content = _dump(record.details.to_json(), None)
-    columns = {key: columns_of(attack) for key, attack in record.attacks.items()}
-    summary = Summary(path, record.with_details(Details()), columns, hash_of(content))
+    summary = Summary.of(path, record, hash_of(content))
     details = summary.details_path
-    with _explained(f"write records into {path.parent}"):
+    with explain_refusal(f"write records into {path.parent}"):
         write_whole_bytes(details, content)
         rewrite_summary(summary)
         for old in details.parent.glob(f"{record.id}-*.json"):
@@ -95,7 +93,7 @@ def rewrite_summary(summary: Summary) -> None:
         for name in ("secrets", "examples", "batches"):
             long.pop(name, None)
     plain |= {"columns": to_plain(summary.columns), "details": summary.details}
-    with _explained(f"write records into {summary.path.parent}"):
+    with explain_refusal(f"write records into {summary.path.parent}"):
         write_whole_bytes(summary.path, _dump(plain, 1))
 
 
@@ -114,7 +112,7 @@ def read_records(folder: Path) -> list[Record]:
         raise RecordError(
             f"{folder} is not a folder. Name the folder an audit or a study wrote its records into."
         )
-    with _explained(f"list {folder}"):
+    with explain_refusal(f"list {folder}"):
         paths = sorted(
             path
             for path in folder.iterdir()
@@ -140,16 +138,3 @@ def _create_key(path: Path) -> None:
 
 def _unused_name(folder: Path, stem: str) -> Path:
     return folder / f".{stem}.{secrets.token_hex(8)}.tmp"
-
-
-@contextlib.contextmanager
-def _explained(doing: str) -> Iterator[None]:
-    """Turns the system's refusal into a sentence."""
-    try:
-        with full_disk_explained(doing):
-            yield
-    except OSError as error:
-        raise RecordError(
-            f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out"
-            " ./records."
-        ) from error

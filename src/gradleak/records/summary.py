@@ -47,6 +47,12 @@ class Summary:
     columns: Mapping[str, Columns]  # by the attack's key
     details: str = ""  # the hash of its details; none of what was published
 
+    @classmethod
+    def of(cls, path: Path, record: Record, details: str = "") -> "Summary":
+        """Returns the summary of a whole record."""
+        columns = {key: columns_of(attack) for key, attack in record.attacks.items()}
+        return cls(path, record.with_details(Details()), columns, details)
+
     @property
     def id(self) -> str:
         """The record's, by the name of its file: quicker than to hash its spec again."""
@@ -167,7 +173,7 @@ def read_summary(path: Path) -> Summary:
         beside: _Beside = from_plain(_Beside, plain, "record")
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
-    if [*beside.columns] != [*record.attacks] or not NUMBER.fullmatch(beside.details):
+    if beside.columns.keys() != record.attacks.keys() or not NUMBER.fullmatch(beside.details):
         raise RecordError(
             f"{path}: record.columns or record.details does not belong to its attacks; the record"
             " was changed or broken, run the audit again."

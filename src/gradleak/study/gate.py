@@ -206,7 +206,7 @@ def _with_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     raisers = {
         one.path: details[name]
         for one in setting.summaries
-        if name in (details := raised(one.record, one.columns))
+        if name in (details := raised(one.record))
     }
     if not raisers:
         return _paths(setting), ""
