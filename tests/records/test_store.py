@@ -21,10 +21,9 @@ from gradleak.records.store import (
     keyed_hash,
     open_key,
     read_record,
-    read_records,
     write_record,
 )
-from gradleak.records.summary import DETAILS, Summary, columns_of, read_summary
+from gradleak.records.summary import DETAILS, Summary, columns_of, read_summaries, read_summary
 
 
 def test_a_written_record_is_read_back_from_the_file_of_its_id(
@@ -40,7 +39,7 @@ def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path, record: 
     write_record(tmp_path, replace(record, secrets=()))
     (own,), (details,) = tmp_path.glob("*.json"), (tmp_path / DETAILS).iterdir()
     assert own.name == f"{record.id}.json" and details == read_summary(own).details_path
-    assert len(list(tmp_path.rglob("*"))) == 3 and read_records(tmp_path)[0].secrets == ()
+    assert len(list(tmp_path.rglob("*"))) == 3 and read_record(own).secrets == ()
 
 
 def test_a_write_that_fails_leaves_the_old_record_whole(
@@ -121,7 +120,7 @@ def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(
         write_record(tmp_path, one)
     open_key(tmp_path)
     (tmp_path / ".half.json").write_text("{")
-    assert [one.id for one in read_records(tmp_path)] == sorted(one.id for one in records)
+    assert [one.id for one in read_summaries(tmp_path)] == sorted(one.id for one in records)
 
 
 def test_the_key_is_made_once_private_and_ignored_by_git(tmp_path: Path) -> None:
@@ -198,14 +197,14 @@ def test_a_file_that_is_no_record_is_refused_with_its_path(
 ) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(RecordError, match=f"bad.json.*{message}"):
-        read_records(tmp_path)
+        read_record(tmp_path / "bad.json")
 
 
 def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file"):
         read_record(tmp_path / "none.json")
-    with pytest.raises(RecordError, match="is not a folder"):
-        read_records(tmp_path / "none")
+    with pytest.raises(RecordError, match="none is not there"):
+        read_summaries(tmp_path / "none")
 
 
 def test_records_are_text_a_person_can_read(tmp_path: Path, record: Record) -> None:

@@ -106,21 +106,6 @@ def read_record(path: Path) -> Record:
     return read_summary(path).whole()
 
 
-def read_records(folder: Path) -> list[Record]:
-    """All records of a folder, in the order of their ids."""
-    if not folder.is_dir():
-        raise RecordError(
-            f"{folder} is not a folder. Name the folder an audit or a study wrote its records into."
-        )
-    with explain_refusal(f"list {folder}"):
-        paths = sorted(
-            path
-            for path in folder.iterdir()
-            if path.suffix == ".json" and not path.name.startswith(".")
-        )
-    return [read_record(path) for path in paths]
-
-
 def _create_key(path: Path) -> None:
     """Written aside and linked into place: of processes that start together one makes the key
     and none sees half of it."""
