@@ -80,7 +80,10 @@ def test_every_attack_has_a_setting() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_attack_is_better_than_blind_by_three_standard_errors(name: str, files: Path) -> None:
     fields, audit = SETTINGS[name]
-    paths = {"texts.csv": str(files / "texts.csv"), "generator": f"generator:path={files}/generator.safetensors"}
+    paths = {
+        "texts.csv": str(files / "texts.csv"),
+        "generator": f"generator:path={files}/generator.safetensors",
+    }
     plain = {
         field: paths.get(value, value) if isinstance(value, str) else value
         for field, value in audit.items()

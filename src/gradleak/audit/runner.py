@@ -26,7 +26,8 @@ from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
 from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, check_writable, open_key, read_record, write_record
+from gradleak.records.store import SecretKey, check_writable, open_key, write_record
+from gradleak.records.summary import read_summary
 
 
 @dataclass(frozen=True)
@@ -203,17 +204,18 @@ class Inputs:
 
 
 def find_record(folder: Path, spec: AuditSpec, inputs: Inputs) -> Record | None:
-    """The record of an audit, if there is one and it is of the data, the model and the attacks'
-    answers as they are now."""
+    """Returns the record of an audit, if there is a whole one and it is of the data, the model
+    and the attacks' answers as they are now."""
     path = folder / f"{spec.id}.json"
     if not path.exists():
         return None
-    record = read_record(path)
-    if any(
+    summary = read_summary(path)
+    record = summary.record
+    if not summary.has_details or any(
         record.attacks[key].version != attack.version for key, attack in spec.attack_keys().items()
     ):
         return None
     is_same = record.data.hash == inputs.data_hash(
         spec
     ) and record.target.fingerprint == inputs.fingerprint(spec)
-    return record if is_same else None
+    return summary.whole() if is_same else None

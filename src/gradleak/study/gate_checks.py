@@ -259,7 +259,7 @@ def _find_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     raisers = {
         one.path: details[name]
         for one in setting.summaries
-        if name in (details := raised(one.record, one.columns))
+        if name in (details := raised(one.record))
     }
     if not raisers:
         return _paths(setting), ""

@@ -161,6 +161,8 @@ class GuessGallery(Section):
 
 
 def _show_guesses(run: JudgedRun, setting: Setting, ran: Ran, most: int) -> Iterator[GalleryItem]:
+    if not ran.source.has_details:
+        return
     record = ran.source.whole()
     secrets = {**run.secrets_of(record), **find_kept_secrets(record)}
     hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}

@@ -93,6 +93,8 @@ def trace_searches(run: JudgedRun) -> list[TraceLine]:
     firsts: dict[str, tuple[Setting, Ran]] = {}
     for setting in run.settings:
         for ran in setting.attacks:
+            if not ran.source.has_details:
+                continue
             firsts.setdefault(run.labels.attack(ran.attack.spec), (setting, ran))
     found = []
     for name, (setting, ran) in choose_evenly(list(firsts.items()), 2 * LINES):
