@@ -11,7 +11,7 @@ import torch
 
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
-from gradleak.audit.picture_records import picture_pairs
+from gradleak.audit.scoring import picture_pairs
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError

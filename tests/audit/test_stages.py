@@ -12,7 +12,7 @@ from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit
-from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.audit.outcomes import CallParts, Outcome
 from gradleak.audit.scoring import facts_behind
 from gradleak.core.attack import Bench, Cost, Reconstruction, Stage
 from gradleak.core.errors import GradleakError
@@ -106,7 +106,7 @@ def test_what_became_of_every_member_is_recorded_flagged_and_shown(
 
 
 def test_a_part_keeps_what_became_of_members(tmp_path: Path) -> None:
-    parts = Parts(tmp_path, "audit")
+    parts = CallParts(tmp_path, "audit")
     stages = (
         Stage("span", (), False, Cost(1.0), "refused", "It does not apply."),
         Stage("energy", ((1, 2),), False, Cost(2.0, 3)),

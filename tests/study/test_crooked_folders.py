@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gradleak.audit.client import private_examples
-from gradleak.audit.writing import data_hash
+from gradleak.audit.record import data_hash
 from gradleak.cli import main
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import (

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from gradleak.core.attack import Reconstruction, Scale
+from gradleak.core.errors import GradleakError
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
+from gradleak.records.schema import FindingRecord
 
 CALL = "call.json"
 # Files of parts, finished or with what is finished of them; not such as are being written (.0-0-8…)
 KEPT = "[0-9]*-*-*.*"
+NoiseRatios = dict[str, float]  # by tensor; under the empty name, of all that is seen
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,17 @@ class AttackOutcomes:
         self.draw.append(draw)
 
 
-class Parts:
+@dataclass(eq=False)
+class AuditResult:
+    """What comes out of one audit of a group; an audit that is refused has nothing else."""
+
+    attacks: dict[str, AttackOutcomes]
+    findings: list[FindingRecord] = field(default_factory=list)
+    noise: list[NoiseRatios] = field(default_factory=list)  # of every batch
+    refusal: GradleakError | None = None  # why it cannot be attacked
+
+
+class CallParts:
     """A folder of finished parts of one call, removed when its records are written. Holds guesses,
     never secrets.
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.group import SharedBench, attackers_streams
-from gradleak.audit.picture_records import from_record
 from gradleak.audit.ready import open_prior, open_target
 from gradleak.audit.scoring import (
     Values,
     clusters_of,
     pair_up,
+    read_picture,
     score_of,
     sentence,
     values_at,
@@ -131,7 +131,7 @@ def _read_stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:
     """A stored guess as metrics see it; its token ids are those of its text, cut again."""
     if example.guess is not None and target.medium == "image":
-        return from_record(example.guess)
+        return read_picture(example.guess)
     if example.guess is None or example.guess_legacy is None:
         raise GradleakError(
             "This record does not hold its guesses: there is nothing to score. Run the audit again."

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradleak.audit.circumstances import accounting_refusal
-from gradleak.audit.client import private_batches, private_examples, remarks_on
-from gradleak.audit.group import AuditGroup, Member
-from gradleak.audit.outcomes import Parts, has_kept
+from gradleak.audit.client import AuditInput, private_batches, private_examples, remarks_on
+from gradleak.audit.group import AuditGroup
+from gradleak.audit.outcomes import CallParts, has_kept
 from gradleak.audit.ready import Opened, open_prior, open_target
+from gradleak.audit.record import accounting_refusal, data_hash, record_of
 from gradleak.audit.spec import AuditSpec
-from gradleak.audit.writing import data_hash, record_of
 from gradleak.core.attack import Display, Silent
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.dataset import Dataset
@@ -113,7 +112,7 @@ def run_audits(
             for sentence in remarks[data]:
                 display.say(sentence)
         refusal = accounting_refusal(spec.defenses)
-        members.append(Member(spec, secrets[data] * spec.draws, remarks[data], refusal))
+        members.append(AuditInput(spec, secrets[data] * spec.draws, remarks[data], refusal))
     # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited
     # file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
@@ -123,7 +122,7 @@ def run_audits(
         else ""
     )
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_join(data_hashes)}{versions}"
-    parts = Parts(out, name, [spec.id for spec in specs])
+    parts = CallParts(out, name, [spec.id for spec in specs])
     opened = opened or open_prior(specs[0], target)
     group = AuditGroup(members, opened, parts, display, memory)
     with full_disk_explained(f"keep finished parts in {out}"):

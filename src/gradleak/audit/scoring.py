@@ -4,21 +4,25 @@ attacks."""
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import torch
+
 from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
-from gradleak.audit.picture_records import as_data_uri, picture_pairs
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
-from gradleak.core.batch import PrivateBatch
+from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import channel_of
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact
+from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target
-from gradleak.metrics.alignment import align
+from gradleak.metrics.alignment import align, nearest_pictures
 from gradleak.records import flags
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.judgement import LEADING
+from gradleak.records.png import Pixels, data_uri, from_data_uri
 from gradleak.records.schema import (
     AttackRecord,
     BatchRecord,
@@ -189,6 +193,42 @@ def pair_up(
                 )
             )
     return pairs
+
+
+def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
+    """Secrets of one batch with the guesses nearest to them; what was not guessed counts as
+    grey."""
+    secrets = [example.picture for example in private.examples if example.picture is not None]
+    grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
+    guesses = [*guess.pictures, *grey][: len(secrets)]
+    values = [
+        torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)
+    ]
+    order = nearest_pictures(values[0], values[1])
+    return [
+        Pair(_as_sentence(secret), _as_sentence(guesses[chosen]))
+        for secret, chosen in zip(secrets, order, strict=True)
+    ]
+
+
+def as_data_uri(picture: Picture) -> str:
+    """The picture as text that browsers draw."""
+    return data_uri(Pixels(picture.shape, picture.pixels))
+
+
+def read_picture(guess: str) -> Sentence:
+    """A guess that a record holds as such text, as metrics see it."""
+    found = from_data_uri(guess)
+    return _as_sentence(Picture(found.shape, found.data))
+
+
+def show_example(example: Example) -> str:
+    """A private example as a record keeps it where it may."""
+    return example.text if example.picture is None else as_data_uri(example.picture)
+
+
+def _as_sentence(picture: Picture) -> Sentence:
+    return Sentence(text="", legacy="", ids=(), picture=picture)
 
 
 def sentence(target: Target, ids: Sequence[int]) -> Sentence:
