@@ -191,9 +191,7 @@ def run_one(number: int, audit: str, tree: Path, place: Path) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    records = {
-        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in find_records(out)
-    }
+    records = {path.stem: read_whole(path) for path in find_records(out)}
     outcome = {"exit code": done.returncode, "records": records}
     if done.returncode:
         outcome["said"] = done.stderr.strip()[-500:]
@@ -208,6 +206,19 @@ def find_records(out: Path) -> list[Path]:
         for path in out.rglob("*.json")
         if '"gradleak.record/' in path.read_text(encoding="utf-8")[:200]
     )
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """Returns a record as JSON has it, with what lies in a file beside it."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record.pop("columns", None)  # the same numbers again
+    if (name := record.pop("details", "")) != "":
+        file = path.parent / "details" / f"{record['id']}-{name}.json"
+        details = json.loads(file.read_text(encoding="utf-8"))
+        record["secrets"] = details["secrets"]
+        for key, attack in record["attacks"].items():
+            attack |= {part: details[part][key] for part in ("examples", "batches")}
+    return record
 
 
 def find_differences(one: Any, other: Any, ignored: Sequence[str], path: str = "") -> Iterator[str]:

@@ -17,7 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from gradleak.records.schema import spec_id
+from gradleak.records.schema import Record, spec_id
+from gradleak.records.store import write_record
 
 WORDS = (
     "the a my his her doctor bank code key river is was will never always green blue seven nine"
@@ -169,17 +170,17 @@ def record(
 def write(folder: Path, cells: int, examples: int) -> int:
     """Writes so many records and their study; returns their bytes."""
     grid = itertools.islice(itertools.product(range(cells), DATA, DEFENSES, ATTACKS), cells)
-    planned, size = [], 0
+    planned = []
     for seed, data, defense, attack in grid:
         plain = record(attack, defense, data, seed, examples)
-        size += (folder / f"{plain['id']}.json").write_text(json.dumps(plain, indent=1))
+        write_record(folder, Record.from_json(plain))
         planned.append(
             {"id": plain["id"], "axes": {"attacks": attack, "data": data, "seed": str(seed)}}
         )
     (folder / "study.json").write_text(
         json.dumps({"schema": "gradleak.study/1", "name": "many", "cells": planned})
     )
-    return size
+    return sum(path.stat().st_size for path in folder.rglob("*.json"))
 
 
 def timed(*words: str) -> tuple[float, float]:

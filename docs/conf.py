@@ -114,11 +114,13 @@ def pages_below(page: Path) -> list[str]:
 
 
 def nouns() -> list[str]:
-    """Returns the modules of the reference: the package, every module of its core, the record."""
+    """Returns the modules of the reference: the package, what audits and studies offer, every
+    module of the core, the record."""
     core = sorted(
         path.stem for path in (SOURCE / "gradleak" / "core").glob("*.py") if path.stem != "__init__"
     )
-    return ["gradleak", *(f"gradleak.core.{name}" for name in core), "gradleak.records.schema"]
+    ways_in = ["gradleak", "gradleak.audit", "gradleak.study"]
+    return [*ways_in, *(f"gradleak.core.{name}" for name in core), "gradleak.records.schema"]
 
 
 def reference() -> str:

@@ -1,6 +1,8 @@
-"""The import rule of ARCHITECTURE.md, on the syntax tree of the source: who may know of whom."""
+"""The import rule of ARCHITECTURE.md, on the syntax tree of the source: who may know of
+whom."""
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -134,3 +136,21 @@ def test_the_search_kit_imports_no_attack() -> None:
     }
     assert len(files) > 5
     assert {name.split(".")[2] for name in names} <= {"search", "evidence"}
+
+
+def test_study_offers_what_it_says() -> None:
+    import gradleak.study as study
+
+    tree = ast.parse((SOURCE / "study" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    checked = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(checked) == sorted(study.__all__)
+    for name, module in checked.items():
+        assert getattr(study, name) is getattr(importlib.import_module(str(module)), name)
+    with pytest.raises(AttributeError, match="has no attribute 'leak'"):
+        _ = study.leak

@@ -1,7 +1,6 @@
 """A file as clients have it, audited with one command: names as labels, semicolons, latin-1,
 empty rows, long texts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from gradleak.cli import main
+from gradleak.records.store import read_record
 from gradleak.targets.tiny import Tiny
 
 ROWS = [
@@ -49,7 +49,7 @@ def audit(*flags: str, data: str = f"notes.csv{FIELDS}", target: str = "./clf") 
 
 def record_in(folder: Path) -> dict[str, Any]:
     (path,) = (folder / "runs").glob("*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = read_record(path).to_json()
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
-from gradleak.audit.picture_records import picture_pairs
+from gradleak.audit.scoring import picture_pairs
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError
@@ -130,6 +130,15 @@ def test_an_objective_is_less_at_the_truth_than_elsewhere(
     here, there = attack.objective(observations, truths), attack.objective(observations, turned)
     assert here.shape == there.shape == (2,)
     assert bool((here < there).all())
+
+
+@each("attack", lambda attack: not searches(attack))
+def test_an_attack_that_learns_has_no_objective(
+    attack: Attack, scene: tuple[list[PrivateBatch], list[Observation]]
+) -> None:
+    private, observations = scene
+    assert attack.name in ("lti_pictures", "lti_pictures_paper")
+    assert attack.objective(observations, [batch.batch for batch in private]) is None
 
 
 @each("attack", searches)

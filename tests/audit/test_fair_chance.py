@@ -242,7 +242,7 @@ def test_scored_anew_the_worst_case_is_held_against_the_same_draws(tmp_path: Pat
     assert draws[0] == draws[1]
 
 
-def test_a_record_of_before_draws_is_read_and_judged_as_it_was() -> None:
+def test_a_record_without_draws_is_held_against_the_plain_blind_guesses() -> None:
     record = audited()
     plain = json.loads(json.dumps(record.to_json()))
     for attack in plain["attacks"].values():
@@ -250,12 +250,12 @@ def test_a_record_of_before_draws_is_read_and_judged_as_it_was() -> None:
             del example["draw_values"]
     for score in plain["worst_case"].values():
         del score["blind_guesses"]
-    older = Record.from_json(plain)
-    tried_before = [(attack, columns_of(attack)) for attack in older.attacks.values()]
-    for metric, score in older.worst_case.items():
+    without = Record.from_json(plain)
+    tried_before = [(attack, columns_of(attack)) for attack in without.attacks.values()]
+    for metric, score in without.worst_case.items():
         assert isinstance(score, Score) and score.blind_guesses == 1
         _, chance = worst_values(tried_before, metric, score.direction)
-        assert chance == [one.blind_values[metric] for one in older.attacks["tag"].examples]
+        assert chance == [one.blind_values[metric] for one in without.attacks["tag"].examples]
 
 
 def test_pictures_are_held_against_draws_too() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gradleak.audit import AuditSpec, group, run_audit
-from gradleak.audit.client import observe, private_batches
-from gradleak.audit.group import AuditGroup, Member
-from gradleak.audit.outcomes import Parts
+from gradleak.audit.client import AuditInput, observe, private_batches
+from gradleak.audit.group import AuditGroup
+from gradleak.audit.outcomes import CallParts
 from gradleak.audit.ready import open_prior
 from gradleak.audit.runner import Finished, has_parts, run_audits
 from gradleak.core.attack import Silent
@@ -62,8 +62,8 @@ def test_audits_in_one_call_are_the_audits_alone() -> None:
 
 def test_every_setting_sees_what_it_would_see_alone(tiny64: Target) -> None:
     private = private_batches(DIFFERENT[0], tiny64)
-    held = [Member(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
-    audits = AuditGroup(held, open_prior(DIFFERENT[0], tiny64), Parts(None, ""), Silent())
+    held = [AuditInput(spec, (private[: spec.limit]) * spec.draws) for spec in DIFFERENT]
+    audits = AuditGroup(held, open_prior(DIFFERENT[0], tiny64), CallParts(None, ""), Silent())
     seen = audits._observe(range(audits.stride))
     assert (
         len({one.index for one in seen})

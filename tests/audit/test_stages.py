@@ -12,7 +12,7 @@ from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit
-from gradleak.audit.outcomes import Outcome, Parts
+from gradleak.audit.outcomes import CallParts, Outcome
 from gradleak.audit.scoring import facts_behind
 from gradleak.core.attack import Bench, Cost, Reconstruction, Stage
 from gradleak.core.errors import GradleakError
@@ -105,26 +105,8 @@ def test_what_became_of_every_member_is_recorded_flagged_and_shown(
     assert "! member_failed (portfolio): span refused" in said
 
 
-def test_a_stage_of_an_older_record_has_no_fates(tmp_path: Path) -> None:
-    record = run_audit(
-        AuditSpec.from_plain(
-            {"target": "tiny", "limit": 1, "attacks": ["portfolio:steps=0,restarts=0"]}
-        )
-    ).record
-    plain = record.to_json()
-    for stage in plain["attacks"]["portfolio"]["stages"]:
-        del stage["fates"]
-    for batch in plain["attacks"]["portfolio"]["batches"]:
-        del batch["objective_unit"], batch["objective_rounding"]
-    read = Record.from_json(plain).attacks["portfolio"]
-    assert all(stage.fates == () for stage in read.stages)
-    assert all(
-        batch.objective_unit == "" and batch.objective_rounding is None for batch in read.batches
-    )
-
-
-def test_a_part_keeps_what_became_of_members_and_an_older_one_is_read(tmp_path: Path) -> None:
-    parts = Parts(tmp_path, "audit")
+def test_a_part_keeps_what_became_of_members(tmp_path: Path) -> None:
+    parts = CallParts(tmp_path, "audit")
     stages = (
         Stage("span", (), False, Cost(1.0), "refused", "It does not apply."),
         Stage("energy", ((1, 2),), False, Cost(2.0, 3)),
@@ -132,18 +114,6 @@ def test_a_part_keeps_what_became_of_members_and_an_older_one_is_read(tmp_path: 
     outcome = Outcome(Reconstruction(((1, 2),), stages=stages), 0.5)
     parts.save("part", [outcome])
     assert parts.load("part") == [outcome]
-    path = tmp_path / "parts" / "audit" / "part.json"
-    (plain,) = json.loads(path.read_text())
-    plain["objective_at_guess"] = plain["objective_at_truth"] = 1.0  # as older versions kept them
-    del plain["scale"]
-    for stage in plain["reconstruction"]["stages"]:
-        del stage["fate"], stage["reason"]
-    path.write_text(json.dumps([plain]))
-    (read,) = parts.load("part") or []
-    assert read.objective_at_truth is None  # computed anew
-    assert read.reconstruction.stages == tuple(
-        replace(stage, fate="ran", reason="") for stage in stages
-    )
 
 
 def test_under_noise_a_wrong_word_of_energys_is_a_failed_search_by_so_many_nats(

@@ -10,8 +10,8 @@ import torch
 from scipy.stats import norm
 
 from gradleak.audit import AuditSpec
-from gradleak.audit.circumstances import guarantee_records
 from gradleak.audit.client import observe as observe_client
+from gradleak.audit.record import guarantee_records
 from gradleak.audit.runner import run_audits
 from gradleak.core.batch import Batch, PrivateBatch
 from gradleak.core.errors import GradleakError

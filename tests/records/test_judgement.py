@@ -63,7 +63,7 @@ def changed(
         ((), 0.5, False, LEAKS),
         (("search_failed", "few_examples"), 0.5, False, LEAKS),
         (("near_chance",), 0.5, False, NOT_SHOWN),
-        ((), 0.05, False, NOT_SHOWN),  # below blind, whatever the flags of an old record lack
+        ((), 0.05, False, NOT_SHOWN),  # below blind, whatever flags it lacks
         (("near_chance", "search_failed"), 0.05, False, NOT_JUDGED),
         (("near_chance", "few_examples"), 1.0, False, NOT_JUDGED),
         (("near_chance", "search_failed"), 0.1, True, LEAKS),
@@ -80,15 +80,16 @@ def test_no_word_is_safe() -> None:
     assert "safe" not in " ".join([*RULES, *RULES.values()])
 
 
-def test_a_proven_result_is_not_in_doubt_and_lists_no_flag_that_its_proof_answers(
-    record: Record,
-) -> None:
-    proven = changed(
-        record, "no_objective", "near_chance", "few_examples", mean=1.0, certified=True
-    )
+def test_a_proven_result_is_not_in_doubt(record: Record) -> None:
+    proven = changed(record, "no_objective", "few_examples", mean=1.0, certified=True)
     assert judge_record(proven).doubts == () and judge_record(proven).proven == 1
-    assert list(raised(proven)) == ["few_examples"]
-    assert list(raised(changed(record, "no_objective"))) == ["no_objective"]
+
+
+def test_the_blind_attack_lists_no_flag_that_it_has_by_its_making(record: Record) -> None:
+    flagged = changed(record, "no_objective", "few_examples")
+    assert list(raised(flagged)) == ["no_objective", "few_examples"]
+    blind = replace(flagged.attacks["lamp_cos"], spec={"name": "blind"})
+    assert list(raised(replace(flagged, attacks={"blind": blind}))) == ["few_examples"]
 
 
 def test_words_that_updates_name_leak_without_any_attack(record: Record) -> None:

@@ -33,12 +33,6 @@ def test_the_json_has_the_published_keys(record: Record) -> None:
     ] == [[2, ["a cat"]]]
 
 
-def test_a_record_of_before_there_were_findings_is_read(record: Record) -> None:
-    plain = record.to_json()
-    del plain["findings"]
-    assert Record.from_json(plain) == replace(record, findings=())
-
-
 def test_private_text_appears_only_when_kept(record: Record) -> None:
     kept = replace(record, secrets=(replace(record.secrets[0], text="my secret"),))
     assert "text" not in record.to_json()["secrets"][0]

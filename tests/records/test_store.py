@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gradleak.records import store
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import (
@@ -20,9 +21,9 @@ from gradleak.records.store import (
     keyed_hash,
     open_key,
     read_record,
-    read_records,
     write_record,
 )
+from gradleak.records.summary import DETAILS, Summary, columns_of, read_summaries, read_summary
 
 
 def test_a_written_record_is_read_back_from_the_file_of_its_id(
@@ -35,8 +36,10 @@ def test_a_written_record_is_read_back_from_the_file_of_its_id(
 def test_writing_again_replaces_and_leaves_nothing_else(tmp_path: Path, record: Record) -> None:
     write_record(tmp_path, record)
     write_record(tmp_path, replace(record, created="later"))
-    assert [path.name for path in tmp_path.iterdir()] == [f"{record.id}.json"]
-    assert read_records(tmp_path)[0].created == "later"
+    write_record(tmp_path, replace(record, secrets=()))
+    (own,), (details,) = tmp_path.glob("*.json"), (tmp_path / DETAILS).iterdir()
+    assert own.name == f"{record.id}.json" and details == read_summary(own).details_path
+    assert len(list(tmp_path.rglob("*"))) == 3 and read_record(own).secrets == ()
 
 
 def test_a_write_that_fails_leaves_the_old_record_whole(
@@ -50,7 +53,63 @@ def test_a_write_that_fails_leaves_the_old_record_whole(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RecordError, match="No space left"):
         write_record(tmp_path, replace(record, created="later"))
-    assert read_record(path) == record and list(tmp_path.iterdir()) == [path]
+    details = read_summary(path).details_path
+    assert read_record(path) == record
+    assert sorted(tmp_path.rglob("*")) == sorted([path, details.parent, details])
+
+
+def test_a_write_that_is_cut_between_its_two_files_leaves_the_old_record_whole(
+    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = write_record(tmp_path, record), replace(record, secrets=())
+
+    def cut(summary: Summary) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "rewrite_summary", cut)
+        with pytest.raises(KeyboardInterrupt):
+            write_record(tmp_path, other)
+    assert read_record(path) == record
+    write_record(tmp_path, other)
+    assert read_record(path) == other and len(list((tmp_path / DETAILS).iterdir())) == 1
+
+
+def test_a_record_without_its_details_has_its_scores_and_no_text(
+    tmp_path: Path, record: Record
+) -> None:
+    path = write_record(tmp_path, record)
+    assert "a cat" not in path.read_text() and path.stat().st_mode & 0o077 == 0
+    summary = read_summary(path)
+    assert summary.details_path.stat().st_mode & 0o077 == 0 and summary.has_details
+    assert summary.columns["lamp_cos"].values["rouge1"] == [0.5]
+    assert summary.columns == {"lamp_cos": columns_of(record.attacks["lamp_cos"])}
+    summary.details_path.unlink()
+    assert read_summary(path) == summary and not summary.has_details
+    with pytest.raises(RecordError, match=r"holds scores only.*Put it back, or run the audit"):
+        read_record(path)
+
+
+def test_details_that_were_changed_are_refused(tmp_path: Path, record: Record) -> None:
+    path = write_record(tmp_path, record)
+    details = read_summary(path).details_path
+    details.write_text(details.read_text().replace("a cat", "a dog"))
+    with pytest.raises(RecordError, match=r"is not what .* was written with") as refused:
+        read_record(path)
+    assert "a dog" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("details", "../../elsewhere"), ("details", None), ("columns", {}), ("columns", {"x": 1})],
+)
+def test_a_record_that_does_not_name_its_details_is_refused(
+    tmp_path: Path, record: Record, field: str, value: object
+) -> None:
+    path = write_record(tmp_path, record)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(RecordError, match=r"record.(columns|details).* the audit again"):
+        read_summary(path)
 
 
 def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(
@@ -61,7 +120,7 @@ def test_a_folder_is_read_in_the_order_of_ids_without_its_keys(
         write_record(tmp_path, one)
     open_key(tmp_path)
     (tmp_path / ".half.json").write_text("{")
-    assert [one.id for one in read_records(tmp_path)] == sorted(one.id for one in records)
+    assert [one.id for one in read_summaries(tmp_path)] == sorted(one.id for one in records)
 
 
 def test_the_key_is_made_once_private_and_ignored_by_git(tmp_path: Path) -> None:
@@ -138,14 +197,14 @@ def test_a_file_that_is_no_record_is_refused_with_its_path(
 ) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(RecordError, match=f"bad.json.*{message}"):
-        read_records(tmp_path)
+        read_record(tmp_path / "bad.json")
 
 
 def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file"):
         read_record(tmp_path / "none.json")
-    with pytest.raises(RecordError, match="is not a folder"):
-        read_records(tmp_path / "none")
+    with pytest.raises(RecordError, match="none is not there"):
+        read_summaries(tmp_path / "none")
 
 
 def test_records_are_text_a_person_can_read(tmp_path: Path, record: Record) -> None:

@@ -25,6 +25,7 @@ from gradleak.core.attack import Display, Progress, Silent
 from gradleak.datasets import Canaries, resolve_dataset
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
+from gradleak.records.summary import Summary
 from gradleak.report.naming import write_component
 from gradleak.report.terminal.listing import print_folder
 from gradleak.study import engine
@@ -43,9 +44,9 @@ EVERY_FLAG = ("search_failed", "few_examples", "generous_knowledge", "near_chanc
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_a_folder_of_records_reads_at_any_width(width: int, make_record: Make) -> None:
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
-    record = make_record(flags=EVERY_FLAG)
+    summary = Summary.of(Path("0123456789abcdef.json"), make_record(flags=EVERY_FLAG))
     print_folder(
-        console, [("0123456789abcdef.json", record), ("study/0123456789abcdee.json", record)]
+        console, [("0123456789abcdef.json", summary), ("study/0123456789abcdee.json", summary)]
     )
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()

@@ -3,12 +3,14 @@
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from gradleak.records.judgement import judge_record
 from gradleak.records.schema import FindingRecord, Record, Score
+from gradleak.records.summary import Summary
 from gradleak.report.naming import write_component
 from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
 from gradleak.report.shown_guesses import find_kept_secrets
@@ -180,7 +182,10 @@ def test_cells_that_failed_keep_their_row_and_folders_list_flags(make_record: Ma
     record = make_record(flags=("few_examples",))
     console = Console(file=io.StringIO(), width=100)
     rows = [CellRow({"seed": "0"}, record), CellRow({"seed": "1"}, None, "failed")]
-    console.print(*build_cell_tables(console, rows), build_folder_table([("abc.json", record)]))
+    console.print(
+        *build_cell_tables(console, rows),
+        build_folder_table([("abc.json", Summary.of(Path("abc.json"), record))]),
+    )
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "failed" in text

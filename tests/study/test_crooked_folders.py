@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gradleak.audit.client import private_examples
-from gradleak.audit.writing import data_hash
+from gradleak.audit.record import data_hash
 from gradleak.cli import main
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import (
@@ -161,10 +161,10 @@ def without_scores(made: Made) -> None:
     """One of two attacks on a client was not scored by what is bounded."""
 
     def change(plain: dict[str, Any]) -> None:
-        for attack in plain["attacks"].values():
+        for key, attack in plain["attacks"].items():
             del attack["scores"]["exact_match"]
-            for example in attack["examples"]:
-                del example["values"]["exact_match"], example["blind_values"]["exact_match"]
+            del plain["columns"][key]["values"]["exact_match"]
+            del plain["columns"][key]["blind"]["exact_match"]
         del plain["worst_case"]["exact_match"]
 
     edit(made.paths[0], change)
@@ -172,9 +172,9 @@ def without_scores(made: Made) -> None:
 
 def with_no_values(made: Made) -> None:
     def change(plain: dict[str, Any]) -> None:
-        for attack in plain["attacks"].values():
-            for example in attack["examples"]:
-                example["values"]["exact_match"] = None
+        for key, attack in plain["attacks"].items():
+            values = plain["columns"][key]["values"]
+            values["exact_match"] = [None] * len(values["exact_match"])
             attack["scores"]["exact_match"]["mean"] = None
         plain["worst_case"]["exact_match"]["mean"] = None
 
@@ -218,8 +218,8 @@ def of_other_data(plain: dict[str, Any]) -> None:
 
 
 def fewer_examples(plain: dict[str, Any]) -> None:
-    for attack in plain["attacks"].values():
-        attack["examples"] = attack["examples"][:-1]
+    for columns in plain["columns"].values():
+        columns["batches"] = columns["batches"][:-1]
 
 
 def linked(made: Made) -> None:

@@ -20,7 +20,7 @@ from gradleak.records.schema import (
     TargetRecord,
 )
 from gradleak.records.store import write_record
-from gradleak.study.gate_checks import Accepted, Check, examples_needed, judge, read_bound
+from gradleak.study.gate_checks import Accepted, GateCheck, examples_needed, judge, read_bound
 
 EXACT = [read_bound("exact_match=0.05", upper=True)]
 Captured = pytest.CaptureFixture[str]
@@ -147,7 +147,7 @@ def test_files_of_an_open_gate_hold_no_failure(tmp_path: Path) -> None:
 
 
 def test_junit_of_a_message_with_colours_can_be_read() -> None:
-    finding = Check(
+    finding = GateCheck(
         "the run", (), "failed", "no failed cell", False, "It failed: \x1b[31mboom\x00 & <more>."
     )
     (failure,) = ET.fromstring(write_junit([finding])).iter("failure")

@@ -6,9 +6,8 @@ The next one gets what the ones before could not prove.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,10 +26,10 @@ from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Sent
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
-from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain, stage_from_plain
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.registry import register
 from gradleak.records.files import write_whole
+from gradleak.records.plain import from_plain, to_plain
 
 CERTIFYING = ("span", "energy")  # members that hold their guesses against the update themselves
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
@@ -95,7 +94,11 @@ class Portfolio(Attack):
         was cut goes on.
         """
         began, kept = time.monotonic(), _read_checkpoint(bench.checkpoint, observations)
-        runs, began = kept.runs, began - kept.seconds
+        runs, began = {one.index: PortfolioRun(one) for one in observations}, began - kept.seconds
+        for one, earlier in zip(observations, kept.runs, strict=False):
+            runs[one.index] = PortfolioRun(
+                one, [*earlier.stages], [*earlier.guesses], earlier.settled
+            )
         kept_back, early = 0.0, bench
         if bench.deadline is not None:
             deadline = bench.deadline - kept.seconds
@@ -207,44 +210,43 @@ class PortfolioRun:
 
 
 @dataclass(frozen=True)
+class KeptRun:
+    """What a checkpoint holds of one run."""
+
+    index: int  # of its observation
+    stages: tuple[Stage, ...]
+    guesses: tuple[Reconstruction, ...]
+    settled: bool
+
+
+@dataclass(frozen=True)
 class PortfolioCheckpoint:
     """What a call that was cut has left: so many members ended, in so many seconds."""
 
-    members: int
-    seconds: float
-    runs: dict[int, PortfolioRun]
+    members: int = 0
+    seconds: float = 0.0
+    runs: tuple[KeptRun, ...] = ()
 
 
 def _write_checkpoint(
     path: Path, runs: Mapping[int, PortfolioRun], members: int, seconds: float
 ) -> None:
-    plain = {
-        str(index): {
-            "stages": [asdict(stage) for stage in run.stages],
-            "guesses": [guess_to_plain(guess) for guess in run.guesses],
-            "settled": run.settled,
-        }
+    kept = tuple(
+        KeptRun(index, tuple(run.stages), tuple(run.guesses), run.settled)
         for index, run in runs.items()
-    }
-    write_whole(path, json.dumps({"members": members, "seconds": seconds, "runs": plain}))
+    )
+    checkpoint = PortfolioCheckpoint(members, seconds, kept)
+    write_whole(path, json.dumps(to_plain(checkpoint, keep_nan=True)))
 
 
 def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> PortfolioCheckpoint:
     """Reads what an earlier call on these observations has left."""
-    nothing = PortfolioCheckpoint(0, 0.0, {one.index: PortfolioRun(one) for one in observations})
     if path is None or not path.is_file():
-        return nothing
+        return PortfolioCheckpoint()
     plain = json.loads(path.read_text(encoding="utf-8"))
-    if [*plain["runs"]] != [str(one.index) for one in observations]:
-        return nothing
-    runs = {one.index: _read_run(one, plain["runs"][str(one.index)]) for one in observations}
-    return PortfolioCheckpoint(plain["members"], plain["seconds"], runs)
-
-
-def _read_run(observation: Observation, plain: Mapping[str, Any]) -> PortfolioRun:
-    stages = [stage_from_plain(stage) for stage in plain["stages"]]
-    guesses = [guess_from_plain(guess) for guess in plain["guesses"]]
-    return PortfolioRun(observation, stages, guesses, plain["settled"])
+    kept: PortfolioCheckpoint = from_plain(PortfolioCheckpoint, plain, path.name)
+    same = [run.index for run in kept.runs] == [one.index for one in observations]
+    return kept if same else PortfolioCheckpoint()
 
 
 def _fits(observation: Observation, guess: Reconstruction, bench: Bench) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,12 +12,28 @@ from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Knowledge, Observation, Round, check_update
+from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.datasets.row_numbers import read_numbers
 
 PROBLEMS = 10  # that are listed where more are wrong
+
+
+@dataclass(frozen=True, eq=False)
+class AuditInput:
+    """What goes into one audit of a group: its settings and its secrets, once for each draw."""
+
+    spec: AuditSpec
+    private: Sequence[PrivateBatch]
+    remarks: tuple[str, ...] = ()  # how its data was read
+    # Why it cannot be attacked, where that is known beforehand
+    refusal: GradleakError | None = None
+
+    def visible(self, target: Target) -> tuple[Part, ...]:
+        """Returns the parts of the model that its view shows."""
+        return tuple(target.part(name) for name in self.spec.view.visible(target))
 
 
 def private_examples(spec: AuditSpec) -> list[Example]:

@@ -3,26 +3,24 @@ seen of them."""
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.circumstances import Ratios, finding_records, noise_ratios
-from gradleak.audit.client import batch_name, compute, look, protect, update_norm
+from gradleak.audit.client import AuditInput, batch_name, compute, look, protect, update_norm
 from gradleak.audit.objectives import make_up, objectives
-from gradleak.audit.outcomes import AttackOutcomes, Outcome, Parts
+from gradleak.audit.outcomes import AttackOutcomes, AuditResult, CallParts, Outcome
 from gradleak.audit.ready import Fits, Opened
+from gradleak.audit.record import finding_records, noise_ratios
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Display, Progress, Scale
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, memory_left
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.records.schema import FindingRecord
 
 # Bytes of visible updates held at once on a CPU; attacks take some times as much. Four times this
 # was no faster (tag, MiniLM, 32 updates: 98 s of CPU time against 93), and what is held at once is
@@ -42,31 +40,6 @@ OPERATIONS = 6  # for a parameter and a position: forward, and twice as many bac
 POSITIONS_OF_A_PICTURE = 100  # how often a convolution uses a parameter, about
 # Parameters that are read, not multiplied with
 LOOKED_UP = ("word_embedding", "position_embedding")
-
-
-@dataclass(frozen=True, eq=False)
-class Member:
-    """What goes into one audit of a group: its settings and its secrets, once for each draw."""
-
-    spec: AuditSpec
-    private: Sequence[PrivateBatch]
-    remarks: tuple[str, ...] = ()  # how its data was read
-    # Why it cannot be attacked, where that is known beforehand
-    refusal: GradleakError | None = None
-
-    def visible(self, target: Target) -> tuple[Part, ...]:
-        """Returns the parts of the model that its view shows."""
-        return tuple(target.part(name) for name in self.spec.view.visible(target))
-
-
-@dataclass(eq=False)
-class MemberResult:
-    """What comes out of one audit of a group; a member that is refused has nothing else."""
-
-    attacks: dict[str, AttackOutcomes]
-    findings: list[FindingRecord] = field(default_factory=list)
-    noise: list[Ratios] = field(default_factory=list)  # of every batch
-    refusal: GradleakError | None = None  # why it cannot be attacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +72,9 @@ class AuditGroup:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        members: Sequence[AuditInput],
         opened: Opened,
-        parts: Parts,
+        parts: CallParts,
         display: Display,
         memory: int | None = None,
     ) -> None:
@@ -110,7 +83,7 @@ class AuditGroup:
         self.shared = members[0].spec
         names = self.shared.attack_keys()
         self.results = [
-            MemberResult({name: AttackOutcomes() for name in names}, refusal=member.refusal)
+            AuditResult({name: AttackOutcomes() for name in names}, refusal=member.refusal)
             for member in members
         ]
         self.stride = max(len(member.private) for member in members)
@@ -311,7 +284,7 @@ class AuditGroup:
         """Returns the numbers of its member and of its batch."""
         return divmod(observation.index, self.stride)
 
-    def _result_of(self, observation: Observation) -> MemberResult:
+    def _result_of(self, observation: Observation) -> AuditResult:
         return self.results[self._place_of(observation)[0]]
 
     def _secret_of(self, observation: Observation) -> PrivateBatch:

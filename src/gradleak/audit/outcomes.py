@@ -5,17 +5,20 @@ import contextlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gradleak.core.attack import Reconstruction, Scale
-from gradleak.core.kept_guesses import guess_from_plain, guess_to_plain
+from gradleak.core.errors import GradleakError
 from gradleak.records.files import write_whole
+from gradleak.records.plain import from_plain, to_plain
+from gradleak.records.schema import FindingRecord
 
 CALL = "call.json"
 # Files of parts, finished or with what is finished of them; not such as are being written (.0-0-8…)
 KEPT = "[0-9]*-*-*.*"
+NoiseRatios = dict[str, float]  # by tensor; under the empty name, of all that is seen
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,17 @@ class AttackOutcomes:
         self.draw.append(draw)
 
 
-class Parts:
+@dataclass(eq=False)
+class AuditResult:
+    """What comes out of one audit of a group; an audit that is refused has nothing else."""
+
+    attacks: dict[str, AttackOutcomes]
+    findings: list[FindingRecord] = field(default_factory=list)
+    noise: list[NoiseRatios] = field(default_factory=list)  # of every batch
+    refusal: GradleakError | None = None  # why it cannot be attacked
+
+
+class CallParts:
     """A folder of finished parts of one call, removed when its records are written. Holds guesses,
     never secrets.
 
@@ -58,12 +71,12 @@ class Parts:
         self.folder = None if folder is None else folder / "parts" / call
 
     def load(self, name: str, count: int | None = None) -> list[Outcome] | None:
-        """A finished part, if there is one of so many outcomes: an older version may have cut a
-        call in other parts."""
+        """Returns a finished part, if there is one of so many outcomes: an earlier run may have
+        cut the call in other parts."""
         path = None if self.folder is None else self.folder / f"{name}.json"
         if path is None or not path.is_file():
             return None
-        found = [_read(plain) for plain in json.loads(path.read_text())]
+        found = from_plain(list[Outcome], json.loads(path.read_text()), path.name)
         return found if count in (None, len(found)) else None
 
     def save(self, name: str, outcomes: Sequence[Outcome]) -> None:
@@ -71,9 +84,8 @@ class Parts:
         checkpoint = self.checkpoint(name)
         if self.folder is None or checkpoint is None:
             return
-        write_whole(
-            self.folder / f"{name}.json", json.dumps([_plain(outcome) for outcome in outcomes])
-        )
+        kept = json.dumps(to_plain(outcomes, keep_nan=True))
+        write_whole(self.folder / f"{name}.json", kept)
         checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self, name: str) -> Path | None:
@@ -128,12 +140,3 @@ class Kept:
             done[place] = done.get(place, 0.0) + (end - start) / audits
             part = max(part, (end - start) / audits)
         return cls(done, part)
-
-
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    return {**asdict(outcome), "reconstruction": guess_to_plain(outcome.reconstruction)}
-
-
-def _read(plain: dict[str, Any]) -> Outcome:
-    """Objectives are computed anew: older versions kept them too."""
-    return Outcome(guess_from_plain(plain["reconstruction"]), plain["update_norm"])

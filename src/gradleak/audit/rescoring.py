@@ -6,14 +6,15 @@ from dataclasses import replace
 from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.group import SharedBench, attackers_streams
-from gradleak.audit.picture_records import from_record
 from gradleak.audit.ready import open_prior, open_target
 from gradleak.audit.scoring import (
     Values,
     clusters_of,
     pair_up,
+    read_picture,
     score_of,
     sentence,
+    values_at,
     values_of,
     worst_case,
 )
@@ -84,9 +85,9 @@ def _attack(
     examples = tuple(
         replace(
             example,
-            values={**example.values, **_at(values, place)},
-            blind_values={**example.blind_values, **_at(chance, place)},
-            draw_values={**example.draw_values, **_at(draws, place)},
+            values={**example.values, **values_at(values, place)},
+            blind_values={**example.blind_values, **values_at(chance, place)},
+            draw_values={**example.draw_values, **values_at(draws, place)},
         )
         for place, example in enumerate(found.examples)
     )
@@ -130,14 +131,10 @@ def _read_stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float 
 def _guess(target: Target, example: ExampleRecord) -> Sentence:
     """A stored guess as metrics see it; its token ids are those of its text, cut again."""
     if example.guess is not None and target.medium == "image":
-        return from_record(example.guess)
+        return read_picture(example.guess)
     if example.guess is None or example.guess_legacy is None:
         raise GradleakError(
             "This record does not hold its guesses: there is nothing to score. Run the audit again."
         )
     cut = sentence(target, target.encode([example.guess])[0])
     return Sentence(example.guess, example.guess_legacy, cut.ids)
-
-
-def _at(columns: Mapping[str, Sequence[float | None]], place: int) -> dict[str, float | None]:
-    return {name: column[place] for name, column in columns.items()}

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradleak.audit.circumstances import accounting_refusal
-from gradleak.audit.client import private_batches, private_examples, remarks_on
-from gradleak.audit.group import AuditGroup, Member
-from gradleak.audit.outcomes import Parts, has_kept
+from gradleak.audit.client import AuditInput, private_batches, private_examples, remarks_on
+from gradleak.audit.group import AuditGroup
+from gradleak.audit.outcomes import CallParts, has_kept
 from gradleak.audit.ready import Opened, open_prior, open_target
+from gradleak.audit.record import accounting_refusal, data_hash, record_of
 from gradleak.audit.spec import AuditSpec
-from gradleak.audit.writing import data_hash, record_of
 from gradleak.core.attack import Display, Silent
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.dataset import Dataset
@@ -26,7 +25,8 @@ from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
 from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, check_writable, open_key, read_record, write_record
+from gradleak.records.store import SecretKey, check_writable, open_key, write_record
+from gradleak.records.summary import read_summary
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def run_audits(
             for sentence in remarks[data]:
                 display.say(sentence)
         refusal = accounting_refusal(spec.defenses)
-        members.append(Member(spec, secrets[data] * spec.draws, remarks[data], refusal))
+        members.append(AuditInput(spec, secrets[data] * spec.draws, remarks[data], refusal))
     # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited
     # file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
@@ -122,7 +122,7 @@ def run_audits(
         else ""
     )
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_join(data_hashes)}{versions}"
-    parts = Parts(out, name, [spec.id for spec in specs])
+    parts = CallParts(out, name, [spec.id for spec in specs])
     opened = opened or open_prior(specs[0], target)
     group = AuditGroup(members, opened, parts, display, memory)
     with full_disk_explained(f"keep finished parts in {out}"):
@@ -203,17 +203,18 @@ class Inputs:
 
 
 def find_record(folder: Path, spec: AuditSpec, inputs: Inputs) -> Record | None:
-    """The record of an audit, if there is one and it is of the data, the model and the attacks'
-    answers as they are now."""
+    """Returns the record of an audit, if there is a whole one and it is of the data, the model
+    and the attacks' answers as they are now."""
     path = folder / f"{spec.id}.json"
     if not path.exists():
         return None
-    record = read_record(path)
-    if any(
+    summary = read_summary(path)
+    record = summary.record
+    if not summary.has_details or any(
         record.attacks[key].version != attack.version for key, attack in spec.attack_keys().items()
     ):
         return None
     is_same = record.data.hash == inputs.data_hash(
         spec
     ) and record.target.fingerprint == inputs.fingerprint(spec)
-    return record if is_same else None
+    return summary.whole() if is_same else None

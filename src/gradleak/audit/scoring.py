@@ -2,24 +2,27 @@
 attacks."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
 
 from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
-from gradleak.audit.picture_records import as_data_uri, picture_pairs
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
-from gradleak.core.batch import PrivateBatch
+from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import channel_of
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact
+from gradleak.core.picture import Picture
+from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target
-from gradleak.metrics.alignment import align
+from gradleak.metrics.alignment import align, nearest_pictures
 from gradleak.records import flags
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.judgement import LEADING
+from gradleak.records.png import Pixels, data_uri, from_data_uri
 from gradleak.records.schema import (
     AttackRecord,
     BatchRecord,
@@ -46,30 +49,14 @@ def score_attack(
     peak_memory: int | None,
 ) -> AttackRecord:
     """Returns everything one attack did, scored, and the attacks it is made of beside it."""
-    whole = _score_alone(spec, target, attack, private, attacked, peak_memory)
-    stages = stage_records(spec.metrics, target, private, attacked.found, attacked.blind)
-    fates = _fates_of(stages)
-    raised = flags.member_failed(fates), flags.member_out_of_time(fates, len(attacked.found))
-    found = tuple(flag for flag in raised if flag is not None)
-    return replace(whole, stages=stages, flags=(*whole.flags, *found))
-
-
-def _score_alone(
-    spec: AuditSpec,
-    target: Target,
-    attack: Attack,
-    private: Sequence[PrivateBatch],
-    attacked: AttackOutcomes,
-    peak_memory: int | None,
-) -> AttackRecord:
-    outcomes = attacked.found
-    pairs = pair_up(target, private, [outcome.reconstruction for outcome in outcomes])
-    values = values_of(spec.metrics, pairs)
-    blind_pairs = pair_up(target, private, [one.reconstruction for one in attacked.blind])
-    blind_values = values_of(spec.metrics, blind_pairs)
-    drawn_pairs = pair_up(target, private, [one.reconstruction for one in attacked.draw])
-    draw_values = values_of(spec.metrics, drawn_pairs)
-    clusters = clusters_of(private)
+    outcomes, clusters = attacked.found, clusters_of(private)
+    pairs, blind_pairs, drawn_pairs = (
+        pair_up(target, private, [outcome.reconstruction for outcome in kind])
+        for kind in (attacked.found, attacked.blind, attacked.draw)
+    )
+    values, blind, drawn = (
+        values_of(spec.metrics, one) for one in (pairs, blind_pairs, drawn_pairs)
+    )
     places = [
         (index, position)
         for index, batch in enumerate(private)
@@ -84,17 +71,27 @@ def _score_alone(
             ),
             guess_legacy=pair.guess.legacy if pair.guess.picture is None else None,
             certified=outcomes[index].reconstruction.certified,
-            values={name: column[place] for name, column in values.items()},
-            blind_values={name: column[place] for name, column in blind_values.items()},
-            draw_values={name: column[place] for name, column in draw_values.items()},
+            values=values_at(values, place),
+            blind_values=values_at(blind, place),
+            draw_values=values_at(drawn, place),
             beyond_luck=_beyond_luck(pair, blind_pairs[place]),
         )
         for place, ((index, position), pair) in enumerate(zip(places, pairs, strict=True))
     )
+    stages = stage_records(spec.metrics, target, private, outcomes, attacked.blind)
+    rebuilt = any(one.beyond_luck or one.certified for one in examples)
+    raised = (
+        *_objective_flags(private, outcomes),
+        *_result_flags(spec, facts_behind(spec, attack, outcomes), outcomes),
+        None if rebuilt else _near_chance(spec, values, blind, clusters),
+        *_defense_flags(spec, attack),
+        *_member_flags(stages, len(outcomes)),
+    )
+    told = spec.facts_for(attack)
     return AttackRecord(
         spec=to_dict(attack),
         scores={
-            metric.name: score_of(metric, values[metric.name], blind_values[metric.name], clusters)
+            metric.name: score_of(metric, values[metric.name], blind[metric.name], clusters)
             for metric in spec.metrics
         },
         examples=examples,
@@ -102,29 +99,16 @@ def _score_alone(
             _batch_record(target, index, outcome, batch)
             for index, (outcome, batch) in enumerate(zip(outcomes, private, strict=True))
         ),
-        knowledge=tuple(sorted(spec.facts_for(attack))),
-        flags=(
-            *_objective_flags(private, outcomes),
-            *_flags(
-                spec,
-                facts_behind(spec, attack, outcomes),
-                outcomes,
-                values,
-                blind_values,
-                clusters,
-                any(one.beyond_luck or one.certified for one in examples),
-            ),
-            *_defense_flags(spec, attack),
-        ),
+        knowledge=tuple(sorted(told)),
+        flags=tuple(flag for flag in raised if flag is not None),
         cost=CostRecord(
             seconds=sum(outcome.reconstruction.cost.seconds for outcome in outcomes),
             steps=sum(outcome.reconstruction.cost.steps for outcome in outcomes),
             peak_memory_bytes=peak_memory,
         ),
-        label_accuracy=(
-            None if Fact.LABELS in spec.facts_for(attack) else label_accuracy(private, outcomes)
-        ),
+        label_accuracy=None if Fact.LABELS in told else label_accuracy(private, outcomes),
         version=attack.version,
+        stages=stages,
     )
 
 
@@ -211,6 +195,42 @@ def pair_up(
     return pairs
 
 
+def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
+    """Secrets of one batch with the guesses nearest to them; what was not guessed counts as
+    grey."""
+    secrets = [example.picture for example in private.examples if example.picture is not None]
+    grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
+    guesses = [*guess.pictures, *grey][: len(secrets)]
+    values = [
+        torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)
+    ]
+    order = nearest_pictures(values[0], values[1])
+    return [
+        Pair(_as_sentence(secret), _as_sentence(guesses[chosen]))
+        for secret, chosen in zip(secrets, order, strict=True)
+    ]
+
+
+def as_data_uri(picture: Picture) -> str:
+    """The picture as text that browsers draw."""
+    return data_uri(Pixels(picture.shape, picture.pixels))
+
+
+def read_picture(guess: str) -> Sentence:
+    """A guess that a record holds as such text, as metrics see it."""
+    found = from_data_uri(guess)
+    return _as_sentence(Picture(found.shape, found.data))
+
+
+def show_example(example: Example) -> str:
+    """A private example as a record keeps it where it may."""
+    return example.text if example.picture is None else as_data_uri(example.picture)
+
+
+def _as_sentence(picture: Picture) -> Sentence:
+    return Sentence(text="", legacy="", ids=(), picture=picture)
+
+
 def sentence(target: Target, ids: Sequence[int]) -> Sentence:
     """Token ids as metrics see them."""
     around = {*target.vocabulary.prefix, *target.vocabulary.suffix, target.vocabulary.pad}
@@ -223,6 +243,11 @@ def sentence(target: Target, ids: Sequence[int]) -> Sentence:
 def values_of(metrics: Sequence[Metric], pairs: Sequence[Pair]) -> Values:
     """The values of all pairs by metric."""
     return {metric.name: metric.values(pairs) for metric in metrics}
+
+
+def values_at(columns: Mapping[str, Sequence[float | None]], place: int) -> dict[str, float | None]:
+    """The values of one example, by metric."""
+    return {name: column[place] for name, column in columns.items()}
 
 
 def score_of(
@@ -258,40 +283,32 @@ def _batch_record(
     )
 
 
-def _flags(
-    spec: AuditSpec,
-    told: Iterable[Fact],
-    outcomes: Sequence[Outcome],
-    values: Values,
-    blind: Values,
-    clusters: Sequence[int],
-    rebuilt: bool,
-) -> tuple[RaisedFlag, ...]:
+def _result_flags(
+    spec: AuditSpec, told: Iterable[Fact], outcomes: Sequence[Outcome]
+) -> Iterator[RaisedFlag | None]:
+    yield flags.few_examples(len(outcomes) * spec.batch_size // spec.draws)
+    yield flags.generous_knowledge(told)
+    yield flags.dead_gradient([outcome.update_norm for outcome in outcomes])
     has_objective = any(outcome.objective_at_truth is not None for outcome in outcomes)
-    raised = [
-        flags.few_examples(len(clusters) // spec.draws),
-        flags.generous_knowledge(told),
-        flags.dead_gradient([outcome.update_norm for outcome in outcomes]),
-        flags.no_objective(
-            has_objective or all(outcome.reconstruction.certified for outcome in outcomes)
-        ),
-        flags.unmodelled_dropout(spec.protocol.dropout),
-    ]
+    is_proven = all(outcome.reconstruction.certified for outcome in outcomes)
+    yield flags.no_objective(has_objective or is_proven)
+    yield flags.unmodelled_dropout(spec.protocol.dropout)
+
+
+def _near_chance(
+    spec: AuditSpec, values: Values, blind: Values, clusters: Sequence[int]
+) -> RaisedFlag | None:
     leading = next((metric for metric in spec.metrics if metric.name in LEADING), None)
-    if leading is not None and not rebuilt:
-        ours, theirs = (
-            [value or 0.0 for value in column[leading.name]] for column in (values, blind)
-        )
-        worse, better = (theirs, ours) if leading.direction == "higher" else (ours, theirs)
-        raised.append(
-            flags.near_chance(paired_difference(better, worse, clusters).low, leading.name)
-        )
-    return tuple(flag for flag in raised if flag is not None)
+    if leading is None:
+        return None
+    ours, theirs = ([value or 0.0 for value in column[leading.name]] for column in (values, blind))
+    better, worse = (ours, theirs) if leading.direction == "higher" else (theirs, ours)
+    return flags.near_chance(paired_difference(better, worse, clusters).low, leading.name)
 
 
 def _objective_flags(
     private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]
-) -> list[RaisedFlag]:
+) -> Iterator[RaisedFlag | None]:
     """A wrong guess is the search's fault or the objective's; of pictures, never right to the
     last bit, only one is told."""
     at_guess = [outcome.objective_at_guess for outcome in outcomes]
@@ -301,11 +318,26 @@ def _objective_flags(
         batch.batch.pixels is not None or is_right(outcome.reconstruction, batch)
         for batch, outcome in zip(private, outcomes, strict=True)
     ]
-    raised = (
-        flags.search_failed(at_guess, at_truth, scales),
-        flags.other_answer_fits(at_guess, at_truth, right, scales),
-    )
-    return [flag for flag in raised if flag is not None]
+    yield flags.search_failed(at_guess, at_truth, scales)
+    yield flags.other_answer_fits(at_guess, at_truth, right, scales)
+
+
+def _defense_flags(spec: AuditSpec, attack: Attack) -> Iterator[RaisedFlag | None]:
+    channel = channel_of(spec.defenses)
+    adapts = Fact.DEFENSE in spec.granted and attack.adapts_to(channel)
+    yield flags.not_adaptive(not channel.clear, adapts)
+    yield flags.one_draw(channel.randomised, spec.draws)
+    yield flags.seen_before_defense(channel.after_server)
+
+
+def _member_flags(stages: Sequence[StageRecord], batches: int) -> Iterator[RaisedFlag | None]:
+    fates = [
+        flags.MemberFate(one.attack, fate.fate, len(fate.batches), fate.reason)
+        for one in stages
+        for fate in one.fates
+    ]
+    yield flags.member_failed(fates)
+    yield flags.member_out_of_time(fates, batches)
 
 
 def _beyond_luck(ours: Pair, blind: Pair) -> bool:
@@ -315,25 +347,6 @@ def _beyond_luck(ours: Pair, blind: Pair) -> bool:
         len(ours.secret.ids) >= flags.BEYOND_LUCK
         and ours.guess.ids == ours.secret.ids != blind.guess.ids
     )
-
-
-def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:
-    channel = channel_of(spec.defenses)
-    adapts = Fact.DEFENSE in spec.granted and attack.adapts_to(channel)
-    raised = [
-        flags.not_adaptive(not channel.clear, adapts),
-        flags.one_draw(channel.randomised, spec.draws),
-        flags.seen_before_defense(channel.after_server),
-    ]
-    return tuple(flag for flag in raised if flag is not None)
-
-
-def _fates_of(stages: Sequence[StageRecord]) -> list[flags.MemberFate]:
-    return [
-        flags.MemberFate(one.attack, fate.fate, len(fate.batches), fate.reason)
-        for one in stages
-        for fate in one.fates
-    ]
 
 
 def stage_records(

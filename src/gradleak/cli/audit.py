@@ -128,7 +128,7 @@ def audit(
         "defenses": defense,
         "attacks": attack,
         "know": know,
-        "view": seen(view, layers, modules),
+        "view": choose_view(view, layers, modules),
         "prior": prior,
         "metrics": metric,
         "draws": draws,
@@ -148,7 +148,9 @@ def usable(data: str) -> "Dataset":
     return resolve_dataset(data).without_bad_rows()
 
 
-def seen(view: str | None, layers: str | None, modules: str | None) -> str | dict[str, Any] | None:
+def choose_view(
+    view: str | None, layers: str | None, modules: str | None
+) -> str | dict[str, Any] | None:
     """The view that the flags describe."""
     if layers is None and modules is None:
         return view
@@ -222,13 +224,14 @@ def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":
 def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: bool) -> None:
     """The record, with secrets beside guesses where they may be seen."""
     from gradleak.audit.client import private_examples
-    from gradleak.audit.picture_records import shown
+    from gradleak.audit.scoring import show_example
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
     examples = private_examples(spec) * spec.draws if visible else []
     secrets = {
-        divmod(place, spec.batch_size): shown(example) for place, example in enumerate(examples)
+        divmod(place, spec.batch_size): show_example(example)
+        for place, example in enumerate(examples)
     }
     console = open_console()
     print_record(console, record, secrets, guesses=visible)

@@ -15,7 +15,7 @@ from gradleak.cli.options import option
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
-    from gradleak.study.gate_checks import Check
+    from gradleak.study.gate_checks import GateCheck
 
 # What XML cannot hold: a traceback may hold colours
 NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
@@ -120,7 +120,7 @@ def gate(
     )
 
 
-def write_junit(findings: "Sequence[Check]") -> str:
+def write_junit(findings: "Sequence[GateCheck]") -> str:
     """Writes a test case for each setting and bound or reason; what was waived is skipped."""
     import xml.etree.ElementTree as ET  # here, since every command would wait for it
 
@@ -153,7 +153,7 @@ def write_junit(findings: "Sequence[Check]") -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'
 
 
-def write_sarif(findings: "Sequence[Check]", version: str) -> str:
+def write_sarif(findings: "Sequence[GateCheck]", version: str) -> str:
     """Writes SARIF 2.1.0: a result for each check that failed, at the records it is about.
 
     What was waived is suppressed.
@@ -170,7 +170,7 @@ def write_sarif(findings: "Sequence[Check]", version: str) -> str:
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
-def _describe_result(finding: "Check", rules: Sequence[str]) -> dict[str, Any]:
+def _describe_result(finding: "GateCheck", rules: Sequence[str]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "ruleIndex": rules.index(finding.rule),

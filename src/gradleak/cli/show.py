@@ -66,7 +66,7 @@ def draw(read: "Record", record: Path) -> None:
 
 def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
-    from gradleak.records.store import read_record
+    from gradleak.records.summary import read_summary
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import print_folder
 
@@ -76,7 +76,7 @@ def list_folder(folder: Path) -> None:
     records, broken = [], []
     for path in paths:
         try:
-            records.append((str(path.relative_to(folder)), read_record(path)))
+            records.append((str(path.relative_to(folder)), read_summary(path)))
         except RecordError as error:
             broken.append(str(error))
     if records:

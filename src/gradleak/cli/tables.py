@@ -78,7 +78,9 @@ def tables(
         raise GradleakError(
             "--examples is about records: published files hold no hashes. Name folders of records."
         )
-    chosen = [one for one in _chosen(table) if table or spec is None or spec.stem in one.studies]
+    chosen = [
+        one for one in _choose_tables(table) if table or spec is None or spec.stem in one.studies
+    ]
     summaries = read_sources(run)
     shown = [one for one in (fill_table(paper, summaries) for paper in chosen) if table or one.run]
     texts: dict[str, str] = {}
@@ -105,7 +107,7 @@ def tables(
     console.print(f"Tables: {folder}: {', '.join(sorted(texts))}", soft_wrap=True)
 
 
-def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
+def _choose_tables(names: Sequence[str] | None) -> "list[PaperTable]":
     from gradleak.report.papers.paper_tables import read_paper_tables
 
     known = [one.name for one in read_paper_tables()]

@@ -44,18 +44,20 @@ def requirement(cls: type[Component]) -> str:
 def default(field: "dataclasses.Field[Any]") -> str | None:
     """A field's default as it would be written in a line; none where the field is required."""
     if field.default is not dataclasses.MISSING:
-        return written(field.default)
+        return write_value(field.default)
     return (
-        None if field.default_factory is dataclasses.MISSING else written(field.default_factory())
+        None
+        if field.default_factory is dataclasses.MISSING
+        else write_value(field.default_factory())
     )
 
 
-def written(value: object) -> str:
+def write_value(value: object) -> str:
     """A value as it would be written in a line."""
     if isinstance(value, Component):
         return to_string(value)
     if isinstance(value, tuple):
-        return "[" + ",".join(written(item) for item in value) + "]"
+        return "[" + ",".join(write_value(item) for item in value) + "]"
     return value if isinstance(value, str) else json.dumps(value)
 
 

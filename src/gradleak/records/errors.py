@@ -33,3 +33,16 @@ def full_disk_explained(doing: str) -> Iterator[None]:
             f"Cannot {doing}: {error.strerror}. Make room and run the same command again: it goes"
             " on from what was finished."
         ) from error
+
+
+@contextlib.contextmanager
+def explain_refusal(doing: str) -> Iterator[None]:
+    """Turns the system's refusal into a sentence."""
+    try:
+        with full_disk_explained(doing):
+            yield
+    except OSError as error:
+        raise RecordError(
+            f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out"
+            " ./records."
+        ) from error

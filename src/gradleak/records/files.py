@@ -30,7 +30,7 @@ def write_to_publish(path: Path, content: bytes) -> None:
     """Writes a file that holds no private text, whole or not at all, with the modes that other
     programs' files have."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _moved_into_place(path, ORDINARY_FILE) as aside:
+    with _replace_when_done(path, ORDINARY_FILE) as aside:
         aside.write_bytes(content)
 
 
@@ -39,7 +39,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     """An empty private file to be filled, which takes the place of `path` when the block ends
     without an error."""
     make_private_folder(path.parent)
-    with _moved_into_place(path, PRIVATE_FILE) as aside:
+    with _replace_when_done(path, PRIVATE_FILE) as aside:
         aside.chmod(PRIVATE_FILE)  # a umask may have taken what its owner needs
         yield aside
         aside.chmod(PRIVATE_FILE)  # a library may have put a file of its own there
@@ -57,7 +57,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _moved_into_place(path: Path, mode: int) -> Iterator[Path]:
+def _replace_when_done(path: Path, mode: int) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:

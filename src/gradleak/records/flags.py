@@ -313,7 +313,7 @@ class MemberFate:
 def member_failed(fates: Sequence[MemberFate]) -> RaisedFlag | None:
     """From the attacks of several in turn that refused or ended with an error."""
     said = [
-        f"{one.attack} {one.fate}: {_ended(one.reason)}"
+        f"{one.attack} {one.fate}: {_end(one.reason)}"
         for one in fates
         if one.fate in ("refused", "failed")
     ]
@@ -332,5 +332,5 @@ def member_out_of_time(fates: Sequence[MemberFate], batches: int) -> RaisedFlag 
     return RaisedFlag("member_out_of_time", f"{', '.join(late)}.") if late else None
 
 
-def _ended(sentence: str) -> str:
+def _end(sentence: str) -> str:
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

@@ -50,6 +50,7 @@ DOUBTS = (
     "few_examples",
 )
 EVERY_ATTACK = ("not_adaptive", "no_objective")  # one attack without the fault is enough
+OF_BLIND = ("near_chance", "no_objective", "not_adaptive")
 OF_THE_SAMPLE = ("few_examples",)  # widens an interval; does not make a score too low
 ONLY_BLIND, NO_SCORE = "only_blind", "no_score"
 NO_FLAGS = {
@@ -162,38 +163,28 @@ def named_words(record: Record) -> int:
     return sum(found.exact for found in record.findings if found.name == "bag_of_words")
 
 
-def standing_flags(attack: AttackRecord, columns: Columns) -> list[RaisedFlag]:
-    """The flags that an attack raised, without what its proofs answer: one is no chance, and all
-    need no objective beside them.
-
-    Audits no longer raise these; records of before may hold them.
-    """
-    answered: tuple[str, ...] = ("near_chance",) if any(columns.certified) else ()
-    if columns.certified and all(columns.certified):
-        answered += ("no_objective",)
-    if not looks(attack):  # by its making, and nobody's doubt
-        answered = ("near_chance", "no_objective", "not_adaptive")
-    return [flag for flag in attack.flags if flag.name not in answered]
+def standing_flags(attack: AttackRecord) -> list[RaisedFlag]:
+    """Returns the flags that an attack raised; of the blind one without those it has by its
+    making, which are nobody's doubt."""
+    return [flag for flag in attack.flags if looks(attack) or flag.name not in OF_BLIND]
 
 
-def raised(record: Record, columns: Mapping[str, Columns] | None = None) -> Raised:
-    """Flags by name: the attacks that raised them, each with its numbers; under "" what belongs
-    to the whole audit."""
+def raised(record: Record) -> Raised:
+    """Returns flags by name: the attacks that raised them, each with its numbers; under "" what
+    belongs to the whole audit."""
     found: Raised = {}
     for key, attack in record.attacks.items():
-        for flag in standing_flags(attack, columns_of(attack) if columns is None else columns[key]):
+        for flag in standing_flags(attack):
             found.setdefault(flag.name, {})[key] = flag.detail
     for flag in record.flags:
         found.setdefault(flag.name, {"": flag.detail})
     return found
 
 
-def raised_beside(
-    judgement: Judgement, record: Record, columns: Mapping[str, Columns] | None = None
-) -> dict[str, dict[str, str]]:
+def raised_beside(judgement: Judgement, record: Record) -> Raised:
     """Raised flags that stand against what is judged: not those of one attack where another
     lacks the fault or rebuilt it all."""
-    found = raised(record, columns)
+    found = raised(record)
     moot = [name for name in DOUBTS if name not in (*judgement.doubts, *OF_THE_SAMPLE)]
     moot += ["near_chance"] if judgement.leaks else []
     moot += ["generous_knowledge"] if judgement.is_proven_untold else []
@@ -207,7 +198,7 @@ def _is_generous(attack: AttackRecord) -> bool:
 def _doubts(looked: Sequence[Tried], metric: str) -> list[str]:
     if not looked:
         return [ONLY_BLIND]
-    names = [{flag.name for flag in standing_flags(*one)} for one in looked]
+    names = [{flag.name for flag in standing_flags(attack)} for attack, _ in looked]
     found = [
         name
         for name in DOUBTS
@@ -242,7 +233,7 @@ def _leading_is_above(
     if score.mean is None or score.blind is None or gain_of(score) <= 0:
         return False
     if name in LEADING:
-        return all(flag.name != "near_chance" for flag in standing_flags(attack, columns))
+        return all(flag.name != "near_chance" for flag in standing_flags(attack))
     pairs = [
         (ours, blind, batch % batches)  # several draws of one batch are no independent ones
         for ours, blind, batch in zip(

@@ -63,7 +63,7 @@ def read(content: bytes) -> Pixels:
     channels = CHANNELS[colour]
     packed = zlib.decompress(b"".join(part for kind, part in chunks if kind == b"IDAT"))
     rows = np.frombuffer(packed, dtype=np.uint8).reshape(height, 1 + width * channels)
-    pixels = _unfiltered(rows[:, 0], rows[:, 1:].reshape(height, width, channels))
+    pixels = _undo_filters(rows[:, 0], rows[:, 1:].reshape(height, width, channels))
     kept = pixels[..., : channels - 1] if channels in (2, 4) else pixels
     return Pixels((height, width, kept.shape[-1]), np.ascontiguousarray(kept).tobytes())
 
@@ -78,7 +78,7 @@ def from_data_uri(text: str) -> Pixels:
     return read(base64.b64decode(text.removeprefix(PREFIX)))
 
 
-def _unfiltered(filters: Bytes, raw: Bytes) -> Bytes:
+def _undo_filters(filters: Bytes, raw: Bytes) -> Bytes:
     """Undoes the filters (PNG specification, section 9).
 
     A pixel depends on those to its left, above, and above left, so all pixels of an antidiagonal
@@ -148,10 +148,10 @@ def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
 
 
 def _row(texts: Sequence[str]) -> Bytes:
-    return np.concatenate([_framed(text) for text in texts], axis=1)
+    return np.concatenate([_frame(text) for text in texts], axis=1)
 
 
-def _framed(text: str) -> Bytes:
+def _frame(text: str) -> Bytes:
     pixels = from_data_uri(text).array()
     scale = max(1, -(-SHORTEST_SIDE // min(pixels.shape[:2])))
     larger = pixels.repeat(scale, axis=0).repeat(scale, axis=1)

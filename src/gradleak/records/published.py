@@ -12,7 +12,7 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntFlag
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any
 
 from gradleak.records.errors import RecordError
 from gradleak.records.judgement import LEADING
-from gradleak.records.tally import Tally, add, add_all, tally
+from gradleak.records.plain import from_plain, to_plain
+from gradleak.records.statistics import Tally, add, add_all, tally
 
 FORM = "gradleak.published/1"
 SUFFIX = ".xz"
@@ -163,16 +164,16 @@ def add_up(parts: Sequence[Published]) -> Published:
     for part in parts:
         for cell in part.cells:
             groups.setdefault(cell.key, []).append(cell)
-    return Published(names[0], tuple(_joined(groups[key]) for key in sorted(groups)))
+    return Published(names[0], tuple(_join(groups[key]) for key in sorted(groups)))
 
 
-def _joined(cells: Sequence[Cell]) -> Cell:
+def _join(cells: Sequence[Cell]) -> Cell:
     """The batches of all; what is said of the cell as a whole is the newest's."""
     ordered = sorted(
         cells,
         key=lambda cell: (bool(cell.axes), cell.sources[-1].order, _canonical(dict(cell.axes))),
     )
-    sums = _joined_tallies([cell.tallied for cell in cells if cell.tallied is not None])
+    sums = _join_tallies([cell.tallied for cell in cells if cell.tallied is not None])
     counted: frozenset[tuple[tuple[int, ...], int]] = sums.keys if sums is not None else frozenset()
     newest: dict[tuple[tuple[int, ...], int], Batch] = {}
     for batch in (batch for cell in cells for batch in cell.batches if batch.key not in counted):
@@ -183,10 +184,10 @@ def _joined(cells: Sequence[Cell]) -> Cell:
     batches = tuple(
         sorted(newest.values(), key=lambda batch: (batch.draw, batch.place, batch.rows))
     )
-    return _tallied_if_large(replace(ordered[-1], metrics=metrics, batches=batches, tallied=sums))
+    return _tally_if_large(replace(ordered[-1], metrics=metrics, batches=batches, tallied=sums))
 
 
-def _joined_tallies(parts: Sequence[Tallied]) -> Tallied | None:
+def _join_tallies(parts: Sequence[Tallied]) -> Tallied | None:
     """Sums of sums. What shares a batch with others cannot be taken apart again: of those the
     one with most batches stays."""
     ordered = sorted(parts, key=lambda one: (len(one.keys), one.sources[-1].order), reverse=True)
@@ -213,16 +214,16 @@ def _sum(one: Tallied, other: Tallied) -> Tallied:
     )
 
 
-def _tallied_if_large(cell: Cell) -> Cell:
+def _tally_if_large(cell: Cell) -> Cell:
     if not cell.batches or (cell.tallied is None and cell.examples < TALLIED_FROM):
         return cell
-    whole = _tallied(cell)
+    whole = _tally_cell(cell)
     return replace(
         cell, batches=(), tallied=whole if cell.tallied is None else _sum(cell.tallied, whole)
     )
 
 
-def _tallied(cell: Cell) -> Tallied:
+def _tally_cell(cell: Cell) -> Tallied:
     clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
     values = {kind.name: cell_column(cell, kind.name) for kind in cell.metrics}
     blind = {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics}
@@ -271,7 +272,7 @@ def pack(published: Published) -> bytes:
     """The file: the same bytes for the same results."""
     whole = add_up([published])
     numbers = _Numbers(whole.cells)
-    cells = [_cell_to_plain(cell, numbers) for cell in whole.cells]
+    cells = [_write_cell(cell, numbers) for cell in whole.cells]
     plain = {"form": FORM, "study": whole.study, "numbers": numbers.known, "cells": cells}
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
@@ -298,7 +299,7 @@ def read_published(path: Path) -> Published:
     try:
         return Published(
             plain["study"],
-            tuple(_cell_from_plain(cell, plain["numbers"]) for cell in plain["cells"]),
+            tuple(_read_cell(cell, plain["numbers"]) for cell in plain["cells"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
@@ -307,7 +308,7 @@ def read_published(path: Path) -> Published:
         ) from error
 
 
-def _cell_to_plain(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
+def _write_cell(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
     sources = cell.sources
     number = {source.order: place for place, source in enumerate(sources)}
     plain: dict[str, Any] = {
@@ -319,10 +320,10 @@ def _cell_to_plain(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
         "model": cell.model,
         "metrics": [[kind.name, kind.unit, kind.direction] for kind in cell.metrics],
         "guarantees": list(cell.guarantees),
-        "sources": [asdict(source) for source in sources],
+        "sources": to_plain(sources),
     }
     if cell.tallied is not None:
-        return plain | {"tallied": _tallied_to_plain(cell.tallied)}
+        return plain | {"tallied": _write_tallied(cell.tallied)}
     names = [kind.name for kind in cell.metrics]
     batches = {
         "rows": [row for batch in cell.batches for row in batch.rows],
@@ -339,8 +340,8 @@ def _cell_to_plain(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
     return plain | {"batches": batches}
 
 
-def _cell_from_plain(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> Cell:
-    sources = [_source(one) for one in plain["sources"]]
+def _read_cell(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> Cell:
+    sources = from_plain(list[Source], plain["sources"], "sources")
     cell = Cell(
         axes=plain["axes"],
         setting=plain["setting"],
@@ -352,17 +353,10 @@ def _cell_from_plain(plain: Mapping[str, Any], numbers: Sequence[float | None]) 
         guarantees=tuple(plain["guarantees"]),
     )
     if "tallied" in plain:
-        return replace(
-            cell, tallied=_tallied_from_plain(plain["tallied"], sources, cell.batch_size)
-        )
+        return replace(cell, tallied=_read_tallied(plain["tallied"], sources, cell.batch_size))
     return replace(
         cell, batches=tuple(_batches(plain["batches"], numbers, sources, cell.batch_size))
     )
-
-
-def _source(plain: Mapping[str, Any]) -> Source:
-    whole = {one.name: plain[one.name] for one in fields(Source) if one.name in plain}
-    return Source(**whole | {"flags": tuple(plain["flags"])})
 
 
 def _batches(
@@ -391,7 +385,7 @@ def _batches(
         )
 
 
-def _tallied_to_plain(whole: Tallied) -> dict[str, Any]:
+def _write_tallied(whole: Tallied) -> dict[str, Any]:
     keys = sorted(whole.keys, key=lambda key: (key[1], key[0]))
     return {
         "rows": [row for rows, _ in keys for row in rows],
@@ -399,32 +393,25 @@ def _tallied_to_plain(whole: Tallied) -> dict[str, Any]:
         "marks": [[marks, whole.marks[marks]] for marks in sorted(whole.marks)],
         "seconds": whole.seconds,
         "steps": whole.steps,
-        "values": {name: one and asdict(one) for name, one in whole.values.items()},
-        "blind": {name: one and asdict(one) for name, one in whole.blind.items()},
-        "noise": whole.noise and asdict(whole.noise),
+        "values": to_plain(whole.values),
+        "blind": to_plain(whole.blind),
+        "noise": to_plain(whole.noise),
     }
 
 
-def _tallied_from_plain(plain: Mapping[str, Any], sources: Sequence[Source], size: int) -> Tallied:
+def _read_tallied(plain: Mapping[str, Any], sources: Sequence[Source], size: int) -> Tallied:
     rows = [
         tuple(plain["rows"][start : start + size]) for start in range(0, len(plain["rows"]), size)
     ]
-
-    def tallies(columns: Mapping[str, Any]) -> dict[str, Tally | None]:
-        return {
-            name: one and Tally(**one | {"bins": tuple(one["bins"])})
-            for name, one in columns.items()
-        }
-
     return Tallied(
         keys=frozenset(zip(rows, plain["draws"], strict=True)),
         sources=tuple(sources),
         marks=dict(plain["marks"]),
         seconds=plain["seconds"],
         steps=plain["steps"],
-        values=tallies(plain["values"]),
-        blind=tallies(plain["blind"]),
-        noise=tallies({"": plain["noise"]})[""],
+        values=from_plain(dict[str, Tally | None], plain["values"], "values"),
+        blind=from_plain(dict[str, Tally | None], plain["blind"], "blind"),
+        noise=from_plain(Tally | None, plain["noise"], "noise"),
     )
 
 

@@ -117,7 +117,7 @@ def _summary(cell: Cell, path: Path) -> Summary:
         {kind.name: cell_column(cell, kind.name) for kind in cell.metrics},
         {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics},
     )
-    return Summary(path, record, {name: columns}, is_published=True)
+    return Summary(path, record, {name: columns})
 
 
 def _spec(cell: Cell, batches: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class PlannedCell:
 
     id: str
     axes: Mapping[str, str]
-    # By the key of each attack (pace.kinds_of); none in older plans
+    # By the key of each attack (pace.kinds_of)
     kinds: Mapping[str, str] = field(default_factory=dict)
     batches: int = 0
 
@@ -118,7 +118,9 @@ def _whole(
     gaps += _failures(folders, plans)
     there = [summary.path for summary in summaries]
     looked_at = [*there, *(Path(gap.path) for gap in gaps if gap.kind in (FAILED, UNREADABLE))]
-    gaps += _missing(plans, looked_at, everywhere=contract is not None) + _begun(folders, looked_at)
+    gaps += _missing(plans, looked_at, everywhere=contract is not None) + _find_begun(
+        folders, looked_at
+    )
     gaps += _foreign(summaries, plans, everywhere=contract is not None) + _of_other_data(summaries)
     if not plans:
         return Run(tuple(summaries), Coverage(None, len(summaries), tuple(gaps)))
@@ -220,7 +222,7 @@ def _missing(plans: Plans, looked_at: Sequence[Path], *, everywhere: bool) -> li
     return found
 
 
-def _begun(folders: Sequence[Path], looked_at: Sequence[Path]) -> list[Gap]:
+def _find_begun(folders: Sequence[Path], looked_at: Sequence[Path]) -> list[Gap]:
     """Audits beside no study that left parts and no record: they were cut."""
     parts = [
         (folder, path)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,7 +39,7 @@ class SecretRecord:
     hash: str
     tokens: int
     text: str | None = None
-    row: int | None = None  # its number in the split it comes from, from 0; none in older records
+    row: int | None = None  # its number in the split it comes from, from 0
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ExampleRecord:
     so it can be left out.
 
     Beside them stand the values of the blind guess, and of one more that was drawn for this attack:
-    the worst case over attacks is held against as many. Older records lack the draw.
+    the worst case over attacks is held against as many.
     """
 
     batch: int
@@ -79,8 +79,7 @@ class BatchRecord:
     # "nats" of a likelihood, "log" of a distance; a distance itself has none
     objective_unit: str = ""
     objective_rounding: float | None = None  # by how much objectives may differ for no other reason
-    # Whether the guess is the secret; none of pictures, and in older records
-    right: bool | None = None
+    right: bool | None = None  # whether the guess is the secret; none of pictures
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,7 @@ class GuaranteeRecord:
     epsilon: float | None
     delta: float
     against_server: bool = True  # whether it holds towards who sees the update
-    # Where it is none: what it is instead, a colon, and why; empty in older records
-    epsilon_in_words: str = ""
+    epsilon_in_words: str = ""  # where it is none: what it is instead, a colon, and why
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class NoiseRecord:
     least: float
     most: float
     by_tensor: dict[str, float | None]  # medians; none where a tensor has no gradient at all
-    by_batch: tuple[float, ...] = ()  # nothing in older records
+    by_batch: tuple[float, ...] = ()  # nothing where it was published
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ class StageRecord:
     certified: int  # batches whose guess it proved
     seconds: float
     scores: dict[str, Score]
-    # Of batches on which it did not end by itself with a guess; none in older records
+    # Of batches on which it did not end by itself with a guess
     fates: tuple[FateRecord, ...] = ()
 
 
@@ -164,8 +162,8 @@ class AttackRecord:
 
     spec: dict[str, Any]
     scores: dict[str, Score]
-    examples: tuple[ExampleRecord, ...]
-    batches: tuple[BatchRecord, ...]
+    examples: tuple[ExampleRecord, ...] = ()
+    batches: tuple[BatchRecord, ...] = ()
     knowledge: tuple[str, ...] = ()
     flags: tuple[RaisedFlag, ...] = ()
     cost: CostRecord = CostRecord()
@@ -183,7 +181,7 @@ class DataRecord:
     batches: int
     examples: int
     truncated: int = 0  # texts longer than the model reads
-    # How it was read, where that is not plain, in sentences; nothing in older records
+    # How it was read, where that is not plain, in sentences
     remarks: tuple[str, ...] = ()
 
 
@@ -195,7 +193,7 @@ class TargetRecord:
     fingerprint: str
     parameters: int
     visible_parameters: int
-    model: str = ""  # what kind of model it is, in words; empty in older records
+    model: str = ""  # what kind of model it is, in words
 
 
 @dataclass(frozen=True)
@@ -213,8 +211,7 @@ class Record:
     attacks: dict[str, AttackRecord]
     worst_case: dict[str, Score]
     flags: tuple[RaisedFlag, ...] = ()
-    # Of every batch; none in records of before there were any
-    findings: tuple[FindingRecord, ...] = ()
+    findings: tuple[FindingRecord, ...] = ()  # of every batch
     guarantees: tuple[GuaranteeRecord, ...] = ()  # of the defenses that are differential privacy
     noise: NoiseRecord | None = None  # how large the defenses' noise was; none where they add none
 
@@ -222,14 +219,30 @@ class Record:
     def id(self) -> str:
         return spec_id(self.spec)
 
+    @property
+    def details(self) -> "Details":
+        """What is said of single examples and batches."""
+        return Details(
+            self.secrets,
+            {key: attack.examples for key, attack in self.attacks.items()},
+            {key: attack.batches for key, attack in self.attacks.items()},
+        )
+
+    def with_details(self, details: "Details") -> "Record":
+        """Returns the record with other details; with none it holds no text and no guess."""
+        attacks = {
+            key: replace(
+                attack,
+                examples=details.examples.get(key, ()),
+                batches=details.batches.get(key, ()),
+            )
+            for key, attack in self.attacks.items()
+        }
+        return replace(self, secrets=details.secrets, attacks=attacks)
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        plain: dict[str, Any] = {"schema": SCHEMA, "id": self.id, **to_plain(self)}
-        for secret in plain["secrets"]:
-            # A reader looking for private text need only search for the key
-            if secret["text"] is None:
-                del secret["text"]
-        return plain
+        """Returns plain JSON values."""
+        return {"schema": SCHEMA, "id": self.id, **_without_absent_texts(to_plain(self))}
 
     @staticmethod
     def from_json(plain: dict[str, Any]) -> "Record":
@@ -242,12 +255,34 @@ class Record:
                 " wrote it."
             )
         record: Record = from_plain(Record, plain, "record")
-        if plain.get("id") != record.id:
+        if plain.get("id") != (right := plain_id(record.spec)):
             raise RecordError(
-                f"The id {plain.get('id')!r} does not belong to this spec ({record.id}); run the"
-                " audit again."
+                f"The id {plain.get('id')!r} does not belong to this spec ({right}); run the audit"
+                " again."
             )
         return record
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a record says of single examples and batches: nearly all of its bytes, and every text
+    and guess."""
+
+    secrets: tuple[SecretRecord, ...] = ()
+    examples: dict[str, tuple[ExampleRecord, ...]] = field(default_factory=dict)  # by attack
+    batches: dict[str, tuple[BatchRecord, ...]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return _without_absent_texts(to_plain(self))
+
+
+def _without_absent_texts(plain: dict[str, Any]) -> dict[str, Any]:
+    """A reader looking for private text need only search for the key."""
+    for secret in plain["secrets"]:
+        if secret["text"] is None:
+            del secret["text"]
+    return plain
 
 
 def spec_id(spec: dict[str, Any]) -> str:

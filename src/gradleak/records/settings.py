@@ -165,14 +165,14 @@ def looks(attack: AttackRecord) -> bool:
     return attack.spec.get("name") != "blind"
 
 
-def looked(attacks: Sequence[Scored]) -> Sequence[Scored]:
+def drop_blind(attacks: Sequence[Scored]) -> Sequence[Scored]:
     """The attacks that a worst case is over: those that look, where there are any."""
     return [one for one in attacks if looks(one[0])] or attacks
 
 
 def worst_values(attacks: Sequence[Scored], metric: str, direction: str) -> tuple[Column, Column]:
     """For every example the most that any of the attacks got of it, and that blind guesses did."""
-    columns = [one.values[metric] for _, one in looked(attacks)]
+    columns = [one.values[metric] for _, one in drop_blind(attacks)]
     return most(columns, direction), most(blind_columns(attacks, metric), direction)
 
 
@@ -181,9 +181,9 @@ def blind_columns(attacks: Sequence[Scored], metric: str) -> list[Column]:
 
     The pick among attacks is made with the truth in hand, and so is that among blind guesses: the
     plain one, and one draw more for every attack after the first. Where attacks are told different
-    things, the plain one of each counts. Older records, without draws, have the plain ones only.
+    things, the plain one of each counts. Published results hold no draws, only plain guesses.
     """
-    columns = [one for _, one in looked(attacks)]
+    columns = [one for _, one in drop_blind(attacks)]
     plain = [one.blind[metric] for one in columns]
     draws = [one.draws[metric] for one in columns[1:] if metric in one.draws]
     different = [one for place, one in enumerate(plain) if one not in plain[:place]]

@@ -1,8 +1,12 @@
 """Means with honest intervals: exact for yes/no outcomes, bootstrapped over client batches
-otherwise."""
+otherwise.
+
+Of very many examples there are sums and histograms: means and intervals stay right, single examples
+are gone.
+"""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +49,7 @@ def bootstrap_mean(
 ) -> Interval:
     """The percentile bootstrap of the mean; whole clusters (client batches) are redrawn, since
     their members share one attack."""
-    sums, sizes = _by_cluster(_checked(values), clusters)
+    sums, sizes = _by_cluster(_check(values), clusters)
     generator = np.random.default_rng(seed)
     rows = max(1, CELLS_AT_ONCE // len(sums))
     means = np.empty(resamples)
@@ -62,7 +66,7 @@ def interval(
 ) -> Interval:
     """The interval that fits the values: Clopper-Pearson for independent yes/no outcomes, the
     bootstrap otherwise."""
-    checked = _checked(values)
+    checked = _check(values)
     _, sizes = _by_cluster(checked, clusters)
     if bool(np.isin(checked, (0.0, 1.0)).all()) and bool((sizes == 1).all()):
         return clopper_pearson(int(checked.sum()), len(checked), confidence)
@@ -81,7 +85,7 @@ def paired_difference(
     differences."""
     if len(a) != len(b):
         raise ValueError(f"Paired values must come in pairs, not {len(a)} and {len(b)}.")
-    first, second = _checked(a), _checked(b)
+    first, second = _check(a), _check(b)
     bounds = (-1.0, 1.0) if _is_fraction(first) and _is_fraction(second) else None
     return _bootstrap_or_widen(first - second, clusters, confidence, bounds)
 
@@ -96,7 +100,7 @@ def _bootstrap_or_widen(
     finite sample never earns."""
     sums, sizes = _by_cluster(values, clusters)
     if bounds is None or np.ptp(sums / sizes) > SAME:
-        return _expanded(
+        return _widen_to_t(
             bootstrap_mean(values.tolist(), clusters, confidence), len(sums), confidence, bounds
         )
     # With E = "a new cluster lies below c" (or above c), seen 0 times in n: P(E) <=
@@ -107,7 +111,7 @@ def _bootstrap_or_widen(
     return Interval(mean, low, high, len(values))
 
 
-def _expanded(
+def _widen_to_t(
     found: Interval, clusters: int, confidence: float, bounds: tuple[float, float] | None
 ) -> Interval:
     """A percentile interval is too narrow in small samples: stretched to a t interval's width
@@ -145,7 +149,7 @@ def _by_cluster(values: Floats, clusters: Sequence[Hashable] | None) -> tuple[Fl
     )
 
 
-def _checked(values: Sequence[float]) -> Floats:
+def _check(values: Sequence[float]) -> Floats:
     checked = np.asarray(values, dtype=np.float64)
     if checked.size == 0:
         raise ValueError("An interval needs at least one value.")
@@ -156,3 +160,114 @@ def _checked(values: Sequence[float]) -> Floats:
 
 def _is_fraction(values: Floats) -> bool:
     return bool(((values >= 0) & (values <= 1)).all())
+
+
+BINS = 200
+NORMAL = 1.959964  # of 95 %
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One metric's values: how many, the sums over client batches that a mean and its interval
+    need, and how they are spread."""
+
+    n: int
+    clusters: int  # client batches; the sums below run over them
+    total: float
+    squares: float  # of each batch's sum
+    products: float  # of each batch's sum and its size
+    sizes: float  # squared
+    yes_or_no: bool  # every value is 0 or 1
+    low: float  # of the histogram
+    high: float
+    bins: tuple[int, ...]
+
+    @property
+    def independent(self) -> bool:
+        """Whether every example is a batch of its own."""
+        return self.n == self.clusters
+
+    def interval(self) -> Interval:
+        """Clopper-Pearson's for independent yes/no outcomes, as for few examples; the normal one
+        over batches otherwise."""
+        if self.yes_or_no and self.independent:
+            return clopper_pearson(round(self.total), self.n)
+        mean = self.total / self.n
+        spread = max(0.0, self.squares - 2 * mean * self.products + mean**2 * self.sizes)
+        error = NORMAL * math.sqrt(spread * self.clusters / max(1, self.clusters - 1)) / self.n
+        low, high = mean - error, mean + error
+        inside = self.low >= 0 and self.high <= 1
+        return Interval(
+            mean, max(0.0, low) if inside else low, min(1.0, high) if inside else high, self.n
+        )
+
+
+def tally(values: Sequence[float | None], clusters: Sequence[Hashable]) -> Tally | None:
+    """Over the examples that have a value; none where none has one."""
+    kept = [
+        (value, cluster)
+        for value, cluster in zip(values, clusters, strict=True)
+        if value is not None
+    ]
+    if not kept:
+        return None
+    sums: dict[Hashable, list[float]] = {}
+    for value, cluster in kept:
+        sums.setdefault(cluster, []).append(value)
+    groups = [(math.fsum(inside), len(inside)) for inside in sums.values()]
+    there = np.array([value for value, _ in kept])
+    # Fractions have one range, so that histograms of them add up bin by bin.
+    low, high = (
+        (0.0, 1.0)
+        if there.min() >= 0 and there.max() <= 1
+        else (float(there.min()), float(there.max()))
+    )
+    bins, _ = np.histogram(there, BINS, (low, high))
+    return Tally(
+        n=len(kept),
+        clusters=len(groups),
+        total=math.fsum(there),
+        squares=math.fsum(total**2 for total, _ in groups),
+        products=math.fsum(total * size for total, size in groups),
+        sizes=math.fsum(size**2 for _, size in groups),
+        yes_or_no=bool(np.isin(there, (0.0, 1.0)).all()),
+        low=low,
+        high=high,
+        bins=tuple(bins.tolist()),
+    )
+
+
+def add(one: Tally | None, other: Tally | None) -> Tally | None:
+    """Both together: sums are exact; bins of other ranges are put where their middles lie."""
+    if one is None or other is None:
+        return one or other
+    low, high = min(one.low, other.low), max(one.high, other.high)
+    bins = [
+        a + b for a, b in zip(_move_bins(one, low, high), _move_bins(other, low, high), strict=True)
+    ]
+    return Tally(
+        n=one.n + other.n,
+        clusters=one.clusters + other.clusters,
+        total=one.total + other.total,
+        squares=one.squares + other.squares,
+        products=one.products + other.products,
+        sizes=one.sizes + other.sizes,
+        yes_or_no=one.yes_or_no and other.yes_or_no,
+        low=low,
+        high=high,
+        bins=tuple(bins),
+    )
+
+
+def add_all(
+    one: Mapping[str, Tally | None], other: Mapping[str, Tally | None]
+) -> dict[str, Tally | None]:
+    """The same for tallies by name."""
+    return {name: add(one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])}
+
+
+def _move_bins(one: Tally, low: float, high: float) -> list[int]:
+    if (one.low, one.high) == (low, high):
+        return list(one.bins)
+    middles = one.low + (np.arange(len(one.bins)) + 0.5) * (one.high - one.low) / len(one.bins)
+    return [int(count) for count in np.histogram(middles, BINS, (low, high), weights=one.bins)[0]]

@@ -1,5 +1,5 @@
-"""Records on disk: one JSON file each, written whole or not at all; the key of their hashes kept
-apart."""
+"""Records on disk: a JSON file each, and one of details beside it, written whole or not at all; the
+key of their hashes is kept apart."""
 
 import contextlib
 import hashlib
@@ -7,13 +7,15 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gradleak.records.errors import RecordError, full_disk_explained
-from gradleak.records.files import make_private_folder, write_whole
+from gradleak.records.errors import RecordError, explain_refusal
+from gradleak.records.files import make_private_folder, write_whole, write_whole_bytes
+from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record
+from gradleak.records.summary import Summary, hash_of, read_summary
 
 KEY_BYTES = 32
 
@@ -43,7 +45,7 @@ def open_key(folder: Path, name: str = "secrets") -> SecretKey:
     ignored by git."""
     keys = folder / "keys"
     path = keys / f"{name}.key"
-    with _explained(f"keep a key in {keys}"):
+    with explain_refusal(f"keep a key in {keys}"):
         make_private_folder(keys)
         write_whole(keys / ".gitignore", "*\n")
         if not path.exists():
@@ -53,7 +55,7 @@ def open_key(folder: Path, name: str = "secrets") -> SecretKey:
 
 def check_writable(folder: Path) -> None:
     """Makes the folder and tries to write into it, so that a long run does not fail at its end."""
-    with _explained(f"write records into {folder}"):
+    with explain_refusal(f"write records into {folder}"):
         make_private_folder(folder)
         probe = _unused_name(folder, "probe")
         probe.touch(exist_ok=False)
@@ -68,43 +70,40 @@ def write_record(folder: Path, record: Record) -> Path:
 
 
 def rewrite_record(path: Path, record: Record) -> None:
-    """Writes a record where it lies, whatever its file is called."""
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with _explained(f"write records into {path.parent}"):
-        write_whole(path, text)
+    """Writes a record where it lies, whatever its file is called.
+
+    Its details come first and the record, which names them, after: a reader finds the old ones
+    whole or the new ones. Then the old ones go.
+    """
+    content = _dump(record.details.to_json(), None)
+    summary = Summary.of(path, record, hash_of(content))
+    details = summary.details_path
+    with explain_refusal(f"write records into {path.parent}"):
+        write_whole_bytes(details, content)
+        rewrite_summary(summary)
+        for old in details.parent.glob(f"{record.id}-*.json"):
+            if old != details:
+                old.unlink(missing_ok=True)
+
+
+def rewrite_summary(summary: Summary) -> None:
+    """Writes a record's own file; its details stay as they are."""
+    plain = summary.record.to_json()
+    for long in (plain, *plain["attacks"].values()):
+        for name in ("secrets", "examples", "batches"):
+            long.pop(name, None)
+    plain |= {"columns": to_plain(summary.columns), "details": summary.details}
+    with explain_refusal(f"write records into {summary.path.parent}"):
+        write_whole_bytes(summary.path, _dump(plain, 1))
+
+
+def _dump(plain: dict[str, Any], indent: int | None) -> bytes:
+    return (json.dumps(plain, indent=indent, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_record(path: Path) -> Record:
-    """The record in one file."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(
-            f"Cannot read {path}: {error.strerror}. Name a record file that an audit wrote."
-        ) from error
-    except ValueError as error:  # broken JSON, or bytes that are no text
-        raise RecordError(
-            f"{path} is not a whole JSON file ({error}). Delete it and run its audit again."
-        ) from error
-    try:
-        return Record.from_json(plain)
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from error
-
-
-def read_records(folder: Path) -> list[Record]:
-    """All records of a folder, in the order of their ids."""
-    if not folder.is_dir():
-        raise RecordError(
-            f"{folder} is not a folder. Name the folder an audit or a study wrote its records into."
-        )
-    with _explained(f"list {folder}"):
-        paths = sorted(
-            path
-            for path in folder.iterdir()
-            if path.suffix == ".json" and not path.name.startswith(".")
-        )
-    return [read_record(path) for path in paths]
+    """Reads one record with its details."""
+    return read_summary(path).whole()
 
 
 def _create_key(path: Path) -> None:
@@ -124,16 +123,3 @@ def _create_key(path: Path) -> None:
 
 def _unused_name(folder: Path, stem: str) -> Path:
     return folder / f".{stem}.{secrets.token_hex(8)}.tmp"
-
-
-@contextlib.contextmanager
-def _explained(doing: str) -> Iterator[None]:
-    """Turns the system's refusal into a sentence."""
-    try:
-        with full_disk_explained(doing):
-            yield
-    except OSError as error:
-        raise RecordError(
-            f"Cannot {doing}: {error.strerror}. Choose a folder you may write to, for example --out"
-            " ./records."
-        ) from error

@@ -4,35 +4,24 @@ stay on disk."""
 import contextlib
 import fnmatch
 import gc
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gradleak.records.errors import RecordError
-from gradleak.records.flags import RaisedFlag
-from gradleak.records.schema import (
-    SCHEMA,
-    AttackRecord,
-    CostRecord,
-    DataRecord,
-    FindingRecord,
-    GuaranteeRecord,
-    NoiseRecord,
-    Record,
-    Score,
-    TargetRecord,
-)
-from gradleak.records.store import read_record
+from gradleak.records.plain import from_plain
+from gradleak.records.schema import AttackRecord, Details, Record
 
-# Long lists as `write_record` lays them out: JSON has no line break within a text, so that these
-# can be cut without reading.
-LONG = ((b'\n   "batches": [\n', b"\n   ]"), (b'\n "secrets": [\n', b"\n ]"))
+# Beside records: what they say of single examples, by id and by a hash of the content
+DETAILS = "details"
+NUMBER = re.compile("[0-9a-f]{16}")
 # A record is called by the hash of its spec; other files (map.json) may lie beside
 RECORD = "[0-9a-f]" * 16 + ".json"
-NO_RECORDS = ("parts", "claims", "keys", "fits")  # folders of a run that never hold one
+NO_RECORDS = (DETAILS, "parts", "claims", "keys", "fits")  # folders of a run that never hold one
 TRAININGS = "training"  # a folder whose files are called as records are
 Column = list[float | None]  # one value an example
 
@@ -56,16 +45,49 @@ class Summary:
     path: Path
     record: Record
     columns: Mapping[str, Columns]  # by the attack's key
-    is_published: bool = False  # from a published file: there is no whole record of it
+    details: str = ""  # the hash of its details; none of what was published
+
+    @classmethod
+    def of(cls, path: Path, record: Record, details: str = "") -> "Summary":
+        """Returns the summary of a whole record."""
+        columns = {key: columns_of(attack) for key, attack in record.attacks.items()}
+        return cls(path, record.with_details(Details()), columns, details)
 
     @property
     def id(self) -> str:
         """The record's, by the name of its file: quicker than to hash its spec again."""
         return self.path.stem
 
+    @property
+    def details_path(self) -> Path:
+        """Where its details lie, if they were not lost."""
+        return self.path.parent / DETAILS / f"{self.record.id}-{self.details}.json"
+
+    @property
+    def has_details(self) -> bool:
+        return bool(self.details) and self.details_path.is_file()
+
     def whole(self) -> Record:
-        """Everything, read again."""
-        return read_record(self.path)
+        """Reads the details too."""
+        where = self.details_path
+        try:
+            content = where.read_bytes()
+        except OSError as error:
+            raise RecordError(
+                f"{self.path} holds scores only. Its guesses and searches are in {where}, which"
+                f" cannot be read: {error.strerror}. Put it back, or run the audit again."
+            ) from error
+        if hash_of(content) != self.details:
+            raise RecordError(
+                f"{where} is not what {self.path} was written with: it was changed or broken. Put"
+                " the old one back, or run the audit again."
+            )
+        return self.record.with_details(from_plain(Details, json.loads(content), "details"))
+
+
+def hash_of(content: bytes) -> str:
+    """Returns what a record calls its details by."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def walk(run: Path) -> Iterator[Path]:
@@ -129,28 +151,42 @@ def record_paths(run: Path) -> list[Path]:
 
 
 def read_summaries(run: Path) -> list[Summary]:
-    """The records of a run, without their long parts."""
+    """Reads the records of a run, without their details."""
     with no_collector():
         return [read_summary(path) for path in record_paths(run)]
 
 
 def read_summary(path: Path) -> Summary:
-    """One record without its long parts; a file that is none is refused as `read_record` refuses
-    it."""
+    """Reads one record without its details; a file that is none is refused in a sentence."""
     try:
-        plain = json.loads(_cut(path.read_bytes()))
-        if plain["schema"] != SCHEMA:
-            raise KeyError("schema")
-        return Summary(
-            path,
-            _record(plain),
-            {key: _columns(attack) for key, attack in plain["attacks"].items()},
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(
+            f"Cannot read {path}: {error.strerror}. Name a record file that an audit wrote."
+        ) from error
+    except ValueError as error:  # broken JSON, or bytes that are no text
+        raise RecordError(
+            f"{path} is not a whole JSON file ({error}). Delete it and run its audit again."
+        ) from error
+    try:
+        record = Record.from_json({"secrets": [], **plain} if isinstance(plain, dict) else plain)
+        beside: _Beside = from_plain(_Beside, plain, "record")
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+    if beside.columns.keys() != record.attacks.keys() or not NUMBER.fullmatch(beside.details):
+        raise RecordError(
+            f"{path}: record.columns or record.details does not belong to its attacks; the record"
+            " was changed or broken, run the audit again."
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        record = read_record(path)  # slower, and says what is wrong
-        return Summary(
-            path, record, {key: columns_of(attack) for key, attack in record.attacks.items()}
-        )
+    return Summary(path, record, beside.columns, beside.details)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What a record's file holds beside the record."""
+
+    columns: dict[str, Columns]
+    details: str
 
 
 def columns_of(attack: AttackRecord) -> Columns:
@@ -166,17 +202,6 @@ def columns_of(attack: AttackRecord) -> Columns:
     )
 
 
-def _cut(text: bytes) -> bytes:
-    """Without the insides of long lists: half of a record, which would be read for nothing."""
-    for begin, end in LONG:
-        start = text.find(begin)
-        while start >= 0:
-            stop = text.find(end, start)
-            text = text[: start + len(begin)] + text[stop:]
-            start = text.find(begin, start + len(begin))
-    return text
-
-
 @contextlib.contextmanager
 def no_collector() -> Iterator[None]:
     """Nothing that is read holds a cycle, and looking for some takes a quarter of the time."""
@@ -189,64 +214,8 @@ def no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _record(plain: Mapping[str, Any]) -> Record:
-    return Record(
-        created=plain["created"],
-        spec=plain["spec"],
-        versions=plain["versions"],
-        machine=plain["machine"],
-        data=DataRecord(**plain["data"]),
-        target=TargetRecord(**plain["target"]),
-        secrets=(),
-        attacks={key: _attack(attack) for key, attack in plain["attacks"].items()},
-        worst_case=_scores(plain["worst_case"]),
-        flags=_flags(plain["flags"]),
-        findings=tuple(FindingRecord(**one) for one in plain.get("findings", ())),
-        guarantees=tuple(GuaranteeRecord(**one) for one in plain.get("guarantees", ())),
-        noise=_noise(plain["noise"]) if plain.get("noise") else None,
-    )
-
-
-def _noise(plain: Mapping[str, Any]) -> NoiseRecord:
-    return NoiseRecord(**{**plain, "by_batch": tuple(plain.get("by_batch", ()))})
-
-
-def _attack(plain: Mapping[str, Any]) -> AttackRecord:
-    return AttackRecord(
-        spec=plain["spec"],
-        scores=_scores(plain["scores"]),
-        examples=(),
-        batches=(),
-        knowledge=tuple(plain["knowledge"]),
-        flags=_flags(plain["flags"]),
-        cost=CostRecord(**plain["cost"]),
-        version=plain.get("version", 1),
-    )
-
-
-def _columns(plain: Mapping[str, Any]) -> Columns:
-    examples = plain["examples"]
-    metrics = list(examples[0]["values"]) if examples else []
-    return Columns(
-        tuple(example["batch"] for example in examples),
-        {name: [example["values"].get(name) for example in examples] for name in metrics},
-        {name: [example["blind_values"].get(name) for example in examples] for name in metrics},
-        tuple(example.get("certified", False) for example in examples),
-        tuple(example.get("beyond_luck", False) for example in examples),
-        _columns_by_name([example.get("draw_values", {}) for example in examples], metrics),
-    )
-
-
 def _columns_by_name(
     values: Sequence[Mapping[str, float | None]],
     metrics: Sequence[str],
 ) -> dict[str, Column]:
     return {name: [one.get(name) for one in values] for name in metrics}
-
-
-def _scores(plain: Mapping[str, Any]) -> dict[str, Score]:
-    return {name: Score(**score) for name, score in plain.items()}
-
-
-def _flags(plain: Any) -> tuple[RaisedFlag, ...]:
-    return tuple(RaisedFlag(**flag) for flag in plain)

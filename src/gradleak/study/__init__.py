@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gradleak.study.cells import Cell, Study, read_study
     from gradleak.study.engine import run_on
     from gradleak.study.gate_checks import (
-        Check,
+        GateCheck,
         GateFailed,
         judge,
         read_accepted,
@@ -44,9 +44,9 @@ __all__ = [
     "Allowance",
     "Cell",
     "CellResult",
-    "Check",
     "Cluster",
     "Effort",
+    "GateCheck",
     "GateFailed",
     "MapIncomplete",
     "MapPlan",
@@ -84,7 +84,14 @@ __all__ = [
 _OFFERS = {  # by module, which a test holds to the imports above
     "cells": ("Cell", "Study", "read_study"),
     "engine": ("run_on",),
-    "gate_checks": ("Check", "GateFailed", "judge", "read_accepted", "read_bound", "read_contract"),
+    "gate_checks": (
+        "GateCheck",
+        "GateFailed",
+        "judge",
+        "read_accepted",
+        "read_bound",
+        "read_contract",
+    ),
     "grid": ("CellResult", "run_cells"),
     "leak_and_utility": ("TradeoffPlan", "plan_tradeoff", "run_tradeoff"),
     "leak_map": ("MapIncomplete", "MapPlan", "plan_map", "run_map"),

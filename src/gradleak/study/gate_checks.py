@@ -71,7 +71,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Check:
+class GateCheck:
     """One setting held against one bound or one reason to doubt it; or what is missing from the
     run."""
 
@@ -173,7 +173,7 @@ def judge(
     bounds: Sequence[Bound],
     accepted: Sequence[Accepted] = (),
     contract: Contract | None = None,
-) -> list[Check]:
+) -> list[GateCheck]:
     """A run's gaps, then every setting against every bound and every reason that makes a low
     score unreliable."""
     if not bounds:
@@ -199,13 +199,13 @@ def judge(
     if not settings:  # gaps may be waived, a bound never is
         nothing = "No record is here to hold against this bound."
         findings += [
-            Check("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds
+            GateCheck("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds
         ]
     why = {one.rule: one.why or "accepted" for one in accepted}
     return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 
 
-def _check_gaps(run: Run) -> Iterator[Check]:
+def _check_gaps(run: Run) -> Iterator[GateCheck]:
     """One finding a kind of gap, with the names of what is missing; and one that says that all
     is there."""
     cells = run.coverage.meant
@@ -220,14 +220,14 @@ def _check_gaps(run: Run) -> Iterator[Check]:
                 f"no {kind} cell",
                 f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}.",
             )
-            yield Check("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
+            yield GateCheck("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
     if cells is not None and not run.coverage.gaps:
-        yield Check(
+        yield GateCheck(
             "the run", (), MISSING, "every cell has a record", True, run.coverage.sentence()
         )
 
 
-def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[Check]:
+def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> Iterator[GateCheck]:
     """One setting against every bound, and against everything that makes a low score of it
     unreliable."""
     judgement, name = judge_setting(setting), labels.setting(setting.record)
@@ -239,13 +239,15 @@ def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> 
             ("pictures", "--min mse=0.02") if pictures else ("texts", "--max exact_match=0.05")
         )
         message = f"These are {kind}, and no bound is about {kind}: add one, such as {example}."
-        found.append(Check("", _paths(setting), NO_BOUND, "has a bound", False, message))
+        found.append(GateCheck("", _paths(setting), NO_BOUND, "has a bound", False, message))
     for doubt in judgement.doubts:
         where, said = _find_flag(setting, doubt)
-        found.append(Check("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}"))
+        found.append(
+            GateCheck("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}")
+        )
     if judgement.named:
         message = NAMED.format(judgement.named, setting.record.data.batches)
-        found.append(Check("", _paths(setting), NAMES_WORDS, "no words named", False, message))
+        found.append(GateCheck("", _paths(setting), NAMES_WORDS, "no words named", False, message))
     return (replace(one, setting=name, verdict=judgement.verdict) for one in found)
 
 
@@ -259,7 +261,7 @@ def _find_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     raisers = {
         one.path: details[name]
         for one in setting.summaries
-        if name in (details := raised(one.record, one.columns))
+        if name in (details := raised(one.record))
     }
     if not raisers:
         return _paths(setting), ""
@@ -267,7 +269,7 @@ def _find_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     return tuple(raisers), f"{attack}: {detail} " if attack else f"{detail} "
 
 
-def _hold_against(setting: Setting, bound: Bound) -> Check:
+def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
     if bound.metric not in setting.metrics():
         lacking = tuple(
             dict.fromkeys(
@@ -277,7 +279,7 @@ def _hold_against(setting: Setting, bound: Bound) -> Check:
         message = (
             f"{bound.metric} was not measured. gradleak score adds it without attacking again."
         )
-        return Check("", lacking, bound.metric, bound.text, False, message)
+        return GateCheck("", lacking, bound.metric, bound.text, False, message)
     values, _, clusters = setting.values(bound.metric)
     kept = [
         (value, cluster)
@@ -289,7 +291,7 @@ def _hold_against(setting: Setting, bound: Bound) -> Check:
             f"{bound.metric} applies to none of the {len(values)} examples, so that nothing is"
             " shown."
         )
-        return Check("", _paths(setting), bound.metric, bound.text, False, message)
+        return GateCheck("", _paths(setting), bound.metric, bound.text, False, message)
     found = interval(
         [value for value, _ in kept], [cluster for _, cluster in kept], 2 * CONFIDENCE - 1
     )
@@ -301,7 +303,7 @@ def _hold_against(setting: Setting, bound: Bound) -> Check:
     )
     told += f"{end:.3g} (one-sided {CONFIDENCE:.0%})"
     message = f"{told}. {_needs(setting, bound, found.mean)}".strip()
-    return Check("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
+    return GateCheck("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
 
 
 def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:

@@ -64,9 +64,9 @@ class SecretFinder:
     def texts(self, record: Record) -> Mapping[tuple[int, int], str]:
         """Text by batch and position; nothing where the data is not at hand or is other data by
         now."""
-        from gradleak.audit.picture_records import shown
+        from gradleak.audit.scoring import show_example
 
-        return {place: shown(example) for place, example in self.examples(record).items()}
+        return {place: show_example(example) for place, example in self.examples(record).items()}
 
     def examples(self, record: Record) -> "Mapping[tuple[int, int], Example]":
         """Examples by batch and position."""
@@ -90,7 +90,7 @@ def is_of_this_data(summary: Summary, data: DataReader) -> bool | None:
     examples = data.read(summary.record) if path.is_file() else None
     if examples is None:
         return None
-    from gradleak.audit.writing import data_hash
+    from gradleak.audit.record import data_hash
 
     wanted = examples[: summary.record.data.examples]
     return data_hash(SecretKey(path.read_bytes()), wanted) == summary.record.data.hash

@@ -18,23 +18,19 @@ from gradleak.records.run_folder import FILE, read_plan
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record
 from gradleak.records.store import read_record
 from gradleak.records.summary import record_paths
-from gradleak.study.private_data import SecretFinder
 
 DIGITS = 5  # of seconds and noise: tables show fewer
 ROWS = re.compile(r"(?<=[:,])rows=(\[[^]]*\]|[^,]*),?")  # in a data set on one line
-# Tokens around a text, of most models: for records that do not say what was beyond luck
-SPECIAL = 2
 
 
 def publish_runs(run: Path) -> list[Published]:
     """What can be published of a run: a study, or a folder of studies, each by its name."""
-    finder = SecretFinder(run, network=False)
     found: dict[Path, list[Cell]] = {}
     for path in record_paths(run):
         record = read_record(path)
         _refuse_private(record, path)
         axes = _axes(path.parent).get(record.id, {})
-        found.setdefault(path.parent, []).extend(_cells(record, axes, _rows(record, path, finder)))
+        found.setdefault(path.parent, []).extend(_cells(record, axes, _rows(record, path)))
     return [Published(_study(folder), tuple(cells)) for folder, cells in found.items()]
 
 
@@ -73,22 +69,15 @@ def _axes(folder: Path) -> dict[str, Mapping[str, str]]:
     }
 
 
-def _rows(record: Record, path: Path, finder: SecretFinder) -> list[int]:
-    """The row of every example, once for each draw; of records that do not have it, from the
-    data, by its keyed hash."""
-    rows = [secret.row for secret in record.secrets]
-    if None in rows:
-        known = finder.examples(record)
-        rows = [
-            known[place].row if (place := (one.batch, one.position)) in known else None
-            for one in record.secrets
-        ]
-    if any(row is None for row in rows):
+def _rows(record: Record, path: Path) -> list[int]:
+    """Returns the row of every example, once for each draw."""
+    rows = [secret.row for secret in record.secrets if secret.row is not None]
+    if len(rows) < len(record.secrets):
         raise GradleakError(
-            f"{path} does not say which rows its examples are, and its data or its key is not at"
-            " hand to look. Set GRADLEAK_DATA to where the data is, or run the audit again."
+            f"{path} does not say which rows of its data its examples are, so that they cannot be"
+            " told from those of other audits. Run the audit again."
         )
-    return [row for row in rows if row is not None]
+    return rows
 
 
 def _cells(record: Record, axes: Mapping[str, str], rows: Sequence[int]) -> Iterator[Cell]:
@@ -153,10 +142,6 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
         int(record.spec.get("batch_size", 1)),
         read_numbers(record.spec["data"].get("rows", ())),
     )
-    tokens, noises = (
-        [secret.tokens for secret in record.secrets],
-        record.noise.by_batch if record.noise else (),
-    )
     is_picture = find("target", record.spec["target"]["name"]).medium == "image"
     for number, batch in enumerate(attack.batches):
         draw, secret = divmod(number, record.data.batches)
@@ -167,7 +152,7 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
             place=chosen[secret * size] if chosen else secret * size,
             draw=draw,
             source=source,
-            marks=_marks(batch, examples, tokens[here], is_picture=is_picture),
+            marks=_marks(batch, examples, is_picture=is_picture),
             seconds=_round(batch.seconds),
             steps=batch.steps,
             values={
@@ -178,11 +163,7 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
                 name: tuple(example.blind_values.get(name) for example in examples)
                 for name in attack.scores
             },
-            noise=(
-                None
-                if record.noise is None
-                else _round(noises[number] if noises else record.noise.ratio)
-            ),
+            noise=None if record.noise is None else _round(record.noise.by_batch[number]),
         )
 
 
@@ -190,13 +171,7 @@ def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _marks(
-    batch: BatchRecord,
-    examples: Sequence[ExampleRecord],
-    tokens: Sequence[int],
-    *,
-    is_picture: bool,
-) -> Mark:
+def _marks(batch: BatchRecord, examples: Sequence[ExampleRecord], *, is_picture: bool) -> Mark:
     """The rules of the flags, on one batch. Pictures are never right to the last bit, and no
     other answer is said to fit."""
     at_guess, at_truth = [batch.objective_at_guess], [batch.objective_at_truth]
@@ -206,9 +181,7 @@ def _marks(
             flags.ROUNDING if batch.objective_rounding is None else batch.objective_rounding,
         )
     ]
-    right = is_picture or (
-        batch.objective_at_guess == batch.objective_at_truth if batch.right is None else batch.right
-    )
+    right = is_picture or bool(batch.right)
     marks = Mark(0)
     if batch.objective_at_guess is not None and batch.objective_at_truth is not None:
         marks |= Mark.COMPARED
@@ -220,11 +193,6 @@ def _marks(
         marks |= Mark.DEAD
     if any(example.certified for example in examples):
         marks |= Mark.CERTIFIED
-    if any(map(_beyond_luck, examples, tokens)):
+    if any(example.beyond_luck for example in examples):
         marks |= Mark.BEYOND_LUCK
     return marks
-
-
-def _beyond_luck(example: ExampleRecord, tokens: int) -> bool:
-    exact = example.values.get("exact_match") == 1 != example.blind_values.get("exact_match")
-    return example.beyond_luck or (exact and tokens - SPECIAL >= flags.BEYOND_LUCK)

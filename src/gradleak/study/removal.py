@@ -5,15 +5,15 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
 from gradleak.records.schema import Record
-from gradleak.records.store import read_record, rewrite_record
-from gradleak.records.summary import is_record
+from gradleak.records.store import rewrite_record, rewrite_summary
+from gradleak.records.summary import DETAILS, Summary, is_record, read_summary
 from gradleak.records.withheld import texts_of, without_texts
 from gradleak.study.private_data import KEY
 
@@ -102,7 +102,11 @@ def purge(plan: Purge) -> list[Path]:
     not ours to remove."""
     texts: set[str] = set()
     for path in plan.records:
-        record = read_record(path)
+        summary = read_summary(path)
+        record = _with_details(summary)
+        if record is None:  # its guesses were lost: only what the record itself says is left
+            rewrite_summary(replace(summary, record=without_texts(summary.record)))
+            continue
         texts |= {
             text.casefold() for text in texts_of(record) if len(text.strip()) >= SHORTEST_TEXT
         }
@@ -130,7 +134,7 @@ def _folders(root: Path) -> Iterator[Path]:
     """The folder and those below it that may be runs; never through a link."""
     yield root
     for below in sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()):
-        if below.name not in (*FOLDERS, TRAINING) or not is_run(root):
+        if below.name not in (*FOLDERS, TRAINING, DETAILS) or not is_run(root):
             yield from _folders(below)
 
 
@@ -155,23 +159,41 @@ def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
         if removed_as is not None:
             found.mark(removed_as, path)
         elif is_record(path):
-            _sort_record(path, found, everything)
+            continue  # sorted below, with what lies beside them
         elif path.name in WITHOUT_TEXT:
             found.mark("tables and plans", path) if everything else found.keep.append(path)
         else:
             found.foreign.append(path)
+    _sort_records(folder, found, everything)
 
 
-def _sort_record(path: Path, found: Purge, everything: bool) -> None:
-    record = _readable(path)
-    if everything:
-        found.mark("records", path)
-    elif record is None:
-        found.mark("records that cannot be read", path)
-    elif record == without_texts(record):
-        found.bare.append(path)
-    else:
-        found.records.append(path)
+def _sort_records(folder: Path, found: Purge, everything: bool) -> None:
+    """Sorts records and their details; what no record can be read with goes."""
+    in_use = set[Path]()
+    for path in filter(is_record, sorted(folder.iterdir())):
+        summary = _readable(path)
+        if everything:
+            found.mark("records", path)
+        elif summary is None:
+            found.mark("records that cannot be read", path)
+        else:
+            record = _with_details(summary)
+            in_use |= {summary.details_path} if record is not None else set()
+            record = summary.record if record is None else record
+            (found.bare if record == without_texts(record) else found.records).append(path)
+    if everything and (folder / DETAILS).is_dir():
+        found.mark("records", folder / DETAILS)
+        return
+    for path in sorted((folder / DETAILS).glob("*")):
+        if path not in in_use:
+            found.mark("guesses of no record", path)
+
+
+def _with_details(summary: Summary) -> Record | None:
+    try:
+        return summary.whole()
+    except RecordError:
+        return None
 
 
 def _kind(path: Path) -> str | None:
@@ -230,10 +252,11 @@ def _is_study(path: Path) -> bool:
         return False
 
 
-def _readable(path: Path) -> Record | None:
-    """The record, if it is one of this version: of another nobody knows where its texts stand."""
+def _readable(path: Path) -> Summary | None:
+    """Reads a record, if it is one of this version: of another nobody knows where its texts
+    stand."""
     try:
-        return read_record(path)
+        return read_summary(path)
     except RecordError:
         return None
 

@@ -117,6 +117,8 @@ def trace_searches(run: JudgedRun) -> list[TraceLine]:
             firsts.setdefault(run.labels.attack(ran.attack.spec), (setting, ran))
     found = []
     for name, (setting, ran) in choose_evenly(list(firsts.items()), 2 * LINES):
+        if not ran.source.has_details:
+            continue
         record = ran.source.whole()
         attack = ran.find_in(record)
         secrets = run.find_secrets(record)
@@ -349,6 +351,8 @@ class GuessGallery(Section):
 
 
 def _show_guesses(run: JudgedRun, setting: Setting, ran: Ran, most: int) -> Iterator[GalleryItem]:
+    if not ran.source.has_details:
+        return
     record = ran.source.whole()
     secrets = run.find_secrets(record)
     hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}

@@ -274,7 +274,7 @@ def list_flags(run: JudgedRun, settings: Sequence[Setting]) -> list[FlagLine]:
     for setting in settings:
         here: dict[str, tuple[dict[str, None], str]] = {}
         for summary in setting.summaries:
-            raised = raised_beside(run.judgements[setting], summary.record, summary.columns)
+            raised = raised_beside(run.judgements[setting], summary.record)
             specs = summary.record.attacks
             for name, details in raised.items():
                 attacks, detail = here.setdefault(name, ({}, next(iter(details.values()))))

@@ -120,7 +120,7 @@ class SettingList(Section):
 
 def _describe_setting(run: JudgedRun, setting: Setting) -> SettingLine:
     judgement = run.judgements[setting]
-    raised = [raised_beside(judgement, one.record, one.columns) for one in setting.summaries]
+    raised = [raised_beside(judgement, one.record) for one in setting.summaries]
     return SettingLine(
         label=run.labels.setting(setting.record),
         records=tuple(summary.id for summary in setting.summaries),

@@ -424,7 +424,7 @@ def write_guesses(
     """Writes a table for each of the first secrets; nothing for data that is not our own."""
     shown = [(one, found) for one in answered for found in one.answers if is_canaries(found.record)]
     # Published files hold no guesses
-    known = [found for _, found in shown if not found.source.is_published]
+    known = [found for _, found in shown if found.source.has_details]
     if not known or len(known) < sum(len(one.answers) for one in answered):
         return
     steps = STEPS if len(shown) <= CELLS_WITH_STEPS else 1

@@ -8,8 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradleak.records.judgement import judge_record, leading_metric, raised_beside
+from gradleak.records.judgement import judge_summary, leading_metric, raised_beside
 from gradleak.records.schema import Record
+from gradleak.records.summary import Summary
 from gradleak.report.naming import Labels, write_chain, write_component
 from gradleak.report.numbers import MISSING, write_interval, write_number
 from gradleak.report.terminal.console import build_table, split_to_fit
@@ -37,20 +38,21 @@ class CellRow:
     note: str = ""
 
 
-def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> None:
+def print_folder(console: Console, summaries: Sequence[tuple[str, Summary]]) -> None:
     """Prints the records of a folder, by file name.
 
     They stand in a table where it fits the width, else one below the other.
     """
-    table = build_folder_table(records)
+    table = build_folder_table(summaries)
     if (
         console.measure(table, options=console.options.update(max_width=10_000)).maximum
         <= console.width
     ):
         console.print(table)
         return
-    labels = Labels([record for _, record in records])
-    for name, record in records:
+    labels = Labels([summary.record for _, summary in summaries])
+    for name, summary in summaries:
+        record, flags = summary.record, _list_flags(summary)
         metric = _choose_metric(record)
         console.print(Text(name, style="bold"), soft_wrap=True)
         console.print(
@@ -62,13 +64,12 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
         console.print(
             Padding(f"worst {metric} {_write_score(record, metric, between=', ')}", (0, 0, 0, 2))
         )
-        console.print(
-            Padding(
-                f"flags: {', '.join(raised_beside(judge_record(record), record)) or 'none'}",
-                (0, 0, 0, 2),
-            )
-        )
+        console.print(Padding(f"flags: {', '.join(flags) or 'none'}", (0, 0, 0, 2)))
         console.print()
+
+
+def _list_flags(summary: Summary) -> list[str]:
+    return list(raised_beside(judge_summary(summary), summary.record))
 
 
 def _choose_metric(record: Record) -> str:
@@ -87,24 +88,24 @@ def _describe_record(record: Record, labels: Labels) -> tuple[str, str, str, str
     )
 
 
-def build_folder_table(records: Sequence[tuple[str, Record]]) -> Table:
+def build_folder_table(summaries: Sequence[tuple[str, Summary]]) -> Table:
     """Builds a table of the records of a folder, by file name."""
     table = build_table()
     for name in ("record", "target", "data", "defense", "attacks"):
         table.add_column(name, overflow="fold", no_wrap=name == "record")
     table.add_column("n", justify="right")
-    leading = [_choose_metric(record) for _, record in records]
-    labels = Labels([record for _, record in records])
+    records = [summary.record for _, summary in summaries]
+    leading = [_choose_metric(record) for record in records]
+    labels = Labels(records)
     table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
     table.add_column("flags", no_wrap=True)
-    for (name, record), metric in zip(records, leading, strict=True):
-        flags = "\n".join(raised_beside(judge_record(record), record)) or "none"
+    for (name, summary), record, metric in zip(summaries, records, leading, strict=True):
         table.add_row(
             name,
             *_describe_record(record, labels),
             str(record.data.examples),
             _write_score(record, metric),
-            flags,
+            "\n".join(_list_flags(summary)) or "none",
             end_section=True,
         )
     return table

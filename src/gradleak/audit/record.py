@@ -1,28 +1,149 @@
-"""What a record says beside the attacks: what updates say outright, how large noise is, what
-defenses prove."""
+"""The record of an audit: what attacks did, scored, and what is said beside them.
+
+That is what updates say outright, how large noise is, what defenses prove, and where it all comes
+from.
+"""
 
 import functools
 import math
+import os
+import platform
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from statistics import median
+from typing import Any
+
+import torch
 
 from gradleak.attacks.evidence import Evidence, findings
-from gradleak.audit.client import stream_of
+from gradleak.audit.client import AuditInput, stream_of
+from gradleak.audit.outcomes import AuditResult, NoiseRatios
+from gradleak.audit.scoring import score_attack, show_example, worst_case
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.batch import PrivateBatch
+from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
+from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.records.schema import FindingRecord, GuaranteeRecord, NoiseRecord
+from gradleak.records.schema import (
+    DataRecord,
+    FindingRecord,
+    GuaranteeRecord,
+    NoiseRecord,
+    Record,
+    SecretRecord,
+    TargetRecord,
+    now,
+)
+from gradleak.records.store import SecretKey, keyed_hash
 
 # Findings whose values are no tokens. Of words only counts and shares are kept: a bag is like a
 # guess.
 WITHOUT_WORDS = ("labels", "longest_length", "distinct_tokens")
-Ratios = dict[str, float]  # by tensor; under the empty name, of all that is seen
 ALL = ""
+# Flags of the audit, not of one attack
+OF_THE_WHOLE = ("few_examples", "dead_gradient", "one_draw", "seen_before_defense")
+PACKAGES = ("gradleak", "torch", "transformers", "numpy", "rouge-score")
+
+
+def record_of(
+    member: AuditInput,
+    result: AuditResult,
+    target: Target,
+    key: SecretKey,
+    device: str,
+    peak_memory: int | None,
+    keep_secrets: bool,
+) -> Record:
+    """Returns the record of one audit: everything that came of it, scored."""
+    spec, private = member.spec, member.private
+    attacks = {
+        name: score_attack(spec, target, attack, private, result.attacks[name], peak_memory)
+        for name, attack in spec.attack_keys().items()
+    }
+    secrets = private[: len(private) // spec.draws]
+    examples = [example for batch in secrets for example in batch.examples]
+    raised = [
+        flag for attack in attacks.values() for flag in attack.flags if flag.name in OF_THE_WHOLE
+    ]
+    return Record(
+        created=now(),
+        spec=spec.to_dict(),
+        versions=_versions(),
+        machine=_machine(device),
+        data=DataRecord(
+            data_hash(key, examples),
+            len(secrets),
+            len(examples),
+            truncated=sum(cut > 0 for batch in secrets for cut in batch.dropped),
+            remarks=member.remarks,
+        ),
+        target=TargetRecord(
+            name=to_string(spec.target),
+            fingerprint=spec.target.fingerprint(),
+            parameters=sum(value.numel() for value in target.parameters.values()),
+            visible_parameters=sum(part.size for part in member.visible(target)),
+            model=target.in_words,
+        ),
+        secrets=_secrets(private, key, keep_secrets),
+        attacks=attacks,
+        worst_case=worst_case(spec, attacks),
+        flags=tuple({flag.name: flag for flag in raised}.values()),
+        findings=tuple(result.findings),
+        guarantees=guarantee_records(spec.defenses),
+        noise=noise_record(result.noise),
+    )
+
+
+def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
+    """Tells whether two audits had the same data, to whoever holds the key."""
+    return keyed_hash(key, "\n".join(f"{example.label}\t{example.content}" for example in examples))
+
+
+def _secrets(
+    private: Sequence[PrivateBatch], key: SecretKey, keep: bool
+) -> tuple[SecretRecord, ...]:
+    return tuple(
+        SecretRecord(
+            index,
+            position,
+            keyed_hash(key, example.content),
+            tokens,
+            show_example(example) if keep else None,
+            example.row,
+        )
+        for index, batch in enumerate(private)
+        for position, (example, tokens) in enumerate(
+            zip(batch.examples, batch.lengths, strict=True)
+        )
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _machine(device: str) -> dict[str, Any]:
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else platform.processor() or platform.machine()
+    )
+    return {
+        "device": device,
+        "name": name,
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def finding_records(
@@ -84,7 +205,7 @@ def _share(right: int | None, total: int) -> float | None:
 
 def noise_ratios(
     spec: AuditSpec, target: Target, private: PrivateBatch, computed: Update, index: int
-) -> Ratios:
+) -> NoiseRatios:
     """The expected norm of the noise over the norm of what would have been seen without it;
     nothing where there is no noise."""
     std = channel_of(spec.defenses).noise_std_for(len(private.examples))
@@ -106,7 +227,7 @@ def noise_ratios(
     }
 
 
-def noise_record(ratios: Sequence[Ratios]) -> NoiseRecord | None:
+def noise_record(ratios: Sequence[NoiseRatios]) -> NoiseRecord | None:
     """Over all batches: the median, the least and the most, and each tensor's median."""
     if not ratios or not ratios[0]:
         return None
