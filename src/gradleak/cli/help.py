@@ -5,10 +5,25 @@ import time
 from typing import Any, get_type_hints
 
 import click
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
 from gradleak.cli.interruption import interrupted
+
+
+class PlainGroup(TyperGroup):
+    """Commands listed with their whole first sentence, which click cuts at the line's end."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        commands = [(name, self.get_command(ctx, name)) for name in names]
+        rows = [
+            (name, command.get_short_help_str(limit=1000))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class PlainHelp(TyperCommand):

@@ -19,6 +19,7 @@ from gradleak.cli.doctor import doctor
 from gradleak.cli.encoding import fall_back
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
+from gradleak.cli.help import PlainGroup
 from gradleak.cli.index import Command
 from gradleak.cli.map import leak_map
 from gradleak.cli.prior import prior_app
@@ -41,12 +42,14 @@ Exit codes:
   0    done
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
-  4    the gate is shut: a bound is passed, something is missing, or flags stand against it
-  130  interrupted: the same command goes on from the parts that were finished, if any
+  4    the gate is shut: a bound is passed, a cell is missing, or flags forbid it
+  130  interrupted: the same command goes on from what was finished, if anything
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG)
+app = typer.Typer(
+    cls=PlainGroup, rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG
+)
 command = partial(app.command, cls=Command)
 command(epilog=EPILOG)(audit)
 command(epilog=EPILOG)(check)

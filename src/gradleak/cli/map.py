@@ -6,6 +6,7 @@ from typing import Annotated
 from gradleak.cli.options import Device, Memory, option
 
 MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
+MODULE_LIST = MODULES.replace(",", ", ")  # which breaks between names where lines end
 
 
 def leak_map(
@@ -20,7 +21,8 @@ def leak_map(
     modules: Annotated[
         str,
         option(
-            f"Columns, with commas; whole is all of a layer; layernorm and bias too. [{MODULES}]"
+            "Columns, with commas; whole is all of a layer; layernorm and bias too."
+            f" [{MODULE_LIST}]"
         ),
     ] = MODULES,
     metric: Annotated[
