@@ -55,7 +55,7 @@ def gate(
     from gradleak.core.errors import GradleakError
     from gradleak.records.files import write_whole
     from gradleak.report import gate_files
-    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.console import open_console, print_indented
     from gradleak.study.contract import read_contract
     from gradleak.study.gate import GateFailed, judge, read_accepted, read_bound
 
@@ -81,10 +81,8 @@ def gate(
             if finding.waived is not None
             else ""
         )
-        console.print(
-            f"{mark:6}  {finding.setting}{judged}: {finding.title}. {finding.message}{waived}",
-            soft_wrap=True,
-        )
+        check = f"{finding.setting}{judged}: {finding.title}. {finding.message}{waived}"
+        print_indented(console, f"{mark:8}", check)
     for one in accepted:
         if all(finding.rule != one.rule or finding.waived is None for finding in findings):
             console.print(f"--accept {one.rule} waived nothing.")

@@ -188,7 +188,7 @@ def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> 
     for doubt in judgement.doubts:
         where, said = _with_flag(setting, doubt)
         found.append(
-            Finding("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}")
+            Finding("", where, doubt, f"free of {doubt}", False, f"{said}{explain_doubt(doubt)}")
         )
     if judgement.named:
         message = NAMED.format(judgement.named, setting.record.data.batches)
