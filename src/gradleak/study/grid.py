@@ -232,9 +232,9 @@ class Grid:
         except Exception as error:  # one cell must not end a night's run
             if len(cells) == 1:
                 return [self._failed(cells[0], error)]
+            why = "" if isinstance(error, GradleakError) else f" ({type(error).__name__})"
             self.display.say(
-                f"{len(cells)} cells failed together ({type(error).__name__}): trying them one by"
-                " one."
+                f"{len(cells)} cells cannot be attacked together{why}: trying them one by one."
             )
             return [result for cell in cells for result in self._run([cell])]
         return [self._ended(cell, one) for cell, one in zip(cells, found, strict=True)]
@@ -252,8 +252,12 @@ class Grid:
                 failure,
                 f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}",
             )
-        self.display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
         refused = isinstance(error, GradleakError) and not isinstance(error, RunFailed)
+        self.display.say(
+            f"Refused: {error}"
+            if refused
+            else f"Failed ({type(error).__name__}); the traceback is in {failure}."
+        )
         return CellResult(cell, None, failure, refusal=str(error) if refused else "")
 
 
