@@ -50,8 +50,10 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
         console.print(table)
         return
     labels = Labels([record for _, record in records])
-    for name, record in records:
+    for place, (name, record) in enumerate(records):
         metric = _choose_metric(record)
+        if place:
+            console.print()
         console.print(Text(name, style="bold"), soft_wrap=True)
         console.print(
             Padding(
@@ -68,7 +70,6 @@ def print_folder(console: Console, records: Sequence[tuple[str, Record]]) -> Non
                 (0, 0, 0, 2),
             )
         )
-        console.print()
 
 
 def _choose_metric(record: Record) -> str:
