@@ -147,7 +147,7 @@ def test_who_leaks_most_is_said_with_its_doubts(heat_map: HeatMap) -> None:
         "That is 10.0 [-2.0, 20.0] more than value, the next: chance may have put it first." in told
     )
     assert "Whole layers: 89.4" in told
-    assert "– key, in 2 of 2 layers: It is frozen." in told
+    assert "– key in 2 of 2 layers: It is frozen." in told
     assert "examples were attacked" not in told
     assert "3 examples were attacked" in " ".join(conclude(replace(heat_map, examples=3)))
 

@@ -135,7 +135,9 @@ def test_a_run_ends_with_a_short_verdict_and_shows_cells_on_request(
     full = capsys.readouterr().out
     assert "tag:steps=2" in full.splitlines()[2]
     assert "2 of 2 cells have a record, 2 of them from before.\n" in full
-    assert full.splitlines()[-1].startswith("Records: ")
+    records, how_to_go_on = full.splitlines()[-2:]
+    assert records.startswith("Records: ")
+    assert how_to_go_on.startswith("All of it: gradleak report ")
 
 
 class Watcher:

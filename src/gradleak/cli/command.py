@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 import click
 from click.shell_completion import CompletionItem
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
 from gradleak.core.errors import GradleakError
@@ -149,6 +149,21 @@ def has_kept(folder: Path, since: float) -> bool:
     return any(
         path.is_file() and path.suffix != ".tmp" and path.stat().st_mtime >= since for path in paths
     )
+
+
+class PlainGroup(TyperGroup):
+    """Commands listed with their whole first sentence, which click cuts at the line's end."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        commands = [(name, self.get_command(ctx, name)) for name in names]
+        rows = [
+            (name, command.get_short_help_str(limit=1000))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 class PlainHelp(TyperCommand):

@@ -66,7 +66,7 @@ def gate(
     needs 59 examples of which none leaks.
     """
     from gradleak.records.files import write_whole
-    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.console import open_console, print_indented
     from gradleak.study import GateFailed, judge, read_accepted, read_bound, read_contract
 
     bounds = [read_bound(one, upper=True) for one in most or ()] + [
@@ -91,10 +91,8 @@ def gate(
             if finding.waived is not None
             else ""
         )
-        console.print(
-            f"{mark:6}  {finding.setting}{judged}: {finding.title}. {finding.message}{waived}",
-            soft_wrap=True,
-        )
+        check = f"{finding.setting}{judged}: {finding.title}. {finding.message}{waived}"
+        print_indented(console, f"{mark:8}", check)
     for one in accepted:
         if all(finding.rule != one.rule or finding.waived is None for finding in findings):
             console.print(f"--accept {one.rule} waived nothing.")

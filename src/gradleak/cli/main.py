@@ -19,7 +19,7 @@ import typer
 from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.check import check
-from gradleak.cli.command import Command
+from gradleak.cli.command import Command, PlainGroup
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
 from gradleak.cli.doctor import doctor
@@ -53,12 +53,14 @@ Exit codes:
   0    done
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
-  4    the gate is shut: a bound is passed, something is missing, or flags stand against it
-  130  interrupted: the same command goes on from the parts that were finished, if any
+  4    the gate is shut: a bound is passed, a cell is missing, or flags forbid it
+  130  interrupted: the same command goes on from what was finished, if anything
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG)
+app = typer.Typer(
+    cls=PlainGroup, rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG
+)
 command = partial(app.command, cls=Command)
 command(epilog=EPILOG)(audit)
 command(epilog=EPILOG)(check)

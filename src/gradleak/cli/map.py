@@ -18,6 +18,7 @@ from gradleak.cli.options import (
 )
 
 MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
+MODULE_LIST = MODULES.replace(",", ", ")  # which breaks between names where lines end
 
 
 def leak_map(
@@ -30,7 +31,8 @@ def leak_map(
     modules: Annotated[
         str,
         option(
-            f"Columns, with commas; whole is all of a layer; layernorm and bias too. [{MODULES}]"
+            "Columns, with commas; whole is all of a layer; layernorm and bias too."
+            f" [{MODULE_LIST}]"
         ),
     ] = MODULES,
     metric: Annotated[

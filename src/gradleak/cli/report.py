@@ -84,7 +84,7 @@ def write_index(folder: Path, out: Path | None) -> None:
     from gradleak.records.files import write_whole
     from gradleak.report.page.forms import read_style
     from gradleak.report.page.runs_page import read_runs, write_runs_page
-    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.console import open_console, print_indented
 
     if out is not None and out.parent.resolve() != folder.resolve():
         raise GradleakError(
@@ -95,7 +95,7 @@ def write_index(folder: Path, out: Path | None) -> None:
     write_whole(path, write_runs_page(str(folder), runs, read_style()))
     console = open_console()
     for run in runs:
-        console.print(f"{run.name}: {run.sentence}", soft_wrap=True)
+        print_indented(console, "- ", f"{run.name}: {run.sentence}")
     console.print(f"Index of {write_count(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)
 
 

@@ -277,7 +277,8 @@ def print_results(
     for sentence in verdict_sentences(folder, there):
         console.print(sentence)
     more = "" if full else ", or add --full (no cell is run again)"
-    console.print(f"Records: {folder}. All of it: gradleak report {folder}{more}.", soft_wrap=True)
+    console.print(f"Records: {folder}", soft_wrap=True)
+    console.print(f"All of it: gradleak report {folder}{more}.", soft_wrap=True)
 
 
 def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str]:

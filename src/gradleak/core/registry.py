@@ -60,9 +60,15 @@ def find(kind: str, name: str) -> type[Component]:
 
 def unknown_component(kind: str, name: str, known: Iterable[str]) -> GradleakError:
     """The error for a name that no component has."""
+    none = (
+        " For no defense leave it out; among several settings of a study it is an empty list:"
+        " [[], [sign]]."
+        if (kind, name) == ("defense", "none")
+        else ""
+    )
     return GradleakError(
         f"Unknown {kind} {name!r}{did_you_mean(name, list(known))} Available:"
-        f" {', '.join(sorted(known))}."
+        f" {', '.join(sorted(known))}.{none}"
     )
 
 

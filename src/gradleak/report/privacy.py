@@ -51,11 +51,18 @@ def describe_noise(record: Record) -> str | None:
         return None
     tensors = [value for value in noise.by_tensor.values() if value is not None]
     spread = (
-        f"; by tensor {min(tensors):.2g} to {max(tensors):.2g} times" if len(tensors) > 1 else ""
+        f"; by tensor {_write_times(min(tensors))} to {_write_times(max(tensors))} times"
+        if len(tensors) > 1
+        else ""
     )
     least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
     over = f" ({least} to {most} over the batches)" if least != most else ""
     return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
+
+
+def _write_times(value: float) -> str:
+    """Writes two figures of a ratio, and large ones out: 0.12, 10,000,000."""
+    return f"{value:.2g}" if value < 100 else f"{float(f'{value:.2g}'):,.0f}"
 
 
 def write_epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:

@@ -243,7 +243,7 @@ def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> 
     for doubt in judgement.doubts:
         where, said = _find_flag(setting, doubt)
         found.append(
-            GateCheck("", where, doubt, f"no {doubt}", False, f"{said}{explain_doubt(doubt)}")
+            GateCheck("", where, doubt, f"free of {doubt}", False, f"{said}{explain_doubt(doubt)}")
         )
     if judgement.named:
         message = NAMED.format(judgement.named, setting.record.data.batches)

@@ -87,7 +87,8 @@ def audit_in_one_call(
         if len(specs) == 1:
             yield Failure.of(error)
             return
-        say(f"{len(specs)} cells failed together ({type(error).__name__}): trying them one by one.")
+        why = "" if isinstance(error, GradleakError) else f" ({type(error).__name__})"
+        say(f"{len(specs)} cells cannot be attacked together{why}: trying them one by one.")
         for spec in specs:
             yield from audit_in_one_call([spec], run)
         return
@@ -268,7 +269,11 @@ class Grid:
             return CellResult(cell, answer)
         with full_disk_explained(f"write {path}"):
             write_whole(path, f"{cell.title}\n{cell.spec.to_dict()}\n\n{answer.traceback}")
-        self.display.say(f"Failed ({answer.name}); the traceback is in {path}.")
+        self.display.say(
+            f"Refused: {answer.refusal}"
+            if answer.refusal
+            else f"Failed ({answer.name}); the traceback is in {path}."
+        )
         return CellResult(cell, None, path, refusal=answer.refusal)
 
 

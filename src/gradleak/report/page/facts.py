@@ -89,7 +89,7 @@ class Costs(Section):
         return cls(tuple(_add_costs(run)))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        names = ("cells", "examples", "time", "time an example", "steps", "peak GPU memory")
+        names = ("cells", "examples", "time", "time an example", "steps", "peak memory")
         columns = [Column("attack"), *number_columns(*names)]
         return {"table": draw_html_table(columns, [_list_cost(cost) for cost in self.costs])}
 
@@ -214,6 +214,11 @@ def _list_cost(cost: CostLine) -> list[str]:
     ]
 
 
+def _write_time(created: str) -> str:
+    """Writes 2026-03-01T10:20:30+00:00 as a person does: records have the time of UTC."""
+    return f"{created[:16].replace('T', ' ')} UTC"
+
+
 def _describe_provenance(summaries: Sequence[Summary]) -> list[NamedFact]:
     records = [summary.record for summary in summaries]
     times = sorted(record.created for record in records)
@@ -222,7 +227,7 @@ def _describe_provenance(summaries: Sequence[Summary]) -> list[NamedFact]:
     devices = (f"{one.get('device', '-')} ({one.get('name', '-')})" for one in machines)
     seeds = (str(record.spec.get("seed", "-")) for record in records)
     return [
-        NamedFact("audited", times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"),
+        NamedFact("audited", " to ".join(dict.fromkeys(map(_write_time, (times[0], times[-1]))))),
         NamedFact("target", _join_distinct(targets)),
         *_enter_where_known("model", (record.target.model for record in records)),
         NamedFact("data", _join_fields(records, "data")),

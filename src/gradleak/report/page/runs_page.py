@@ -23,6 +23,7 @@ STATES = {
     "leaks": "leaks",
     "doubt": "in doubt",
     "quiet": "not shown to leak",
+    "failed": "not finished",
     "broken": "cannot be read",
 }
 
@@ -36,7 +37,7 @@ class RunLine:
     created: str  # of its last record
     records: int
     sentence: str
-    state: str  # leaks, doubt, quiet or broken
+    state: str  # leaks, doubt, quiet, failed or broken
     notes: tuple[str, ...]  # failed cells, records that cannot be read
     report: str | None  # address of its page, where there is one
 
@@ -123,8 +124,11 @@ def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
             _name_folder(folder, root),
             "",
             0,
-            "Not all of this folder could be read.",
-            "broken",
+            *(
+                ("Not all of this folder could be read.", "broken")
+                if broken
+                else ("Not every cell of this folder has a record.", "failed")
+            ),
             tuple(notes),
             None,
         )
@@ -153,8 +157,10 @@ def name_audit(record: Record) -> str:
     """Names an audit as a person would: `minilm on canaries, no defense, by portfolio`."""
     defenses = write_chain(record.spec.get("defenses"))
     kept = "no defense" if defenses == "none" else defenses
+    view = write_component(record.spec.get("view", "everything"))
+    seen = "" if view == "everything" else f" seen through {view}"
     return (
-        f"{record.target.name} on {write_component(record.spec.get('data'))}, {kept}, by "
+        f"{record.target.name}{seen} on {write_component(record.spec.get('data'))}, {kept}, by "
         f"{', '.join(record.attacks)}"
     )
 

@@ -133,8 +133,11 @@ def _say_what_it_means(setting: Setting, judgement: Judgement) -> list[str]:
         ]
         if judgement.proven:
             found.append(
-                f"{judgement.proven} of these guesses are proven: the update itself shows that "
-                "they are right, without the data."
+                "1 of these guesses is proven: the update itself shows that it is right, without "
+                "the data."
+                if judgement.proven == 1
+                else f"{judgement.proven} of these guesses are proven: the update itself shows "
+                "that they are right, without the data."
             )
         return found
     if leaking:

@@ -169,9 +169,20 @@ def conclude(heat_map: HeatMap) -> Iterator[str]:
     few = few_examples(heat_map.examples)
     if few is not None:
         yield few.detail
-    for module, absent in {one.module: one for one in reversed(heat_map.absent)}.items():
-        layers = sum(one.module == module for one in heat_map.absent)
-        yield f"{NONE} {module}, in {layers} of {len(heat_map.layers)} layers: {absent.reason}"
+    yield from _name_absent(heat_map)
+
+
+def _name_absent(heat_map: HeatMap) -> Iterator[str]:
+    """Says `– ffn_in in 2 of 2 layers, query in 1 of 2: …`, each reason once."""
+    for reason in dict.fromkeys(one.reason for one in heat_map.absent):
+        modules = [one.module for one in heat_map.absent if one.reason == reason]
+        counts = [
+            f"{module} in {modules.count(module)} of {len(heat_map.layers)}"
+            for module in heat_map.modules
+            if module in modules
+        ]
+        counts[0] += " layers"
+        yield f"{NONE} {', '.join(counts)}: {reason}"
 
 
 def _name_leader(heat_map: HeatMap) -> Iterator[str]:
@@ -185,7 +196,6 @@ def _name_leader(heat_map: HeatMap) -> Iterator[str]:
     leaks = any(cell.verdict == LEAKS for cell in heat_map.of(lead.first))
     most = "leaks most" if leaks else "scores highest, and no layer of it is shown to leak"
     yield f"{lead.first} {most}: {heat_map.metric} {write_interval(score)}, {blind}, {over}."
-    yield _count_verdicts(heat_map)
     if lead.difference is not None:
         ends = (
             f"[{write_number(lead.difference.low, score.unit)}, "
@@ -196,6 +206,7 @@ def _name_leader(heat_map: HeatMap) -> Iterator[str]:
             f"{lead.second}, the next"
         )
         yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
+    yield _count_verdicts(heat_map)
 
 
 def _count_verdicts(heat_map: HeatMap) -> str:

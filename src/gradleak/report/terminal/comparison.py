@@ -280,7 +280,7 @@ def _compare_settings(
     matched_by: str,
     labels: Labels,
 ) -> ComparedSetting:
-    changes = tuple(_list_changes(one.record, other.record))
+    changes = (*_list_attack_changes(one, other), *_list_changes(one.record, other.record))
     places = _find_places(one, other, batches)
     found = [_measure_difference(one, columns, places) for columns in _pair_columns(one, other)]
     return ComparedSetting(
@@ -389,11 +389,27 @@ def _measure_difference(
     )
 
 
+def _list_attack_changes(first: Setting, second: Setting) -> Iterator[ChangedChoice]:
+    """Says which attacks were run on the two settings, each in all of its records, where these
+    are not the same ones."""
+    sides = []
+    for setting in (first, second):
+        attacks = [one for summary in setting.summaries for one in _attacks_of(summary.record)]
+        sides.append({_make_key(one): write_component(one) for one in attacks})
+    if sides[0].keys() != sides[1].keys():
+        yield ChangedChoice("attacks", *("; ".join(side.values()) or "none" for side in sides))
+
+
+def _attacks_of(record: Record) -> list[Any]:
+    written = record.spec.get("attacks")
+    return written if isinstance(written, list) else [written]
+
+
 def _list_changes(first: Record, second: Record) -> Iterator[ChangedChoice]:
-    """Lists what the two audits chose differently, scores aside."""
+    """Lists what the two audits chose differently, attacks and scores aside."""
     for field in dict.fromkeys([*first.spec, *second.spec]):
         one, other = first.spec.get(field), second.spec.get(field)
-        if field != "metrics" and _make_key(one) != _make_key(other):
+        if field not in ("attacks", "metrics") and _make_key(one) != _make_key(other):
             yield ChangedChoice(field.replace("_", " "), _write_value(one), _write_value(other))
     if (
         first.target.name == second.target.name

@@ -26,6 +26,19 @@ def open_console(to_stderr: bool = False) -> Console:
     )
 
 
+def print_indented(console: Console, mark: str, sentence: str) -> None:
+    """Prints a sentence behind a mark: on a terminal the lines under it begin where it does, and
+    elsewhere it is one line, which can be searched for."""
+    if not console.is_terminal:
+        console.print(f"{mark}{sentence}", soft_wrap=True)
+        return
+    table = Table.grid()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(mark, sentence)
+    console.print(table)
+
+
 def build_table() -> Table:
     """Builds an empty table in the house's look."""
     return Table(

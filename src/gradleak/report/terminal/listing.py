@@ -51,9 +51,11 @@ def print_folder(console: Console, summaries: Sequence[tuple[str, Summary]]) -> 
         console.print(table)
         return
     labels = Labels([summary.record for _, summary in summaries])
-    for name, summary in summaries:
+    for place, (name, summary) in enumerate(summaries):
         record, flags = summary.record, _list_flags(summary)
         metric = _choose_metric(record)
+        if place:
+            console.print()
         console.print(Text(name, style="bold"), soft_wrap=True)
         console.print(
             Padding(
@@ -65,7 +67,6 @@ def print_folder(console: Console, summaries: Sequence[tuple[str, Summary]]) -> 
             Padding(f"worst {metric} {_write_score(record, metric, between=', ')}", (0, 0, 0, 2))
         )
         console.print(Padding(f"flags: {', '.join(flags) or 'none'}", (0, 0, 0, 2)))
-        console.print()
 
 
 def _list_flags(summary: Summary) -> list[str]:
