@@ -9,7 +9,7 @@ import pytest
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import GuaranteeRecord, Record
-from gradleak.report.privacy import UNEXPLAINED, write_epsilons, write_guarantees
+from gradleak.report.verdict import UNEXPLAINED, write_epsilons, write_guarantees
 
 
 def audited(defenses: Sequence[str], **changes: Any) -> Record:

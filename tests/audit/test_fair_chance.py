@@ -29,7 +29,7 @@ from gradleak.records.scores import gain_of
 from gradleak.records.settings import settings_of, worst_score, worst_values
 from gradleak.records.store import read_record
 from gradleak.records.summary import Column, Columns, columns_of, read_summaries, record_paths
-from gradleak.report.verdict import worst_case_sentence
+from gradleak.report.verdict import write_worst_case
 from gradleak.targets.lenet import TinyImage
 from gradleak.training.generator import GeneratorTraining, stacked, train_generator
 
@@ -204,7 +204,7 @@ def test_with_two_attacks_the_better_of_two_guesses_stands_beside_the_worst_case
         assert score.blind == pytest.approx(sum(best) / len(best)), metric
         assert score.blind_guesses == 2
         assert score.blind >= record.attacks["tag"].scores[metric].blind
-    assert "(best of 2)" in worst_case_sentence(record)
+    assert "(best of 2)" in write_worst_case(record)
 
 
 def test_records_of_one_client_that_are_judged_together_count_together(tmp_path: Path) -> None:

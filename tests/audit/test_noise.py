@@ -9,7 +9,7 @@ import torch
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches, update_norm
 from gradleak.records.schema import NoiseRecord, Record
-from gradleak.report.privacy import describe_noise
+from gradleak.report.verdict import describe_noise
 
 
 def audited(**changes: Any) -> tuple[AuditSpec, Record]:

@@ -16,7 +16,7 @@ from gradleak.report.numbers import write_duration, write_gain, write_interval, 
 from gradleak.report.shown_guesses import find_kept_secrets
 from gradleak.report.terminal.listing import CellRow, build_cell_tables, build_folder_table
 from gradleak.report.terminal.record_screen import print_record
-from gradleak.report.verdict import closing_sentence, explain
+from gradleak.report.verdict import explain, write_conclusion
 
 Make = Callable[..., Record]
 
@@ -139,7 +139,7 @@ def test_protected_is_never_said_alone_and_flags_carry_their_meaning(
     make_record: Make, flags: tuple[str, ...]
 ) -> None:
     record = make_record(mean=0.5 if not flags else 0.2, flags=flags)
-    closing = closing_sentence(judge_record(record), record)
+    closing = write_conclusion(judge_record(record), record)
     assert "protected" not in closing
     assert ("leaks" in closing) == (not flags)
     text = " ".join(printed(record).split())

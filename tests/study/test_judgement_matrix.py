@@ -49,7 +49,7 @@ from gradleak.report.page.setting_list import SettingList
 from gradleak.report.page.story import tell_story
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap, Lead, conclude, write_score
 from gradleak.report.pictures.tradeoff_chart import Point
-from gradleak.report.verdict import closing_sentence
+from gradleak.report.verdict import write_conclusion
 from gradleak.study.gate_checks import check_setting, read_bound
 from gradleak.study.leak_map import draw_cell
 
@@ -192,7 +192,7 @@ def test_no_two_outlets_disagree(chosen: Sequence[str]) -> None:
             judged.verdict == LEAKS,
             judged.verdict == NOT_JUDGED,
         ), where
-        closing = closing_sentence(judged, record)
+        closing = write_conclusion(judged, record)
         assert closing.startswith(WORDS[judged.verdict]) and closing in run.sentences, where
         assert run.headline.startswith(WORDS[judged.verdict]) or named, where
         assert not (judged.leaks and "no more was rebuilt" in closing), where

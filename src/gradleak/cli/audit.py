@@ -121,7 +121,7 @@ def audit(
     """
     settings = {
         "target": target,
-        "data": usable(data) if skip_bad else data,
+        "data": drop_bad_rows(data) if skip_bad else data,
         "limit": limit,
         "batch_size": batch_size,
         "protocol": protocol,
@@ -138,55 +138,12 @@ def audit(
         "public": public,
         "truncate": truncate,
     }
-    run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle, again)
-
-
-def usable(data: str) -> "Dataset":
-    """The data without rows that cannot be used."""
-    from gradleak.datasets import resolve_dataset
-
-    return resolve_dataset(data).without_bad_rows()
-
-
-def choose_view(
-    view: str | None, layers: str | None, modules: str | None
-) -> str | dict[str, Any] | None:
-    """The view that the flags describe."""
-    if layers is None and modules is None:
-        return view
-
-    names = [word.strip() for word in (modules or "").split(",") if word.strip()]
-    if view is not None:
-        raise GradleakError(
-            "--layers and --modules describe a view of their own: leave --view out, or leave them"
-            " out."
-        )
-    if not layers and not names:
-        raise GradleakError(
-            "--layers and --modules name nothing: write for example --layers 3-6 --modules"
-            " query,key."
-        )
-    return {"name": "parts", "layers": layers or "", "modules": names}
-
-
-def run_and_print(
-    settings: dict[str, Any],
-    device: str,
-    memory: str | None,
-    out: Path,
-    as_json: bool,
-    keep_secrets: bool,
-    show: bool,
-    allow_pickle: bool,
-    again: bool,
-) -> None:
-    """Runs the audit the flags describe, or shows its record; flags that were not given have the
-    audit's own defaults."""
+    given = {field: value for field, value in settings.items() if value is not None and value != []}
+    # Flags that contradict one another have been answered: what follows takes seconds to load
     from gradleak.audit import AuditSpec, run_audit
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
 
-    given = {field: value for field, value in settings.items() if value is not None and value != []}
     spec = AuditSpec.from_plain(given, allow_pickle)
     visible = show or spec.data.made_up
     display = TerminalDisplay(open_console(to_stderr=True), quiet=as_json, show_guesses=visible)
@@ -208,6 +165,33 @@ def run_and_print(
         typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         print_finished(spec, record, out / f"{record.id}.json", visible)
+
+
+def drop_bad_rows(data: str) -> "Dataset":
+    """Opens the data without rows that cannot be used."""
+    from gradleak.datasets import resolve_dataset
+
+    return resolve_dataset(data).without_bad_rows()
+
+
+def choose_view(
+    view: str | None, layers: str | None, modules: str | None
+) -> str | dict[str, Any] | None:
+    """The view that the flags describe."""
+    if layers is None and modules is None:
+        return view
+    names = [word.strip() for word in (modules or "").split(",") if word.strip()]
+    if view is not None:
+        raise GradleakError(
+            "--layers and --modules describe a view of their own: leave --view out, or leave them"
+            " out."
+        )
+    if not layers and not names:
+        raise GradleakError(
+            "--layers and --modules name nothing: write for example --layers 3-6 --modules"
+            " query,key."
+        )
+    return {"name": "parts", "layers": layers or "", "modules": names}
 
 
 def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":

@@ -281,9 +281,8 @@ def check_writing(out: Path) -> Iterator[Finding]:
     """Whether records can be written, and locks taken."""
     import tempfile
 
-    nearest = next(one for one in (out, *out.absolute().parents) if one.exists())
     try:
-        with tempfile.NamedTemporaryFile(dir=nearest, prefix=".doctor.") as file:
+        with tempfile.NamedTemporaryFile(dir=_find_nearest(out), prefix=".doctor.") as file:
             works = _locks_work(file.name)
     except OSError as error:
         reason = error.strerror or type(error).__name__
@@ -303,8 +302,7 @@ def check_writing(out: Path) -> Iterator[Finding]:
 
 def check_disk(out: Path) -> Iterator[Finding]:
     """Room for records."""
-    nearest = next(one for one in (out, *out.absolute().parents) if one.exists())
-    free = shutil.disk_usage(nearest).free
+    free = shutil.disk_usage(_find_nearest(out)).free
     said, fix = f"{free / 1e9:.1f} GB free for {out}", "Free some, or choose another disk by --out."
     if free < LEAST_DISK:
         yield fault("disk", f"{said}: a run would fail when it writes.", fix)
@@ -478,6 +476,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _holds(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
+
+
+def _find_nearest(folder: Path) -> Path:
+    """Returns the folder, or the first above it that is there."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
 
 
 def _locks_work(path: str) -> bool:

@@ -10,8 +10,6 @@ from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
     from gradleak.core.dataset import Dataset
-    from gradleak.core.defense import Defense
-    from gradleak.core.protocol import Protocol
     from gradleak.targets.image_classifier import ImageClassifier
     from gradleak.training.finetune import FineTuning, News
 
@@ -69,15 +67,19 @@ def finetune(
     """
     import torch
 
+    from gradleak.audit.spec import read
+    from gradleak.core.defense import Defense
+    from gradleak.core.protocol import Protocol
     from gradleak.datasets import resolve_dataset
-    from gradleak.report.privacy import write_epsilon
+    from gradleak.report.verdict import write_epsilon
     from gradleak.targets import resolve_target
     from gradleak.targets.image_classifier import ImageClassifier
     from gradleak.targets.text_classifier import TextClassifier
     from gradleak.training.finetune import FineTuning, fine_tune, guarantees
     from gradleak.training.material import read_material
 
-    defenses, steps = read_defenses(defense or []), read_protocol(protocol)
+    defenses = tuple(read("defense", line, Defense) for line in defense or ())
+    steps = read("protocol", protocol, Protocol)
     settings = FineTuning(
         epochs, batch_size, learning_rate, gradient_noise, seed, defenses, steps, clients
     )
@@ -153,27 +155,6 @@ def train_on_pictures(
     for news in train_image_classifier(chosen, target, training, evaluation, out):
         typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err=True)
     typer.echo(f"{out}: accuracy {news['accuracy']:.4f}, n {len(evaluation)}")
-
-
-def read_defenses(lines: list[str]) -> "tuple[Defense, ...]":
-    """Defenses in the order written."""
-    import gradleak.defenses  # noqa: F401  (registers them)
-    from gradleak.core.defense import Defense
-    from gradleak.core.specs import from_string
-
-    made = [from_string("defense", line) for line in lines]
-    return tuple(one for one in made if isinstance(one, Defense))
-
-
-def read_protocol(line: str) -> "Protocol":
-    """The protocol of that line."""
-    import gradleak.protocols  # noqa: F401  (registers them)
-    from gradleak.core.protocol import Protocol
-    from gradleak.core.specs import from_string
-
-    made = from_string("protocol", line)
-    assert isinstance(made, Protocol)
-    return made
 
 
 class _Printer:

@@ -46,16 +46,16 @@ def purge(
             raise GradleakError(
                 "Nobody is there to be asked, and nothing was removed. Add --yes if you are sure."
             )
-        for line in what_goes(plan, folder):
+        for line in list_removals(plan, folder):
             console.print(line, soft_wrap=True)
         if not typer.confirm("Remove all this for good?"):
             console.print("Nothing was removed.")
             return
     left = carry_out(plan)
     console.print(f"Removed from {folder}:", soft_wrap=True)
-    for line in what_goes(plan, folder):
+    for line in list_removals(plan, folder):
         console.print(f"  {line}", soft_wrap=True)
-    for line in what_stays(plan, folder):
+    for line in list_remains(plan, folder):
         console.print(line, soft_wrap=True)
     if left:
         names = ", ".join(str(path) for path in left)
@@ -65,9 +65,8 @@ def purge(
         )
 
 
-def what_goes(plan: "Purge", folder: Path) -> list[str]:
+def list_removals(plan: "Purge", folder: Path) -> list[str]:
     """A line for each kind of thing that is removed."""
-
     lines = (
         [f"guesses and texts in {write_count(len(plan.records), 'record', 'records')}"]
         if plan.records
@@ -76,9 +75,8 @@ def what_goes(plan: "Purge", folder: Path) -> list[str]:
     return lines + [f"{kind}: {list_names(paths, folder)}" for kind, paths in plan.remove.items()]
 
 
-def what_stays(plan: "Purge", folder: Path) -> list[str]:
+def list_remains(plan: "Purge", folder: Path) -> list[str]:
     """What is left behind, and what it is."""
-
     bare = len(plan.records) + len(plan.bare)
     ours = (
         [f"{write_count(bare, 'record', 'records')} without texts (scores, flags, cost)"]

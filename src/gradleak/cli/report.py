@@ -82,7 +82,6 @@ def report(
 def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
     from gradleak.records.files import write_whole
-    from gradleak.report.page.forms import read_style
     from gradleak.report.page.runs_page import read_runs, write_runs_page
     from gradleak.report.terminal.console import open_console, print_indented
 
@@ -92,7 +91,7 @@ def write_index(folder: Path, out: Path | None) -> None:
         )
     runs = read_runs(folder)
     path = out or folder / "index.html"
-    write_whole(path, write_runs_page(str(folder), runs, read_style()))
+    write_whole(path, write_runs_page(str(folder), runs))
     console = open_console()
     for run in runs:
         print_indented(console, "- ", f"{run.name}: {run.sentence}")

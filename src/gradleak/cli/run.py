@@ -162,7 +162,6 @@ def run(
 
 def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
     """Refuses an engine that is none, and what does not go with the one that was chosen."""
-
     if engine not in ENGINES:
         raise GradleakError(f"Unknown engine {engine!r}. Use --engine {' or '.join(ENGINES)}.")
     if address is not None and engine != "ray":
@@ -331,7 +330,6 @@ def print_cells(results: "Sequence[CellResult]") -> None:
 def refuse_failures(results: "Sequence[CellResult]") -> None:
     """Names cells that failed, at the very end, and gives the command the exit code of a
     failure."""
-
     failures = [str(result.failure) for result in results if result.failure]
     if failures:
         raise RunFailed(

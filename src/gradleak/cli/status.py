@@ -62,7 +62,6 @@ def status(
 def foretell(state: "RunState") -> str:
     """How long the rest will take, from finished cells with the same attacks; and of how many
     cells that cannot be told."""
-
     told = len(state.left) - len(state.unforetold)
     about = f"Attacks in {_cells(told)} left may take about {write_duration(state.seconds_left)}"
     if not state.unforetold:

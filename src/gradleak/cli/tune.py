@@ -16,13 +16,12 @@ from gradleak.cli.options import (
     resolve_memory,
 )
 from gradleak.core.errors import RunFailed
-from gradleak.report.numbers import MISSING, write_interval, write_number
+from gradleak.report.numbers import MISSING, write_difference, write_interval, write_number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gradleak.records.statistics import Interval
-    from gradleak.study import Ranked, Tuned, Tuning
+    from gradleak.study import Tuned, Tuning
 
 
 def tune(
@@ -99,7 +98,7 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     from gradleak.report.terminal.console import open_console
 
     console = open_console()
-    console.print(ranking_table(tuned))
+    console.print(build_ranking_table(tuned))
     console.print()
     console.print(
         f"{tuned.metric}: mean [95 % interval]; gain: over the defaults, sentence by sentence.",
@@ -116,8 +115,8 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
         )
 
 
-def ranking_table(tuned: "Tuned") -> "Table":
-    """One row for each combination of the fine stage, best first."""
+def build_ranking_table(tuned: "Tuned") -> "Table":
+    """Builds a row for each combination of the fine stage, best first."""
     from gradleak.report.terminal.console import build_table
 
     table = build_table()
@@ -125,39 +124,16 @@ def ranking_table(tuned: "Tuned") -> "Table":
     for one in tuned.ranges:
         # narrow: an attack has up to five
         table.add_column(one.field.replace("_", "_\n"), justify="right", overflow="fold")
-    table.add_column("coarse", justify="right", no_wrap=True)
-    table.add_column("fine", justify="right", no_wrap=True)
-    table.add_column("gain", justify="right", no_wrap=True)
+    for name in ("coarse", "fine", "gain"):
+        table.add_column(name, justify="right", no_wrap=True)
     for place, ranked in enumerate(tuned.ranked, start=1):
         if ranked.fine is not None:
-            table.add_row(*_cells(place, ranked))
+            gain = None if ranked.is_default else ranked.gain
+            table.add_row(
+                "defaults" if ranked.is_default else str(place),
+                *(f"{value:g}" for value in ranked.values.values()),
+                write_number(ranked.coarse.mean, ranked.coarse.unit),
+                write_interval(ranked.fine),
+                MISSING if gain is None else write_difference(gain, ranked.fine.unit),
+            )
     return table
-
-
-def _cells(place: int, ranked: "Ranked") -> list[str]:
-
-    assert ranked.fine is not None
-    name = "defaults" if ranked.is_default else str(place)
-    values = [f"{value:g}" for value in ranked.values.values()]
-    gain = (
-        MISSING
-        if ranked.gain is None or ranked.is_default
-        else write_signed(ranked.gain, ranked.fine.unit)
-    )
-    return [
-        name,
-        *values,
-        write_number(ranked.coarse.mean, ranked.coarse.unit),
-        write_interval(ranked.fine),
-        gain,
-    ]
-
-
-def write_signed(gain: "Interval", unit: str) -> str:
-    """`+4.1 [-3.2, 11.5]`."""
-
-    mean = write_number(gain.mean, unit)
-    return (
-        f"{'+' if gain.mean > 0 else ''}{mean} [{write_number(gain.low, unit)},"
-        f" {write_number(gain.high, unit)}]"
-    )

@@ -54,6 +54,11 @@ def write_chain(components: Any, between: str = " + ") -> str:
     return between.join(write_component(one) for one in components or ()) or "none"
 
 
+def write_defenses(components: Any) -> str:
+    """Writes a chain of defenses, or that there is none."""
+    return write_chain(components) if components else NO_DEFENSE
+
+
 class Labels:
     """Names that tell the components of one run apart."""
 
@@ -64,7 +69,7 @@ class Labels:
         self.fields = [
             field
             for field in FIELDS
-            if len({_make_key(record.spec.get(field)) for record in records}) > 1
+            if len({make_key(record.spec.get(field)) for record in records}) > 1
         ]
 
     def attack(self, spec: Mapping[str, Any]) -> str:
@@ -119,12 +124,12 @@ def _find_varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Finds, by the name of a component, the fields in which its uses differ."""
     by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
     for spec in specs:
-        by_name.setdefault(str(spec.get("name")), {})[_make_key(spec)] = spec
+        by_name.setdefault(str(spec.get("name")), {})[make_key(spec)] = spec
     return {
         name: [
             field
             for field in next(iter(uses.values()))
-            if len({_make_key(use.get(field)) for use in uses.values()}) > 1
+            if len({make_key(use.get(field)) for use in uses.values()}) > 1
         ]
         for name, uses in by_name.items()
     }
@@ -138,7 +143,7 @@ def _name_component(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -
     return name + (f":{fields}" if fields else "")
 
 
-def _make_key(value: Any) -> str:
+def make_key(value: Any) -> str:
     """Makes a text that tells values apart; plain ones are most of them."""
     return (
         repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, sort_keys=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # commands load this before they know that they need a record
     from gradleak.records.schema import Score
+    from gradleak.records.statistics import Interval
 
 MISSING = "-"
 
@@ -37,6 +38,12 @@ def write_gain(score: "Score") -> str:
     more = score.mean - score.blind if score.direction == "higher" else score.blind - score.mean
     text = write_number(more, score.unit)
     return text if text == MISSING or float(text) <= 0 else f"+{text}"
+
+
+def write_difference(found: "Interval", unit: str) -> str:
+    """Writes `+4.1 [-3.2, 11.5]`."""
+    mean, low, high = (write_number(value, unit) for value in (found.mean, found.low, found.high))
+    return f"{'+' if found.mean > 0 else ''}{mean} [{low}, {high}]"
 
 
 def write_count(count: int, one: str, many: str) -> str:

@@ -80,6 +80,11 @@ def find_kept_secrets(record: Record) -> Secrets:
     return {(one.batch, one.position): one.text for one in record.secrets if one.text is not None}
 
 
+def find_hashes(record: Record) -> dict[tuple[int, int], str]:
+    """Returns the keyed hash of every private text, by batch and position."""
+    return {(one.batch, one.position): one.hash for one in record.secrets}
+
+
 def is_picture(content: str | None) -> bool:
     """Whether a secret or a guess is a picture, which a record holds as a data URI."""
     return content is not None and content.startswith(PREFIX)

@@ -1,10 +1,12 @@
-"""A judgement in words.
+"""A record in words: its judgement, what its defenses prove, and how large their noise is.
 
 A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside
 it.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import (
@@ -15,9 +17,13 @@ from gradleak.records.judgement import (
     Judgement,
     leading_metric,
 )
-from gradleak.records.schema import Record
+from gradleak.records.schema import GuaranteeRecord, Record
 from gradleak.records.settings import looks
 from gradleak.report.numbers import write_blind, write_count, write_gain, write_interval
+
+UNEXPLAINED = (
+    "not known: the record does not say whether there was no noise or the accountant failed"
+)
 
 
 def explain(name: str, details: dict[str, str]) -> str:
@@ -44,7 +50,7 @@ def explain_doubt(name: str) -> str:
     )
 
 
-def worst_case_sentence(record: Record) -> str:
+def write_worst_case(record: Record) -> str:
     """The most that was rebuilt, example by example, over all attacks."""
     metric = leading_metric(record.worst_case)
     score = record.worst_case.get(metric)
@@ -63,10 +69,10 @@ def worst_case_sentence(record: Record) -> str:
     return sentence + "."
 
 
-def closing_sentence(judgement: Judgement, record: Record) -> str:
+def write_conclusion(judgement: Judgement, record: Record) -> str:
     """The verdict and its reason; where no leak is shown, what stands against calling it safe."""
     if judgement.verdict == LEAKS:
-        return f"This setting leaks: {reason(judgement, record)}. {_room(judgement, record)}"
+        return f"This setting leaks: {give_reason(judgement, record)}. {_room(judgement, record)}"
     chance = _chance(record)
     if judgement.verdict == NOT_SHOWN:
         return (
@@ -79,7 +85,7 @@ def closing_sentence(judgement: Judgement, record: Record) -> str:
     )
 
 
-def reason(judgement: Judgement, record: Record) -> str:
+def give_reason(judgement: Judgement, record: Record) -> str:
     """Why it is said to leak, the strongest reason first."""
     of, batches = judgement.examples, record.data.batches
     named = f"the updates name every word in {judgement.named} of {batches} batches"
@@ -98,7 +104,7 @@ def reason(judgement: Judgement, record: Record) -> str:
     return "; ".join(words for words, holds in found.items() if holds)
 
 
-def shares(verdicts: Sequence[str]) -> str:
+def count_verdicts(verdicts: Sequence[str]) -> str:
     """`1 of 3 settings leak; 1 not shown either way; 1 could not be judged`.
 
     The others are never left to be taken for safe.
@@ -140,3 +146,78 @@ def _chance(record: Record) -> str:
     if not write_gain(score).startswith("+"):
         return "no more was rebuilt than by a blind guess"
     return f"a gain of {write_gain(score)} over a blind guess may be luck with n = {score.n}"
+
+
+def write_guarantees(record: Record) -> Iterator[str]:
+    """Writes a line for each defense and reading.
+
+    `dp_sgd, one release, per example: ε 4.38 (analytic Gaussian), … at δ 1e-05`. Of a whole run it
+    has the sampling rate and the number of steps, as ε holds for these only.
+    """
+    for (defense, reading), group in groupby(
+        record.guarantees, key=lambda one: (one.defense, one.reading)
+    ):
+        readings = list(group)
+        first = readings[0]
+        values = ", ".join(write_epsilons(readings))
+        against = (
+            "" if first.against_server else "; not against the server, which sees updates before it"
+        )
+        run = _describe_sampling(record, defense) if reading == "whole run" else ""
+        yield (
+            f"{defense}, {reading}{run}, per {first.protects}: {values} at δ "
+            f"{first.delta:g}{against}"
+        )
+
+
+def _describe_sampling(record: Record, defense: str) -> str:
+    """Writes ` (q = 0.01, T = 1000)`, or nothing where the spec does not have them."""
+    for described in record.spec.get("defenses", []):
+        if described.get("name") == defense and {"sampling_rate", "steps"} <= described.keys():
+            return f" (q = {described['sampling_rate']:.4g}, T = {described['steps']:,})"
+    return ""
+
+
+def describe_noise(record: Record) -> str | None:
+    """Says how large the noise was.
+
+    `1.3 times the norm of what is seen (1.2 to 1.4 over the batches)`
+    """
+    noise = record.noise
+    if noise is None:
+        return None
+    tensors = [value for value in noise.by_tensor.values() if value is not None]
+    spread = (
+        f"; by tensor {_write_times(min(tensors))} to {_write_times(max(tensors))} times"
+        if len(tensors) > 1
+        else ""
+    )
+    least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
+    over = f" ({least} to {most} over the batches)" if least != most else ""
+    return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
+
+
+def _write_times(value: float) -> str:
+    """Writes two figures of a ratio, and large ones out: 0.12, 10,000,000."""
+    return f"{value:.2g}" if value < 100 else f"{float(f'{value:.2g}'):,.0f}"
+
+
+def write_epsilons(readings: Iterable[GuaranteeRecord]) -> Iterator[str]:
+    """Writes `ε 4.377 (PRV (Opacus))`, or what it is instead and why.
+
+    Accountants that say the same are named together.
+    """
+    for said, group in groupby(
+        readings, key=lambda one: write_epsilon(one.epsilon, one.epsilon_in_words)
+    ):
+        yield f"ε {said} ({', '.join(one.accountant for one in group)})"
+
+
+def write_epsilon(value: float | None, in_words: str) -> str:
+    """Writes a finite ε as a number; else in words: infinite or not known, a colon, and why."""
+    return f"{value:.4g}" if is_finite(value) else in_words or UNEXPLAINED
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether ε is a number; a file keeps an infinite one as none."""
+    return value is not None and math.isfinite(value)

@@ -19,13 +19,13 @@ from gradleak.report.page.opening import Opening
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.setting_list import SettingList
 from gradleak.report.page.story import list_facts
-from gradleak.report.privacy import describe_noise, write_guarantees
 from gradleak.report.table_markup import (
     Column,
     draw_html_table,
     draw_markdown_table,
     number_columns,
 )
+from gradleak.report.verdict import describe_noise, write_guarantees
 
 NAMES = 20  # records named
 FACTS = """

@@ -25,6 +25,7 @@ from gradleak.report.shown_guesses import (
     Secrets,
     WordMark,
     choose_evenly,
+    find_hashes,
     is_picture,
     make_printable,
     mark_words,
@@ -355,7 +356,7 @@ def _show_guesses(run: JudgedRun, setting: Setting, ran: Ran, most: int) -> Iter
         return
     record = ran.source.whole()
     secrets = run.find_secrets(record)
-    hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
+    hashes = find_hashes(record)
     for example in ran.find_in(record).examples[:most]:
         place = (example.batch, example.position)
         yield _compare(run, setting, ran, example, secrets.get(place), hashes.get(place, ""))

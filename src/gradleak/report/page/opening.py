@@ -19,7 +19,7 @@ from gradleak.records.settings import Setting
 from gradleak.report.numbers import write_blind, write_gain, write_interval
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.page.story import Story, tell_story
-from gradleak.report.verdict import closing_sentence, shares, worst_case_sentence
+from gradleak.report.verdict import count_verdicts, write_conclusion, write_worst_case
 
 NO_PROOF = "That is not a proof of safety."
 GAPS = 20  # shown on the page; report.json has all
@@ -219,7 +219,7 @@ def reach_verdict(run: JudgedRun) -> Verdict:
 
 
 def _write_headline(run: JudgedRun) -> str:
-    share = shares([run.judgements[setting].verdict for setting in run.settings])
+    share = count_verdicts([run.judgements[setting].verdict for setting in run.settings])
     leaking = run.leaking
     if not leaking:
         chance = "no attack is shown to have rebuilt more than a blind guess"
@@ -262,8 +262,8 @@ def _explain_worst(run: JudgedRun, worst: Setting, record: Record) -> Iterator[s
     if len(run.settings) > 1:
         most = "Most was rebuilt under" if judgement.leaks else "The highest score is under"
         yield f"{most}: {run.labels.setting(record)}."
-    yield worst_case_sentence(record)
-    yield closing_sentence(judgement, record)
+    yield write_worst_case(record)
+    yield write_conclusion(judgement, record)
     known = ", ".join(_list_knowledge(worst)) or "nothing beyond the update"
     yield f"The attacker was told: {known}; attacks: {', '.join(record.attacks)}."
 

@@ -11,8 +11,9 @@ from gradleak.records.errors import RecordError
 from gradleak.records.judgement import Coverage
 from gradleak.records.schema import Record, now
 from gradleak.records.summary import RECORD, Summary, read_summary
-from gradleak.report.naming import write_chain, write_component
+from gradleak.report.naming import write_component, write_defenses
 from gradleak.report.numbers import write_count
+from gradleak.report.page.forms import read_style
 from gradleak.report.page.opening import reach_verdict
 from gradleak.report.page.section import JudgedRun
 from gradleak.report.page.story import tell_story
@@ -56,7 +57,7 @@ def read_runs(root: Path) -> list[RunLine]:
     return sorted(found, key=lambda run: run.created, reverse=True)
 
 
-def write_runs_page(title: str, runs: Sequence[RunLine], css: str) -> str:
+def write_runs_page(title: str, runs: Sequence[RunLine]) -> str:
     """Writes the page."""
     rows = "\n".join(map(_draw_row, runs))
     head = (
@@ -65,7 +66,8 @@ def write_runs_page(title: str, runs: Sequence[RunLine], css: str) -> str:
         '<meta name="generator" content="gradleak">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
         "'unsafe-inline'\">\n"
-        f"<title>gradleak: runs in {escape(title)}</title>\n<style>{css}</style>\n</head>\n<body>\n"
+        f"<title>gradleak: runs in {escape(title)}</title>\n<style>{read_style()}</style>\n"
+        "</head>\n<body>\n"
     )
     return (
         f"{head}<header>\n<h1>{write_count(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
@@ -155,8 +157,7 @@ def _describe_run(
 
 def name_audit(record: Record) -> str:
     """Names an audit as a person would: `minilm on canaries, no defense, by portfolio`."""
-    defenses = write_chain(record.spec.get("defenses"))
-    kept = "no defense" if defenses == "none" else defenses
+    kept = write_defenses(record.spec.get("defenses"))
     view = write_component(record.spec.get("view", "everything"))
     seen = "" if view == "everything" else f" seen through {view}"
     return (

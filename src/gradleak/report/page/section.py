@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from gradleak.records.judgement import LEADING, Coverage, Judgement, judge_setting
 from gradleak.records.plain import to_plain
-from gradleak.records.schema import Record
+from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Setting, settings_of
 from gradleak.records.summary import Summary
 from gradleak.report.naming import Labels, rank_naturally
@@ -75,6 +75,11 @@ class JudgedRun:
         known = judgement.metric in LEADING
         medium = LEADING.index(judgement.metric) if known else len(LEADING)
         return not judgement.leaks, medium, -leak
+
+
+def find_exact_score(setting: Setting) -> Score | None:
+    """Returns how much was rebuilt word for word; none where no attack was scored by that."""
+    return setting.worst("exact_match") if "exact_match" in setting.metrics() else None
 
 
 class Section(ABC):

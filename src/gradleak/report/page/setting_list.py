@@ -9,7 +9,7 @@ from gradleak.records.schema import Score
 from gradleak.records.settings import Setting
 from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.opening import FlagLine, list_flags
-from gradleak.report.page.section import JudgedRun, Report, Section
+from gradleak.report.page.section import JudgedRun, Report, Section, find_exact_score
 from gradleak.report.table_markup import draw_markdown_table
 
 ROWS = 100  # settings listed; each may need an interval of its own
@@ -127,7 +127,7 @@ def _describe_setting(run: JudgedRun, setting: Setting) -> SettingLine:
         attacks=tuple(run.labels.attack(ran.attack.spec) for ran in setting.attacks),
         metric=judgement.metric,
         score=setting.worst(judgement.metric),
-        exact=setting.worst("exact_match") if "exact_match" in setting.metrics() else None,
+        exact=find_exact_score(setting),
         verdict=judgement.verdict,
         leaks=judgement.leaks,
         flags=tuple(dict.fromkeys(name for flags in raised for name in flags)),

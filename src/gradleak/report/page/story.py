@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from gradleak.records.flags import FEWEST_EXAMPLES, FLAGS
 from gradleak.records.judgement import OF_PICTURES, Judgement
-from gradleak.records.schema import Record, Score
+from gradleak.records.schema import Record
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.naming import Labels, write_component
 from gradleak.report.numbers import write_count, write_number
-from gradleak.report.page.section import JudgedRun
+from gradleak.report.page.section import JudgedRun, find_exact_score
 
 TOLD = {
     "labels": "the class of every example",
@@ -55,7 +55,7 @@ def _say_what_happened(setting: Setting, run: JudgedRun) -> str:
     judgement, labels = run.judgements[setting], run.labels
     where = labels.setting(setting.record) if len(run.settings) > 1 else ""
     leaking, metric = _is_rebuilt(judgement), judgement.metric
-    score, exact = setting.quoted(metric), _find_exact_score(setting)
+    score, exact = setting.quoted(metric), find_exact_score(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
     things, place = (
         _name_things(metric, score.n),
@@ -124,7 +124,7 @@ def list_facts(facts: Sequence[str]) -> str:
 
 
 def _say_what_it_means(setting: Setting, judgement: Judgement) -> list[str]:
-    exact, leaking, metric = _find_exact_score(setting), _is_rebuilt(judgement), judgement.metric
+    exact, leaking, metric = find_exact_score(setting), _is_rebuilt(judgement), judgement.metric
     things = _name_things(metric)
     if leaking and exact is not None and exact.mean:
         found = [
@@ -220,7 +220,3 @@ def _say_what_would_change_it(run: JudgedRun) -> list[str]:
 
 def _list_values(records: Sequence[Record], field: str) -> str:
     return " or ".join(dict.fromkeys(write_component(record.spec.get(field)) for record in records))
-
-
-def _find_exact_score(setting: Setting) -> Score | None:
-    return setting.worst("exact_match") if "exact_match" in setting.metrics() else None

@@ -17,9 +17,9 @@ from gradleak.records.summary import Summary
 from gradleak.report.naming import Labels
 from gradleak.report.numbers import write_duration, write_interval, write_number
 from gradleak.report.papers.paper_tables import NOT_RUN, NOT_SCORED
-from gradleak.report.privacy import write_guarantees
 from gradleak.report.shown_guesses import Secrets, choose_evenly
 from gradleak.report.table_markup import draw_markdown_table, write_csv_table
+from gradleak.report.verdict import write_guarantees
 
 # A record may differ from the cell it answers in the number of examples and in the weights, since
 # these stand beside every number.

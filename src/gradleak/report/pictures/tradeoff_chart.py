@@ -12,7 +12,7 @@ from gradleak.records.flags import few_examples
 from gradleak.records.judgement import LEAKS, NOT_JUDGED, Judgement
 from gradleak.records.schema import GuaranteeRecord, Score
 from gradleak.records.statistics import Interval
-from gradleak.report.numbers import write_number
+from gradleak.report.numbers import write_difference, write_number
 from gradleak.report.pictures.svg import (
     LINE,
     Axis,
@@ -21,7 +21,7 @@ from gradleak.report.pictures.svg import (
     draw_text,
     wrap_sentence,
 )
-from gradleak.report.privacy import is_finite, write_epsilon, write_epsilons
+from gradleak.report.verdict import is_finite, write_epsilon, write_epsilons
 
 NONE = "–"
 WHY = {"search_failed": "the search failed there", "not_adaptive": "no attack was adapted to it"}
@@ -141,10 +141,7 @@ def describe_setup(tradeoff: Tradeoff) -> list[str]:
 
 def write_point_gain(point: Point) -> str:
     """Writes `+45.2 [30.1, 60.3]`, with a question mark where that is in doubt."""
-    unit = point.leak.unit
-    sign = "+" if point.gain.mean > 0 else ""
-    ends = f"[{write_number(point.gain.low, unit)}, {write_number(point.gain.high, unit)}]"
-    return f"{sign}{write_number(point.gain.mean, unit)} {ends}" + ("?" if point.in_doubt else "")
+    return write_difference(point.gain, point.leak.unit) + ("?" if point.in_doubt else "")
 
 
 def write_utility(found: Interval) -> str:

@@ -1,6 +1,5 @@
 """Two runs over the same client batches: did less leak, example by example, or is that chance."""
 
-import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,8 +15,9 @@ from gradleak.records.schema import Record
 from gradleak.records.settings import OF_THE_ATTACKER, Ran, Setting
 from gradleak.records.statistics import Interval, paired_difference
 from gradleak.records.summary import Column
-from gradleak.report.naming import Labels, write_chain, write_component
+from gradleak.report.naming import Labels, make_key, write_chain, write_component
 from gradleak.report.numbers import write_count, write_number
+from gradleak.report.shown_guesses import find_hashes
 from gradleak.report.terminal.console import build_table
 
 SCHEMA = "gradleak.comparison/1"
@@ -142,7 +142,7 @@ def pair_settings(
         if field not in OF_THE_ATTACKER
     }
     values = {
-        field: [{_make_key(setting.record.spec.get(field)) for setting in side} for side in sides]
+        field: [{make_key(setting.record.spec.get(field)) for setting in side} for side in sides]
         for field in fields
     }
     telling = sorted(
@@ -173,7 +173,7 @@ def match_batches(
     Each is given by its number in both runs. Hashes tell it where both runs have one key. Else the
     examples are read again, or, where they are gone, described.
     """
-    found = _pair_batches(first, second, _read_hashes(first), _read_hashes(second))
+    found = _pair_batches(first, second, find_hashes(first), find_hashes(second))
     if found:
         return found, "hashes"
     one, other = (
@@ -324,14 +324,14 @@ def _pair_columns(one: Setting, other: Setting) -> Iterator[_Columns]:
 
 def _pair_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
     """Pairs attacks with the same fields, and those of one name where each run has one of it."""
-    exactly = {_make_key(ran.attack.spec): ran for ran in other.attacks}
+    exactly = {make_key(ran.attack.spec): ran for ran in other.attacks}
     names = [[ran.attack.spec.get("name") for ran in side.attacks] for side in (one, other)]
     alone = {ran.attack.spec.get("name"): ran for ran in other.attacks}
     found = []
     for ran in one.attacks:
         name = ran.attack.spec.get("name")
         unique = all(side.count(name) == 1 for side in names)
-        partner = exactly.get(_make_key(ran.attack.spec)) or (alone[name] if unique else None)
+        partner = exactly.get(make_key(ran.attack.spec)) or (alone[name] if unique else None)
         if partner is not None:
             found.append((ran, partner))
     return found
@@ -395,7 +395,7 @@ def _list_attack_changes(first: Setting, second: Setting) -> Iterator[ChangedCho
     sides = []
     for setting in (first, second):
         attacks = [one for summary in setting.summaries for one in _attacks_of(summary.record)]
-        sides.append({_make_key(one): write_component(one) for one in attacks})
+        sides.append({make_key(one): write_component(one) for one in attacks})
     if sides[0].keys() != sides[1].keys():
         yield ChangedChoice("attacks", *("; ".join(side.values()) or "none" for side in sides))
 
@@ -409,7 +409,7 @@ def _list_changes(first: Record, second: Record) -> Iterator[ChangedChoice]:
     """Lists what the two audits chose differently, attacks and scores aside."""
     for field in dict.fromkeys([*first.spec, *second.spec]):
         one, other = first.spec.get(field), second.spec.get(field)
-        if field not in ("attacks", "metrics") and _make_key(one) != _make_key(other):
+        if field not in ("attacks", "metrics") and make_key(one) != make_key(other):
             yield ChangedChoice(field.replace("_", " "), _write_value(one), _write_value(other))
     if (
         first.target.name == second.target.name
@@ -458,17 +458,13 @@ def _group_by_batch(record: Record, identities: Identities) -> dict[int, Hashabl
     return {batch: tuple(examples) for batch, examples in held.items() if None not in examples}
 
 
-def _read_hashes(record: Record) -> Identities:
-    return {(one.batch, one.position): one.hash for one in record.secrets}
-
-
 def _describe_examples(record: Record) -> Identities:
     """Describes each example by data set, row and length, where its row is known."""
     data = record.spec.get("data")
     source = (
-        _make_key({name: value for name, value in data.items() if name != "rows"})
+        make_key({name: value for name, value in data.items() if name != "rows"})
         if isinstance(data, dict)
-        else _make_key(data)
+        else make_key(data)
     )
     return {
         (one.batch, one.position): (source, one.row, one.tokens)
@@ -478,7 +474,7 @@ def _describe_examples(record: Record) -> Identities:
 
 
 def _make_fields_key(setting: Setting, fields: Sequence[str]) -> str:
-    return _make_key([setting.record.spec.get(field) for field in fields])
+    return make_key([setting.record.spec.get(field) for field in fields])
 
 
 def _write_value(value: Any) -> str:
@@ -488,7 +484,3 @@ def _write_value(value: Any) -> str:
 def _write_signed(value: float, unit: str) -> str:
     text = write_number(value, unit)
     return text if value <= 0 or float(text) == 0 else f"+{text}"
-
-
-def _make_key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

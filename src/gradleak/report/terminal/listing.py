@@ -11,7 +11,7 @@ from rich.text import Text
 from gradleak.records.judgement import judge_summary, leading_metric, raised_beside
 from gradleak.records.schema import Record
 from gradleak.records.summary import Summary
-from gradleak.report.naming import Labels, write_chain, write_component
+from gradleak.report.naming import Labels, write_component, write_defenses
 from gradleak.report.numbers import MISSING, write_interval, write_number
 from gradleak.report.terminal.console import build_table, split_to_fit
 
@@ -80,11 +80,10 @@ def _choose_metric(record: Record) -> str:
 def _describe_record(record: Record, labels: Labels) -> tuple[str, str, str, str]:
     """Names target, data, defense and attacks, these with the fields by which records differ."""
     spec = record.spec
-    defense = write_chain(spec.get("defenses"))
     return (
         record.target.name,
         write_component(spec.get("data")),
-        "no defense" if defense == "none" else defense,
+        write_defenses(spec.get("defenses")),
         ", ".join(labels.attack(attack.spec) for attack in record.attacks.values()),
     )
 

@@ -28,10 +28,21 @@ from gradleak.report.numbers import (
     write_interval,
     write_number,
 )
-from gradleak.report.privacy import describe_noise, write_guarantees
-from gradleak.report.shown_guesses import Secrets, colour_words, is_picture, make_printable
+from gradleak.report.shown_guesses import (
+    Secrets,
+    colour_words,
+    find_hashes,
+    is_picture,
+    make_printable,
+)
 from gradleak.report.terminal.console import build_table, split_to_fit
-from gradleak.report.verdict import closing_sentence, explain, worst_case_sentence
+from gradleak.report.verdict import (
+    describe_noise,
+    explain,
+    write_conclusion,
+    write_guarantees,
+    write_worst_case,
+)
 
 ScoreColumn = tuple[str, Mapping[str, Score]]
 WORST = "worst case"
@@ -122,11 +133,11 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
                 f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none "
                 "of them told."
             )
-    console.print(worst_case_sentence(record), style="bold")
+    console.print(write_worst_case(record), style="bold")
     judgement = judge_record(record)
     for name, details in raised_beside(judgement, record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
-    console.print(closing_sentence(judgement, record), style="bold")
+    console.print(write_conclusion(judgement, record), style="bold")
 
 
 def build_score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
@@ -230,9 +241,7 @@ def describe_audit(record: Record) -> str:
 
 def build_findings_table(record: Record) -> Table | None:
     """Builds a line for each kind of finding, over all batches; none where nothing was read."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = _build_grid()
     shown = [found for found in record.findings if found.name not in LEFT_OUT]
     for name in dict.fromkeys(found.name for found in shown):
         found = [one for one in shown if one.name == name]
@@ -294,7 +303,7 @@ def build_guess_table(
     record: Record, attack: AttackRecord, secrets: Secrets, shown: int = SHOWN
 ) -> Table:
     """Builds a table of the first examples and what the attack made of them."""
-    hashes = {(secret.batch, secret.position): secret.hash for secret in record.secrets}
+    hashes = find_hashes(record)
     table = _build_grid()
     for number_shown, example in enumerate(attack.examples[:shown], start=1):
         place = (example.batch, example.position)
