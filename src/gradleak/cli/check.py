@@ -14,6 +14,8 @@ from gradleak.core.registry import registered, unknown_component, unknown_field
 from gradleak.report.numbers import write_count, write_duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gradleak.study.cells import Cell
 
 # Fields of a study that hold components, and of which kind
@@ -63,12 +65,14 @@ def check(
         values = dict.fromkeys(cell.axes[axis] for cell in study.cells if axis in cell.axes)
         console.print(f"  {axis}: {'; '.join(values)}", soft_wrap=True)
     if seconds:
-        _estimate(study.cells, where, seconds)
+        _print_estimate(console, study.cells, where, seconds)
     console.print("Nothing was run.")
 
 
-def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
-    from gradleak.report.terminal.console import build_table, open_console
+def _print_estimate(
+    console: "Console", cells: "tuple[Cell, ...]", device: str, seconds: float
+) -> None:
+    from gradleak.report.terminal.console import build_table
     from gradleak.study.pace import peak_memory, probe_cells
 
     found = list(probe_cells(cells, device, seconds))
@@ -89,7 +93,6 @@ def _estimate(cells: "tuple[Cell, ...]", device: str, seconds: float) -> None:
         table.add_row(
             one.target, one.attack, one.defense, str(one.batch_size), str(one.batches), *times
         )
-    console = open_console()
     console.print(table)
     console.print(
         f"\nAbout {write_duration(sum(one.seconds for one in found))} on {device} in one process;"

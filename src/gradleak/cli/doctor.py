@@ -113,11 +113,8 @@ def check_python(out: Path) -> Iterator[Finding]:
     version, (oldest, newest) = tuple(sys.version_info[:2]), SUPPORTED
     written = ".".join(map(str, sys.version_info[:3]))
     if not oldest <= version <= newest:
-        yield fault(
-            "python",
-            f"{written} is not supported.",
-            "Install 3.11 or 3.12, then: make clean, make audit PYTHON=python3.12.",
-        )
+        fix = "Install 3.11 or 3.12, then: make clean, make audit PYTHON=python3.12."
+        yield fault("python", f"{written} is not supported.", fix)
     else:
         yield Finding("python", written)
 
@@ -447,15 +444,8 @@ def has_gpu() -> bool:
 
 CHECKS: tuple[Check, ...] = (
     *(check_python, check_packages, check_torch, check_minilm, check_prior, check_extras),
-    *(
-        check_data,
-        check_writing,
-        check_disk,
-        check_memory,
-        check_records,
-        check_claims,
-        check_terminal,
-    ),
+    *(check_data, check_writing, check_disk, check_memory, check_records, check_claims),
+    check_terminal,
 )
 
 

@@ -16,6 +16,8 @@ ENGINES = ("local", "ray")
 SHOWN = 10  # cells that did not fit
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gradleak.core.attack import Display
     from gradleak.study.choice import Job
     from gradleak.study.grid import CellResult
@@ -113,11 +115,12 @@ def run(
     _refuse_engine(engine, address, is_timed=seconds is not None)
     files, ordering = _studies_and_list(spec, priority, is_timed=seconds is not None)
     entries = read_priority(ordering) if ordering else []
-    display = TerminalDisplay(open_console(to_stderr=True))
+    console, errors = open_console(), open_console(to_stderr=True)
+    display = TerminalDisplay(errors)
     jobs, left_out = _jobs(
         files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None
     )
-    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=_all_made_up(jobs))
+    display = TerminalDisplay(errors, show_guesses=_all_made_up(jobs))
     most = resolve_memory(memory)
     devices = (
         [] if engine == "ray" else [resolve_device(word.strip()) for word in device.split(",")]
@@ -137,7 +140,7 @@ def run(
             retry=retry_failed,
             memory=most,
         )
-        print_summary(summary, seconds, left_out, full=full)
+        print_summary(console, summary, seconds, left_out, full=full)
         return
     results: list[CellResult] = []
     for job in jobs:
@@ -155,7 +158,7 @@ def run(
                 retry=retry_failed,
                 memory=most,
             )
-        print_results(found, job.folder, before, full=full)
+        print_results(console, found, job.folder, before, full=full)
         results += found
     refuse_failures(results)
 
@@ -256,31 +259,28 @@ def _all_made_up(jobs: "Sequence[Job]") -> bool:
 
 
 def print_results(
-    results: "Sequence[CellResult]", folder: Path, before: int, *, full: bool
+    console: "Console", results: "Sequence[CellResult]", folder: Path, before: int, *, full: bool
 ) -> None:
     """The verdict over a study's cells, last and short; above it, where asked for, the scores of
     each.
 
     So many cells had a record `before` the run.
     """
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
     if full:
-        print_cells(results)
+        print_cells(console, results)
     there = [result for result in results if result.record is not None]
     counts = f"{len(there)} of {write_count(len(results), 'cell', 'cells')} have a record"
     earlier = f", {before} of them from before" if before else ""
     failed = f"; {len(results) - len(there)} failed" if len(there) < len(results) else ""
     console.print(f"{counts}{earlier}{failed}.", style="dim")
-    for sentence in verdict_sentences(folder, there):
+    for sentence in conclude_run(folder, there):
         console.print(sentence)
     more = "" if full else ", or add --full (no cell is run again)"
     console.print(f"Records: {folder}", soft_wrap=True)
     console.print(f"All of it: gradleak report {folder}{more}.", soft_wrap=True)
 
 
-def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str]:
+def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     """What may be concluded from cells that have a record, in the report's own words."""
     from gradleak.records.judgement import Coverage
     from gradleak.records.summary import read_summary
@@ -306,12 +306,10 @@ def verdict_sentences(folder: Path, results: "Sequence[CellResult]") -> list[str
     ]
 
 
-def print_cells(results: "Sequence[CellResult]") -> None:
+def print_cells(console: "Console", results: "Sequence[CellResult]") -> None:
     """One row a cell."""
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import CellRow, build_cell_tables
 
-    console = open_console()
     rows = [
         CellRow(result.cell.axes, result.record, "" if result.record else "failed")
         for result in results
@@ -339,20 +337,17 @@ def refuse_failures(results: "Sequence[CellResult]") -> None:
 
 
 def print_summary(
-    summary: "TimedRun", seconds: float, left_out: Sequence[str], *, full: bool
+    console: "Console", summary: "TimedRun", seconds: float, left_out: Sequence[str], *, full: bool
 ) -> None:
     """What ran, study by study; what did not fit, with what it would take; and what failed,
     which alone is a failure."""
-    from gradleak.report.terminal.console import open_console
-
     over = (*summary.ran, *summary.failed)
     for folder in dict.fromkeys(job.folder for job, _ in over):
         print_results(
-            [result for job, result in over if job.folder == folder], folder, 0, full=full
+            console, [result for job, result in over if job.folder == folder], folder, 0, full=full
         )
-    console = open_console()
     counts = [
-        "1 cell ran" if len(summary.ran) == 1 else f"{len(summary.ran)} cells ran",
+        f"{write_count(len(summary.ran), 'cell', 'cells')} ran",
         f"{len(summary.failed)} failed",
         f"{len(summary.waiting)} wait",
     ]
@@ -366,7 +361,7 @@ def print_summary(
     )
     for one in summary.waiting[:SHOWN]:
         console.print(
-            f"did not fit: {one.job.name}: {one.cell.title}: {_length(one)}", soft_wrap=True
+            f"did not fit: {one.job.name}: {one.cell.title}: {_foretell(one)}", soft_wrap=True
         )
     if len(summary.waiting) > SHOWN:
         console.print(f"… and {len(summary.waiting) - SHOWN} more.")
@@ -387,8 +382,7 @@ def print_summary(
         raise RunFailed(f"{len(summary.failed)} cells failed; their tracebacks are in {failures}.")
 
 
-def _length(one: "Waiting") -> str:
-
+def _foretell(one: "Waiting") -> str:
     known = (
         "not known how long it takes"
         if one.seconds is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.records.errors import RecordError
-from gradleak.report.numbers import write_duration
+from gradleak.report.numbers import write_count, write_duration
 
 if TYPE_CHECKING:
     from gradleak.study import RunState
@@ -63,7 +63,8 @@ def foretell(state: "RunState") -> str:
     """How long the rest will take, from finished cells with the same attacks; and of how many
     cells that cannot be told."""
     told = len(state.left) - len(state.unforetold)
-    about = f"Attacks in {_cells(told)} left may take about {write_duration(state.seconds_left)}"
+    cells, others = (write_count(count, "cell", "cells") for count in (told, len(state.unforetold)))
+    about = f"Attacks in {cells} left may take about {write_duration(state.seconds_left)}"
     if not state.unforetold:
         return f"{about}, by finished cells with the same attacks."
     attacks = ", ".join(state.unknown_attacks[:SHOWN])
@@ -72,9 +73,5 @@ def foretell(state: "RunState") -> str:
         if attacks
         else "the plan is of an older version; gradleak run writes a new one"
     )
-    cannot = f"of {_cells(len(state.unforetold))} it cannot be told, since {why}."
+    cannot = f"of {others} it cannot be told, since {why}."
     return f"{about}; {cannot}" if told else f"How long the rest takes cannot be told, since {why}."
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"
