@@ -64,6 +64,8 @@ def test_a_range_over_batches_is_told_only_where_its_ends_read_differently() -> 
     _, record = audited()
     same, apart = (replace(record, noise=NoiseRecord(1.9, 1.9, most, {})) for most in (1.9001, 2.3))
     assert describe_noise(same) == "1.9 times the norm of what is seen"
+    tensors = replace(record, noise=NoiseRecord(1.9, 1.9, 1.9, {"a": 0.12, "b": 1.04e7}))
+    assert str(describe_noise(tensors)).endswith("; by tensor 0.12 to 10,000,000 times")
     assert (
         describe_noise(apart) == "1.9 times the norm of what is seen (1.9 to 2.3 over the batches)"
     )

@@ -1,6 +1,8 @@
 """`gradleak compare`: pairs by hand, and runs that are not to be compared."""
 
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +66,57 @@ def test_the_interval_is_the_paired_one_by_hand(runs: tuple[Path, Path], capsys:
                 sum(a - b for a, b in zip(after, before, strict=True)) / 8
             )
     assert lines["span", "exact_match"]["reading"] == "less leaks"
+
+
+def resample_by_hand(differences: Sequence[float]) -> tuple[float, float]:
+    """The bootstrap interval of the mean of eight paired differences, stretched by what Student's
+    t (2.365 at 7 degrees of freedom) has over the normal law (1.960), and by n over n − 1."""
+    draw, count = random.Random(1), len(differences)
+    assert count == 8
+    means = sorted(sum(draw.choices(differences, k=count)) / count for _ in range(20_000))
+    mean, factor = sum(differences) / count, (8 / 7) ** 0.5 * 2.365 / 1.960
+    low, high = (mean + (means[place] - mean) * factor for place in (500, 19_500))
+    return max(low, -1.0), min(high, 1.0)
+
+
+def test_the_interval_is_that_of_a_resampling_by_hand(
+    runs: tuple[Path, Path], capsys: Captured
+) -> None:
+    (setting,) = compared(capsys, *runs)["settings"]  # type: ignore[misc]
+    first, second = (read_record(record_paths(run)[0]) for run in runs)
+    values = [
+        [example.values["rouge1"] for example in run.attacks["tag"].examples]
+        for run in (first, second)
+    ]
+    differences = [after - before for before, after in zip(*values, strict=True)]
+    assert len(set(differences)) > 2  # else there is nothing to resample
+    (found,) = (
+        line["change"]
+        for line in setting["differences"]
+        if (line["attack"], line["metric"]) == ("tag", "rouge1")
+    )
+    assert (found["low"], found["high"]) == pytest.approx(resample_by_hand(differences), abs=0.02)
+    unpaired = max(abs(found["low"] + 1), abs(found["high"] - 1))
+    assert unpaired > 0.02  # the whole range would fit everything
+
+
+def test_attacks_of_several_records_of_a_setting_are_no_difference(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["audit", "--target", "tiny", "--limit", "2", "--device", "cpu"]
+    for run, noise in (("plain", []), ("noise", NOISE)):
+        for attack in ("blind", "span"):
+            where = ["--out", str(tmp_path / run)]
+            assert main([*words, "--attack", attack, *noise, *where]) == 0
+    found = compared(capsys, tmp_path / "plain", tmp_path / "noise")
+    (setting,) = found["settings"]  # type: ignore[misc]
+    assert [change["what"] for change in setting["changes"]] == ["defenses"]
+    assert main([*words, "--attack", "tag:steps=2", "--out", str(tmp_path / "plain")]) == 0
+    found = compared(capsys, tmp_path / "plain", tmp_path / "noise")
+    (setting,) = found["settings"]  # type: ignore[misc]
+    attacks = next(change for change in setting["changes"] if change["what"] == "attacks")
+    assert "tag:steps=2" in attacks["first"] and "tag" not in attacks["second"]
+    assert all(name in attacks[side] for name in ("blind", "span") for side in ("first", "second"))
 
 
 def test_a_person_reads_what_changed_and_which_way(

@@ -47,3 +47,18 @@ def test_the_help_of_ranges_arguments_and_inner_commands_reads_as_written(
         capsys, "report"
     )
     assert "OUT The packed file. [required]" in printed(capsys, "prior", "pack")
+
+
+def test_at_eighty_columns_no_sentence_is_cut_and_no_line_is_longer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "..." not in text.partition("Commands:")[2] and max(map(len, text.splitlines())) <= 80
+    group = COMMANDS[()]
+    assert isinstance(group, click.Group)
+    words = " ".join(text.split())
+    for command in group.commands.values():
+        first, _, _ = (command.help or "").partition("\n\n")
+        assert " ".join(first.split()).partition(". ")[0].rstrip(".") in words

@@ -20,6 +20,7 @@ from gradleak.report.page.forms import write_html
 
 Make = Callable[..., Record]
 Captured = pytest.CaptureFixture[str]
+NEVER_RUN = [{"id": digit * 16, "axes": {"seed": digit}} for digit in "12"]
 
 
 def noisy(record: Record, std: float = 0.1) -> Record:
@@ -115,6 +116,31 @@ def test_an_index_names_runs_as_people_do_and_links_their_pages(
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty"), "--index"]) == 2
     assert capsys.readouterr().err.count("Error: ") == 3
+
+
+def test_an_index_says_what_is_missing_and_names_a_map_once(
+    run: Path, make_record: Make, tmp_path: Path
+) -> None:
+    cells = [{"id": path.stem, "axes": {}} for path in run.glob("[0-9a-f]*.json")]
+    plan = {"schema": "gradleak.study/1", "name": "half", "cells": [*cells, *NEVER_RUN]}
+    (run / "study.json").write_text(json.dumps(plan))
+    mapped = tmp_path / "runs" / "map"
+    for view in ("query", "key"):
+        one = make_record(("span",), 0.5)
+        spec = {**one.spec, "view": {"name": "parts", "modules": [view]}}
+        write_record(mapped, replace(one, spec=spec))
+    (mapped / "map.json").write_text("{}")
+    (mapped / f"{'a' * 16}.failed.txt").write_text("ValueError")
+    assert main(["report", str(run.parent), "--index"]) == 0
+    page = (run.parent / "index.html").read_text(encoding="utf-8")
+    assert "<h1>2 runs in" in page and "leak map of tiny on canaries" in page
+    assert "2 cells have no record: run the study to its end." in page
+    (mapped / "map.json").unlink()
+    assert main(["report", str(run.parent), "--index"]) == 0
+    page = (run.parent / "index.html").read_text(encoding="utf-8")
+    assert "tiny seen through parts:modules=[key] on canaries" in page
+    assert "Not every cell of this folder has a record." in page
+    assert "could be read" not in page
 
 
 def test_without_a_browser_a_pdf_is_refused_with_what_to_do(

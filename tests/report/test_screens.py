@@ -27,6 +27,7 @@ from gradleak.records.schema import Record
 from gradleak.records.store import write_record
 from gradleak.records.summary import Summary
 from gradleak.report.naming import write_component
+from gradleak.report.terminal.console import print_indented
 from gradleak.report.terminal.listing import print_folder
 from gradleak.study import engine
 from gradleak.study.cells import read_study
@@ -61,6 +62,17 @@ def test_a_folder_of_records_reads_at_any_width(width: int, make_record: Make) -
         "study/0123456789abcdee.json",
     ):
         assert whole in console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_check_is_indented_on_a_terminal_and_one_line_elsewhere(terminal: bool) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=40, force_terminal=terminal, color_system=None)
+    print_indented(console, "FAIL    ", "the gate: " + "a long word or two " * 6)
+    lines = [line.rstrip() for line in written.getvalue().splitlines()]
+    assert lines[0].startswith("FAIL    the gate: a long")
+    assert len(lines) == (4 if terminal else 1)
+    assert all(line.startswith(" " * 8) and len(line) <= 40 for line in lines[1:])
 
 
 def test_a_broken_record_is_named_below_the_others(

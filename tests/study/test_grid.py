@@ -9,6 +9,7 @@ import pytest
 from gradleak.audit.runner import run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Silent
+from gradleak.core.errors import GradleakError
 from gradleak.records.store import read_record
 from gradleak.study import grid
 from gradleak.study.cells import Cell
@@ -86,6 +87,21 @@ def test_a_failing_cell_leaves_its_traceback_and_the_run_goes_on(
     monkeypatch.undo()
     run_cells(cells(1), tmp_path, "cpu", Silent())
     assert not failure.exists()
+
+
+def test_a_cell_that_is_refused_says_why_and_one_that_fails_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Silent, "say", lambda self, sentence: said.append(sentence))
+    for error, says in (
+        (GradleakError, "Refused: out of luck"),
+        (RuntimeError, f"Failed (RuntimeError); the traceback is in {tmp_path}"),
+    ):
+        counting(monkeypatch, fail_at=[0], error=error)
+        (result,) = run_cells(cells(1), tmp_path, "cpu", Silent())
+        assert result.refusal == ("out of luck" if error is GradleakError else "")
+        assert said[-1].startswith(says)
 
 
 def test_an_interruption_leaves_finished_records_whole(

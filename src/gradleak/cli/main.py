@@ -53,8 +53,8 @@ Exit codes:
   0    done
   2    bad input: nothing was run
   3    the run failed, or some cells of a study did
-  4    the gate is shut: a bound is passed, a cell is missing, or flags forbid it
-  130  interrupted: the same command goes on from what was finished, if anything
+  4    the gate is shut: a bound is passed, a cell missing, or flags forbid it
+  130  interrupted: the same command goes on from what was finished
 """
 
 # Plain help: typer's rich one takes twice as long and cuts lines when piped

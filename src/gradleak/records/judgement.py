@@ -23,10 +23,10 @@ RULES = {
         " of a batch themselves"
     ),
     NOT_SHOWN: (
-        "nothing of that, and nothing stands against the attacks that tried: not shown either way"
+        "no leak is shown, and nothing stands against the attacks that tried: not shown either way"
     ),
     NOT_JUDGED: (
-        "nothing of that, and something stands against the attacks that tried, so that finding"
+        "no leak is shown, and something stands against the attacks that tried, so that finding"
         " nothing says nothing"
     ),
 }

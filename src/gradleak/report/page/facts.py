@@ -9,7 +9,7 @@ from typing import Any, Self
 from markupsafe import Markup
 
 from gradleak.records.flags import FLAGS
-from gradleak.records.judgement import OF_PICTURES, RULES
+from gradleak.records.judgement import OF_PICTURES, RULES, leading_metric
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
 from gradleak.records.summary import Summary
@@ -155,6 +155,8 @@ def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:
     noise = _join_distinct(size for one in records if (size := describe_noise(one)) is not None)
     priors = (one.record.spec.get("prior") for setting in settings for one in setting.summaries)
     granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
+    if all(leading_metric(record.worst_case) in OF_PICTURES for record in records):
+        granted -= {"lengths"}  # of texts
     views = _join_fields(records, "view")
     return [
         NamedFact(

@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gradleak.records.errors import RecordError
-from gradleak.records.judgement import Coverage
+from gradleak.records.judgement import MISSING, Coverage
+from gradleak.records.run_folder import read_run
 from gradleak.records.schema import Record, now
 from gradleak.records.summary import RECORD, Summary, read_summary
 from gradleak.report.naming import write_component, write_defenses
@@ -19,6 +20,7 @@ from gradleak.report.page.section import JudgedRun
 from gradleak.report.page.story import tell_story
 
 FAILED = "*.failed.txt"
+WHOLES = {"map.json": "leak map", "tradeoff.json": "trade-off"}  # what records beside them make up
 TRAININGS = "training"  # beside a trade-off's records: files named alike, that are none
 STATES = {
     "leaks": "leaks",
@@ -104,7 +106,7 @@ def _draw_row(run: RunLine) -> str:
 
 
 def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
-    """Reads a study as one run, and audits by themselves as one each."""
+    """Reads a study, a leak map or a trade-off as one run, and audits by themselves as one each."""
     summaries, broken = [], []
     for path in sorted(folder.glob(RECORD)):
         try:
@@ -115,7 +117,17 @@ def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
     notes = [*([f"{write_count(failed, 'cell', 'cells')} failed."] if failed else []), *broken]
     study = _read_study_name(folder)
     if study is not None and summaries:
+        missing = len(read_run(folder).coverage.of(MISSING))
+        if missing:
+            cells = write_count(missing, "cell has", "cells have")
+            notes.insert(0, f"{cells} no record: run the study to its end.")
         yield _describe_run(study, summaries, folder, root, notes)
+        return
+    whole = next((what for file, what in WHOLES.items() if (folder / file).is_file()), None)
+    if whole is not None and summaries:
+        first = summaries[0].record
+        name = f"{whole} of {first.target.name} on {write_component(first.spec.get('data'))}"
+        yield _describe_run(name, summaries, folder, root, notes)
         return
     for summary in summaries:
         yield _describe_run(name_audit(summary.record), [summary], folder, root, [])

@@ -119,9 +119,10 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     left_out = (
         "" if full or not find_hidden(record) else " Legacy metrics: gradleak show RECORD --full."
     )
+    fractions = any(one.unit == "fraction" for one in record.worst_case.values())
     legend = (
-        "Fractions in %; intervals over client batches; gain: how much more than the blind "
-        "attack gets."
+        f"{'Fractions in %; i' if fractions else 'I'}ntervals over client batches; gain: how much "
+        "more than the blind attack gets."
     )
     guesses = max((one.blind_guesses for one in record.worst_case.values()), default=1)
     fair = f" Beside the worst case: the best of {guesses} blind guesses." if guesses > 1 else ""
@@ -130,8 +131,8 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     for name, attack in record.attacks.items():
         if attack.label_accuracy is not None:
             console.print(
-                f"{name}: {100 * attack.label_accuracy:.1f} % of the labels guessed right, none "
-                "of them told."
+                f"{name}: {100 * attack.label_accuracy:.1f} % of the labels found right; this "
+                "attack was told none."
             )
     console.print(write_worst_case(record), style="bold")
     judgement = judge_record(record)
