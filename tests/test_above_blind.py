@@ -43,7 +43,7 @@ ON_WORDS = ON_TEXTS | {"data": "words.csv"}
 LEARNT = ON_TEXTS | {"data": "pairs.csv", "public": "public.csv", "view": "lamp"}
 ON_PICTURES = {"target": "tiny_image", "data": "shapes:side=8", "metrics": ["mse"]}
 SHORT_LAMP = "steps=40,starts=8"
-LEARNS = "steps=80,training_batch=32,learning_rate=0.008,token_width=64"
+LEARNS = "steps=140,training_batch=32,learning_rate=0.008,token_width=64"
 FACTORS = f"{LEARNS},features=factors,words=known"
 # Under each attack the least with which it is clearly better on these secrets, so that all of them
 # take seconds: its fields, and the audit's
