@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import Device, Memory, Out, option
+from gradleak.cli.options import (
+    BatchSize,
+    Device,
+    Know,
+    Memory,
+    Out,
+    PriorName,
+    PrivateData,
+    Seed,
+    TargetName,
+    option,
+)
 
 if TYPE_CHECKING:
     from gradleak.audit import AuditSpec
@@ -16,12 +27,10 @@ if TYPE_CHECKING:
 
 
 def audit(
-    target: Annotated[
-        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
-    ] = "minilm",
-    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
+    target: TargetName = "minilm",
+    data: PrivateData = "canaries",
     limit: Annotated[int, option("Client batches to attack. [4]")] = 4,
-    batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
+    batch_size: BatchSize = 1,
     protocol: Annotated[str, option("How a batch becomes an update. [fedsgd]")] = "fedsgd",
     defense: Annotated[
         list[str] | None, option("What clients do to updates; repeat for a chain, in order. [none]")
@@ -30,13 +39,7 @@ def audit(
         list[str] | None,
         option("Who guesses; repeat for several. [portfolio: span, energy, LAMP in turn]"),
     ] = None,
-    know: Annotated[
-        list[str] | None,
-        option(
-            "What the attacker is told: labels, lengths, batch_size, defense, with commas or"
-            " repeated; or none. [all]"
-        ),
-    ] = None,
+    know: Know = None,
     view: Annotated[str | None, option("Which part of the update is seen. [everything]")] = None,
     layers: Annotated[
         str | None,
@@ -51,9 +54,7 @@ def audit(
             " layers."
         ),
     ] = None,
-    prior: Annotated[
-        str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
-    ] = "auto",
+    prior: PriorName = "auto",
     metric: Annotated[
         list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")
     ] = None,
@@ -62,7 +63,7 @@ def audit(
     draws: Annotated[
         int, option("Updates attacked of each batch, each with other randomness. [1]")
     ] = 1,
-    seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
+    seed: Seed = 0,
     dtype: Annotated[str, option("float32 or float64. [float32]")] = "float32",
     time_limit: Annotated[
         float | None,

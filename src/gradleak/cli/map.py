@@ -3,19 +3,27 @@
 from pathlib import Path
 from typing import Annotated
 
-from gradleak.cli.options import Device, Memory, option
+from gradleak.cli.options import (
+    BatchSize,
+    Device,
+    Know,
+    Memory,
+    PriorName,
+    PrivateData,
+    Seed,
+    TargetName,
+    option,
+)
 
 MODULES = "whole,query,key,value,attention_output,ffn_in,ffn_out"
 
 
 def leak_map(
-    target: Annotated[
-        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
-    ] = "minilm",
-    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
+    target: TargetName = "minilm",
+    data: PrivateData = "canaries",
     attack: Annotated[str, option("Who guesses, from each part alone. [energy]")] = "energy",
     limit: Annotated[int, option("Client batches to attack. [20]")] = 20,
-    batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
+    batch_size: BatchSize = 1,
     layers: Annotated[str, option("Rows: all, 5, 3-6 or 1,4-6. [all]")] = "all",
     modules: Annotated[
         str,
@@ -26,17 +34,9 @@ def leak_map(
     metric: Annotated[
         str, option("What is drawn; the usual ones are all kept. [rouge1]")
     ] = "rouge1",
-    know: Annotated[
-        list[str] | None,
-        option(
-            "What the attacker is told: labels, lengths, batch_size, defense, with commas or"
-            " repeated; or none. [all]"
-        ),
-    ] = None,
-    prior: Annotated[
-        str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
-    ] = "auto",
-    seed: Annotated[int, option("Of the random streams of both sides. [0]")] = 0,
+    know: Know = None,
+    prior: PriorName = "auto",
+    seed: Seed = 0,
     device: Device = "auto",
     memory: Memory = None,
     out: Annotated[

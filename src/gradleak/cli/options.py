@@ -17,6 +17,20 @@ def option(text: str, *names: str, minimum: int | None = None) -> Any:
     return typer.Option(*names, help=text, show_default=False, min=minimum)
 
 
+TargetName = Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")]
+PrivateData = Annotated[str, option("Private examples: a name or a file. [canaries]")]
+BatchSize = Annotated[int, option("Examples in a client batch. [1]")]
+Know = Annotated[
+    list[str] | None,
+    option(
+        "What the attacker is told: labels, lengths, batch_size, defense, with commas or repeated;"
+        " or none. [all]"
+    ),
+]
+PriorName = Annotated[
+    str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
+]
+Seed = Annotated[int, option("Of the random streams of both sides. [0]")]
 Out = Annotated[Path, option("Folder for records. [runs]")]
 Memory = Annotated[
     str | None,

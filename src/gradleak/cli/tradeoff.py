@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from gradleak.cli.options import Device, Memory, option
+from gradleak.cli.options import BatchSize, Device, Know, Memory, PrivateData, option
 
 TARGET = "tiny:hidden=64,heads=4"
 # Quick rather than strong: span needs seconds and bears some noise; the other adapts to a defense
@@ -34,7 +34,7 @@ def tradeoff(
             f" [{TARGET}]"
         ),
     ] = TARGET,
-    data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
+    data: PrivateData = "canaries",
     attack: Annotated[
         list[str] | None,
         option(
@@ -43,7 +43,7 @@ def tradeoff(
         ),
     ] = None,
     limit: Annotated[int, option("Client batches to attack. [30]")] = 30,
-    batch_size: Annotated[int, option("Examples in a client batch. [1]")] = 1,
+    batch_size: BatchSize = 1,
     draws: Annotated[
         int, option("Updates of each batch to attack, where a defense is random. [1]")
     ] = 1,
@@ -70,13 +70,7 @@ def tradeoff(
     learning_rate: Annotated[
         float, option("At the first step; for a pretrained target try 1e-4. [2e-3]")
     ] = 2e-3,
-    know: Annotated[
-        list[str] | None,
-        option(
-            "What the attacker is told: labels, lengths, batch_size, defense, with commas or"
-            " repeated; or none. [all]"
-        ),
-    ] = None,
+    know: Know = None,
     seed: Annotated[int, option("Of the random streams of audits and trainings. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import Device, Memory, option
+from gradleak.cli.options import Device, Memory, PriorName, TargetName, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,9 +26,7 @@ def tune(
             " selection=lamp_tune."
         ),
     ],
-    target: Annotated[
-        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
-    ] = "minilm",
+    target: TargetName = "minilm",
     combinations: Annotated[
         int, option("Combinations to try, the attack's defaults first. [50]", minimum=1)
     ] = 50,
@@ -48,9 +46,7 @@ def tune(
     ] = None,
     metric: Annotated[str, option("What decides. [rouge2]")] = "rouge2",
     view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
-    prior: Annotated[
-        str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
-    ] = "auto",
+    prior: PriorName = "auto",
     seed: Annotated[int, option("Of the combinations, and of the audits' random streams. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,
