@@ -1,7 +1,7 @@
 """Every attack gets more out of an update than a guess that does not look at it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.core.registry import registered
 from gradleak.datasets.shapes import Shapes
+from gradleak.targets.tiny import WORDS
 from gradleak.training.generator import GeneratorTraining, stacked, train_generator
 
 SECRETS = 8
@@ -25,48 +26,81 @@ TEXTS = (
     "the road is bad",
     "we moved on friday",
 )
+PAIRS = (
+    "my cat",
+    "she sold",
+    "our doctor",
+    "left bank",
+    "saw dog",
+    "you owes",
+    "road bad",
+    "moved soon",
+)
+WORD_BY_WORD = ("cat", "sold", "doctor", "bank", "dog", "salary", "road", "soon")
 ON_TEXTS = {"target": "tiny", "data": "texts.csv", "prior": "frequent_words", "metrics": ["rouge1"]}
-LEARNS_TEXTS = ON_TEXTS | {"public": "canaries"}
+# What moves embeddings gets to a word in a tenth of the steps that a sentence takes
+ON_WORDS = ON_TEXTS | {"data": "words.csv"}
+LEARNT = ON_TEXTS | {"data": "pairs.csv", "public": "public.csv", "view": "lamp"}
 ON_PICTURES = {"target": "tiny_image", "data": "shapes:side=8", "metrics": ["mse"]}
 SHORT_LAMP = "steps=40,starts=8"
-LEARNS = "steps=60,training_batch=16,first_width=64,token_width=64"
+LEARNS = "steps=140,training_batch=32,learning_rate=0.008,token_width=64"
+FACTORS = f"{LEARNS},features=factors,words=known"
 # Under each attack the least with which it is clearly better on these secrets, so that all of them
-# take seconds: a line, and fields of the audit where it needs others
+# take seconds: its fields, and the audit's
 SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "bag_of_words": ("steps=6,orders=16,repeats=4,beams=2", ON_TEXTS),
-    "dlg": ("steps=60", ON_TEXTS),
-    "dlg_bert_large": ("steps=60", ON_TEXTS),
+    "bag_of_words": ("steps=4,orders=4,repeats=2,beams=1", ON_TEXTS),
+    "dlg": ("steps=240", ON_WORDS),
+    "dlg_bert_large": ("steps=100", ON_WORDS),
     "energy": ("restarts=1,sweeps=1,proposals=8", ON_TEXTS),
-    "gi_gip": ("latent_steps=30,weight_steps=30,restarts=1", ON_PICTURES | {"prior": "generator"}),
-    "ig": ("steps=40", ON_PICTURES),
-    "lamp_bert_large": (SHORT_LAMP, ON_TEXTS),
-    "lamp_cos": (SHORT_LAMP, ON_TEXTS),
-    "lamp_l2l1": (SHORT_LAMP, ON_TEXTS),
-    "lamp_plus": (f"{SHORT_LAMP},polish_rounds=1,word_sweeps=1,word_restarts=0", ON_TEXTS),
-    "lamp_quick": (f"{SHORT_LAMP},polish_rounds=1", ON_TEXTS),
-    "lti": (LEARNS, LEARNS_TEXTS),
-    "lti_p": (LEARNS, LEARNS_TEXTS),
-    "lti_plus": (LEARNS, LEARNS_TEXTS),
-    "lti_pictures": ("steps=60,training_batch=32,directions=64,width=64", ON_PICTURES),
-    "lti_pictures_paper": (
-        "steps=60,epochs=null,learning_rate=0.001,training_batch=32,width=64",
+    "gi_gip": (
+        "latent_steps=60,weight_steps=60,restarts=1,variation_weight=0.00001",
+        ON_PICTURES | {"prior": "generator"},
+    ),
+    "ig": ("steps=100,variation_weight=0.001", ON_PICTURES),
+    "lamp_bert_large": (SHORT_LAMP, ON_WORDS),
+    "lamp_cos": (SHORT_LAMP, ON_WORDS),
+    "lamp_l2l1": (SHORT_LAMP, ON_WORDS),
+    "lamp_plus": (f"{SHORT_LAMP},polish_rounds=1,word_sweeps=1,word_restarts=0", ON_WORDS),
+    "lamp_quick": (f"{SHORT_LAMP},polish_rounds=1", ON_WORDS),
+    "lti": (FACTORS, LEARNT),
+    "lti_p": (FACTORS, LEARNT),
+    "lti_plus": (LEARNS, LEARNT),
+    "lti_pictures": (
+        "steps=80,training_batch=32,directions=64,width=64,learning_rate=0.002",
         ON_PICTURES,
     ),
-    "partial_gradients": (SHORT_LAMP, ON_TEXTS),
+    "lti_pictures_paper": (
+        "steps=300,epochs=null,training_batch=32,width=64,learning_rate=0.005",
+        ON_PICTURES,
+    ),
+    "partial_gradients": (SHORT_LAMP, ON_WORDS),
     "portfolio": ("steps=0,restarts=1", ON_TEXTS),
     "span": ("", ON_TEXTS),
     "span_continuous": ("steps=40,starts=1", ON_TEXTS),
-    "tag": ("steps=60", ON_TEXTS),
-    "tag_bert_large": ("steps=60", ON_TEXTS),
+    "tag": ("steps=240", ON_WORDS),
+    "tag_bert_large": ("steps=80,learning_rate=0.1", ON_WORDS),
 }
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> None:
+    """Writes texts with labels 0 and 1 in turn."""
+    rows = "".join(f"{text},{place % 2}\n" for place, text in enumerate(texts))
+    path.write_text(f"text,label\n{rows}")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with eight short texts, and a generator of pictures."""
+    """A folder with texts to attack and to learn from, and a generator of pictures."""
     folder = tmp_path_factory.mktemp("above_blind")
-    rows = "".join(f"{text},{place % 2}\n" for place, text in enumerate(TEXTS))
-    (folder / "texts.csv").write_text(f"text,label\n{rows}")
+    write_texts(folder / "texts.csv", TEXTS)
+    write_texts(folder / "pairs.csv", PAIRS)
+    write_texts(folder / "words.csv", WORD_BY_WORD)
+    # Every word of the model three times, each time before another: none of the secrets
+    words = [word for word in WORDS if word.isalpha()]
+    turned = [words[step:] + words[:step] for step in (5, 17, 31)]
+    public = [f"{one} {other}" for row in turned for one, other in zip(words, row, strict=True)]
+    assert not {*public} & {*PAIRS}
+    write_texts(folder / "public.csv", public)
     training = GeneratorTraining(latents=8, width=8, epochs=4)
     pictures, path = stacked(Shapes("public", 8).load(64)), folder / "generator.safetensors"
     assert len(list(train_generator(training, pictures, path, torch.device("cpu")))) == 4
@@ -80,14 +114,12 @@ def test_every_attack_has_a_setting() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_attack_is_better_than_blind_by_three_standard_errors(name: str, files: Path) -> None:
     fields, audit = SETTINGS[name]
-    paths = {
-        "texts.csv": str(files / "texts.csv"),
-        "generator": f"generator:path={files}/generator.safetensors",
-    }
     plain = {
-        field: paths.get(value, value) if isinstance(value, str) else value
+        field: str(files / value) if str(value).endswith(".csv") else value
         for field, value in audit.items()
     }
+    if plain.get("prior") == "generator":
+        plain["prior"] = f"generator:path={files / 'generator.safetensors'}"
     plain |= {"attacks": [f"{name}:{fields}" if fields else name], "limit": SECRETS}
     (attack,) = run_audit(AuditSpec.from_plain(plain)).record.attacks.values()
     ((metric, score),) = attack.scores.items()

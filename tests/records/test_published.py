@@ -13,11 +13,11 @@ import pytest
 from gradleak.records.errors import RecordError
 from gradleak.records.published import (
     FORM,
-    Batch,
-    Cell,
     Mark,
     MetricKind,
     Published,
+    PublishedBatch,
+    PublishedCell,
     Source,
     add_up,
     pack,
@@ -48,13 +48,13 @@ RANDOM = np.random.default_rng(0)
 
 def batch(
     row: int, value: float = 0.5, source: Source = OLD, marks: Mark = Mark.COMPARED, size: int = 1
-) -> Batch:
+) -> PublishedBatch:
     exact = tuple(float(value == 1) for _ in range(size))
     values, blind = (
         {"rouge1": (value,) * size, "exact_match": exact},
         {"rouge1": (0.1,) * size, "exact_match": (0.0,) * size},
     )
-    return Batch(
+    return PublishedBatch(
         tuple(range(row * size, (row + 1) * size)),
         row * size,
         0,
@@ -67,7 +67,9 @@ def batch(
     )
 
 
-def cell(batches: Sequence[Batch], version: int = 1, seed: int = 0, size: int = 1) -> Cell:
+def cell(
+    batches: Sequence[PublishedBatch], version: int = 1, seed: int = 0, size: int = 1
+) -> PublishedCell:
     setting = {
         "target": {"name": "tiny"},
         "data": {"name": "cola", "split": "train"},
@@ -75,7 +77,7 @@ def cell(batches: Sequence[Batch], version: int = 1, seed: int = 0, size: int = 
         "seed": seed,
     }
     model = {"name": "tiny", "fingerprint": "ff00", "parameters": 10, "visible_parameters": 5}
-    return Cell(
+    return PublishedCell(
         {"attacks": "tag"},
         setting,
         {"name": "tag", "steps": 3},
@@ -88,7 +90,7 @@ def cell(batches: Sequence[Batch], version: int = 1, seed: int = 0, size: int = 
     )
 
 
-def some(*cells: Cell) -> Published:
+def some(*cells: PublishedCell) -> Published:
     return Published("study", cells)
 
 

@@ -8,10 +8,11 @@ from functools import cache
 import torch
 
 from gradleak.audit.spec import AuditSpec
+from gradleak.core.attack import Attack
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Knowledge, Observation, Round, check_update
+from gradleak.core.observation import Fact, Knowledge, Observation, Round, check_update
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -172,6 +173,11 @@ def look(
         defenses=spec.defenses,
     )
     return Observation(index, (Round(target, seen),), knows.limited_to(spec.granted), spec.protocol)
+
+
+def hand_over(spec: AuditSpec, attack: Attack, observation: Observation) -> Observation:
+    """What an attack gets of an observation: the facts it requires or uses, and the defense."""
+    return observation.limited_to(spec.facts_for(attack) | {Fact.DEFENSE})
 
 
 def update_norm(observation: Observation) -> float:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.client import AuditInput, batch_name, compute, look, protect, update_norm
+from gradleak.audit.client import (
+    AuditInput,
+    batch_name,
+    compute,
+    hand_over,
+    look,
+    protect,
+    update_norm,
+)
 from gradleak.audit.objectives import make_up, objectives
 from gradleak.audit.outcomes import AttackOutcomes, AuditResult, CallParts, Outcome
 from gradleak.audit.ready import Fits, Opened
@@ -17,7 +25,7 @@ from gradleak.core.attack import Attack, Bench, Display, Progress, Scale
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, memory_left
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -209,7 +217,7 @@ class AuditGroup:
         """
         if seen.index == 0:
             for attack in self.shared.attacks:
-                limited = self._limit(attack, seen)
+                limited = hand_over(self.shared, attack, seen)
                 attack.objective([limited], [make_up(limited, self._make_bench())])
 
     def _run(self, key: str, attack: Attack, seen: Sequence[Observation], part: str) -> None:
@@ -219,7 +227,7 @@ class AuditGroup:
         outcomes = self.parts.load(part, AttackOutcomes.KINDS * len(seen))
         if outcomes is None:
             ready = self.fits.ready(key, attack)
-            limited = [self._limit(attack, one) for one in seen]
+            limited = [hand_over(self.shared, attack, one) for one in seen]
             outcomes = self._attack(key, ready, limited, self.parts.checkpoint(part))
             self.parts.save(part, outcomes)
         for number, observation in enumerate(seen):
@@ -248,7 +256,7 @@ class AuditGroup:
         """Adds the objective at guess and truth. It is cheap, so that parts on disk do without."""
         if not seen:
             return
-        limited = [self._limit(attack, one) for one in seen]
+        limited = [hand_over(self.shared, attack, one) for one in seen]
         held = [(self._result_of(one).attacks[key].found, one.index % self.stride) for one in seen]
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
         secrets = [self._secret_of(one) for one in seen]
@@ -273,9 +281,6 @@ class AuditGroup:
             memory=self.memory or limit_by_default(self.target.device),
             by_index=self.streams,
         )
-
-    def _limit(self, attack: Attack, observation: Observation) -> Observation:
-        return observation.limited_to(self.shared.facts_for(attack) | {Fact.DEFENSE})
 
     def _without_refused(self, seen: Sequence[Observation]) -> list[Observation]:
         return [one for one in seen if self._result_of(one).refusal is None]

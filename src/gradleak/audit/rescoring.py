@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.client import observe, private_batches
+from gradleak.audit.client import hand_over, observe, private_batches
 from gradleak.audit.group import SharedBench, attackers_streams
 from gradleak.audit.ready import open_prior, open_target
 from gradleak.audit.scoring import (
@@ -23,7 +23,6 @@ from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
-from gradleak.core.observation import Fact
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.records.schema import AttackRecord, ExampleRecord, Record
@@ -115,9 +114,9 @@ def _blind(
     root = Streams.root("attacker", spec.seed)
     streams = attackers_streams([(spec, len(private))], root)
     bench = SharedBench(root, opened.words, pictures=opened.pictures, by_index=streams)
-    told = spec.facts_for(attack) | {Fact.DEFENSE}
     observations = [
-        observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)
+        hand_over(spec, attack, observe(spec, target, batch, index))
+        for index, batch in enumerate(private)
     ]
     guess = Blind().reconstruct(observations, bench)
     return guess, draw_beside(attack, observations, bench)

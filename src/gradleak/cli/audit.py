@@ -10,14 +10,14 @@ import typer
 from gradleak.cli.options import (
     AllowPickle,
     BatchSize,
-    Data,
     Device,
     Know,
     Memory,
     Out,
-    Prior,
+    PriorName,
+    PrivateData,
     Seed,
-    Target,
+    TargetName,
     option,
     resolve_device,
     resolve_memory,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 def audit(
-    target: Target = "minilm",
-    data: Data = "canaries",
+    target: TargetName = "minilm",
+    data: PrivateData = "canaries",
     limit: Annotated[int, option("Client batches to attack. [4]")] = 4,
     batch_size: BatchSize = 1,
     protocol: Annotated[str, option("How a batch becomes an update. [fedsgd]")] = "fedsgd",
@@ -58,7 +58,7 @@ def audit(
             " layers."
         ),
     ] = None,
-    prior: Prior = "auto",
+    prior: PriorName = "auto",
     metric: Annotated[
         list[str] | None, option("How guesses are scored; repeat for several. [ROUGE and others]")
     ] = None,

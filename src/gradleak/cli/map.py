@@ -5,13 +5,13 @@ from typing import Annotated
 
 from gradleak.cli.options import (
     BatchSize,
-    Data,
     Device,
     Know,
     Memory,
-    Prior,
+    PriorName,
+    PrivateData,
     Seed,
-    Target,
+    TargetName,
     option,
     resolve_device,
     resolve_memory,
@@ -22,8 +22,8 @@ MODULE_LIST = MODULES.replace(",", ", ")  # which breaks between names where lin
 
 
 def leak_map(
-    target: Target = "minilm",
-    data: Data = "canaries",
+    target: TargetName = "minilm",
+    data: PrivateData = "canaries",
     attack: Annotated[str, option("Who guesses, from each part alone. [energy]")] = "energy",
     limit: Annotated[int, option("Client batches to attack. [20]")] = 20,
     batch_size: BatchSize = 1,
@@ -39,7 +39,7 @@ def leak_map(
         str, option("What is drawn; the usual ones are all kept. [rouge1]")
     ] = "rouge1",
     know: Know = None,
-    prior: Prior = "auto",
+    prior: PriorName = "auto",
     seed: Seed = 0,
     device: Device = "auto",
     memory: Memory = None,

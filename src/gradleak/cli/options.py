@@ -18,8 +18,8 @@ def option(text: str, *names: str, minimum: int | None = None) -> Any:
 
 
 RecordPath = Annotated[Path, typer.Argument(help="A record, or a folder of records.")]
-Target = Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")]
-Data = Annotated[str, option("Private examples: a name or a file. [canaries]")]
+TargetName = Annotated[str, option("Model under audit: a name, a hub id or a folder. [minilm]")]
+PrivateData = Annotated[str, option("Private examples: a name or a file. [canaries]")]
 BatchSize = Annotated[int, option("Examples in a client batch. [1]")]
 Know = Annotated[
     list[str] | None,
@@ -28,7 +28,7 @@ Know = Annotated[
         " or none. [all]"
     ),
 ]
-Prior = Annotated[
+PriorName = Annotated[
     str, option("What the attacker believes of text beforehand. [auto: english where it fits]")
 ]
 Seed = Annotated[int, option("Of the random streams of both sides. [0]")]

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from gradleak.cli.options import (
     BatchSize,
-    Data,
     Device,
     Know,
     Memory,
+    PrivateData,
     option,
     resolve_device,
     resolve_memory,
@@ -44,7 +44,7 @@ def tradeoff(
             f" [{TARGET}]"
         ),
     ] = TARGET,
-    data: Data = "canaries",
+    data: PrivateData = "canaries",
     attack: Annotated[
         list[str] | None,
         option(

@@ -9,8 +9,8 @@ import typer
 from gradleak.cli.options import (
     Device,
     Memory,
-    Prior,
-    Target,
+    PriorName,
+    TargetName,
     option,
     resolve_device,
     resolve_memory,
@@ -35,7 +35,7 @@ def tune(
             " selection=lamp_tune."
         ),
     ],
-    target: Target = "minilm",
+    target: TargetName = "minilm",
     combinations: Annotated[
         int, option("Combinations to try, the attack's defaults first. [50]", minimum=1)
     ] = 50,
@@ -55,7 +55,7 @@ def tune(
     ] = None,
     metric: Annotated[str, option("What decides. [rouge2]")] = "rouge2",
     view: Annotated[str, option("Which part of the update is seen. [everything]")] = "everything",
-    prior: Prior = "auto",
+    prior: PriorName = "auto",
     seed: Annotated[int, option("Of the combinations, and of the audits' random streams. [0]")] = 0,
     device: Device = "auto",
     memory: Memory = None,

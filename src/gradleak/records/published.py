@@ -57,7 +57,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PublishedBatch:
     """One client batch as an attack left it."""
 
     rows: tuple[int, ...]  # of the split, from 0
@@ -100,7 +100,7 @@ class MetricKind:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublishedCell:
     """One attack, in one version of it, on one model in one setting, and all batches that are
     known."""
 
@@ -112,7 +112,7 @@ class Cell:
     model: Mapping[str, Any]  # name, fingerprint, parameters, visible_parameters
     metrics: tuple[MetricKind, ...]
     guarantees: tuple[Mapping[str, Any], ...] = ()
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[PublishedBatch, ...] = ()
     tallied: Tallied | None = None
 
     @property
@@ -148,7 +148,7 @@ class Published:
     """What is known of one study."""
 
     study: str
-    cells: tuple[Cell, ...] = field(default=())
+    cells: tuple[PublishedCell, ...] = field(default=())
 
 
 def add_up(parts: Sequence[Published]) -> Published:
@@ -160,14 +160,14 @@ def add_up(parts: Sequence[Published]) -> Published:
             f"These are results of several studies: {', '.join(names)}. Add up those of one study"
             " at a time."
         )
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, list[PublishedCell]] = {}
     for part in parts:
         for cell in part.cells:
             groups.setdefault(cell.key, []).append(cell)
     return Published(names[0], tuple(_join(groups[key]) for key in sorted(groups)))
 
 
-def _join(cells: Sequence[Cell]) -> Cell:
+def _join(cells: Sequence[PublishedCell]) -> PublishedCell:
     """The batches of all; what is said of the cell as a whole is the newest's."""
     ordered = sorted(
         cells,
@@ -175,7 +175,7 @@ def _join(cells: Sequence[Cell]) -> Cell:
     )
     sums = _join_tallies([cell.tallied for cell in cells if cell.tallied is not None])
     counted: frozenset[tuple[tuple[int, ...], int]] = sums.keys if sums is not None else frozenset()
-    newest: dict[tuple[tuple[int, ...], int], Batch] = {}
+    newest: dict[tuple[tuple[int, ...], int], PublishedBatch] = {}
     for batch in (batch for cell in cells for batch in cell.batches if batch.key not in counted):
         known = newest.get(batch.key)
         if known is None or known.source.order < batch.source.order:
@@ -214,7 +214,7 @@ def _sum(one: Tallied, other: Tallied) -> Tallied:
     )
 
 
-def _tally_if_large(cell: Cell) -> Cell:
+def _tally_if_large(cell: PublishedCell) -> PublishedCell:
     if not cell.batches or (cell.tallied is None and cell.examples < TALLIED_FROM):
         return cell
     whole = _tally_cell(cell)
@@ -223,7 +223,7 @@ def _tally_if_large(cell: Cell) -> Cell:
     )
 
 
-def _tally_cell(cell: Cell) -> Tallied:
+def _tally_cell(cell: PublishedCell) -> Tallied:
     clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
     values = {kind.name: cell_column(cell, kind.name) for kind in cell.metrics}
     blind = {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics}
@@ -247,7 +247,7 @@ def _tally_cell(cell: Cell) -> Tallied:
     )
 
 
-def cell_column(cell: Cell, metric: str, *, blind: bool = False) -> list[float | None]:
+def cell_column(cell: PublishedCell, metric: str, *, blind: bool = False) -> list[float | None]:
     """One value an example, in the order of the batches."""
     column: list[float | None] = []
     for batch in cell.batches:
@@ -255,7 +255,7 @@ def cell_column(cell: Cell, metric: str, *, blind: bool = False) -> list[float |
     return column
 
 
-def against_blind(cell: Cell) -> tuple[list[float], list[float]] | None:
+def against_blind(cell: PublishedCell) -> tuple[list[float], list[float]] | None:
     """The leading metric, ours and the blind guess's, the one that leaks more first; none where
     there is no such metric."""
     leading = next((kind for kind in cell.metrics if kind.name in LEADING), None)
@@ -308,7 +308,7 @@ def read_published(path: Path) -> Published:
         ) from error
 
 
-def _write_cell(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
+def _write_cell(cell: PublishedCell, numbers: "_Numbers") -> dict[str, Any]:
     sources = cell.sources
     number = {source.order: place for place, source in enumerate(sources)}
     plain: dict[str, Any] = {
@@ -340,9 +340,9 @@ def _write_cell(cell: Cell, numbers: "_Numbers") -> dict[str, Any]:
     return plain | {"batches": batches}
 
 
-def _read_cell(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> Cell:
+def _read_cell(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> PublishedCell:
     sources = from_plain(list[Source], plain["sources"], "sources")
-    cell = Cell(
+    cell = PublishedCell(
         axes=plain["axes"],
         setting=plain["setting"],
         attack=plain["attack"],
@@ -361,7 +361,7 @@ def _read_cell(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> Cel
 
 def _batches(
     plain: Mapping[str, Any], known: Sequence[float | None], sources: Sequence[Source], size: int
-) -> Iterable[Batch]:
+) -> Iterable[PublishedBatch]:
     def part(
         columns: Mapping[str, Sequence[int]], number: int
     ) -> dict[str, tuple[float | None, ...]]:
@@ -371,7 +371,7 @@ def _batches(
         }
 
     for number, place in enumerate(plain["places"]):
-        yield Batch(
+        yield PublishedBatch(
             rows=tuple(plain["rows"][number * size : (number + 1) * size]),
             place=place,
             draw=plain["draws"][number],
@@ -419,7 +419,7 @@ class _Numbers:
     """All different scores of a file once, in full and sorted; cells name them by their places,
     which packs to a byte or two."""
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
+    def __init__(self, cells: Iterable[PublishedCell]) -> None:
         batches = [batch for cell in cells for batch in cell.batches]
         columns = [
             column

@@ -12,10 +12,10 @@ from gradleak.records.flags import RaisedFlag
 from gradleak.records.published import (
     GAIN,
     SUFFIX,
-    Cell,
     Mark,
     MetricKind,
     Published,
+    PublishedCell,
     add_up,
     against_blind,
     cell_column,
@@ -78,7 +78,7 @@ def summaries_of(published: Published, path: Path) -> list[Summary]:
     return [_summary(cell, path) for cell in published.cells]
 
 
-def _summary(cell: Cell, path: Path) -> Summary:
+def _summary(cell: PublishedCell, path: Path) -> Summary:
     name = str(cell.attack["name"])
     secrets = {
         rows: place
@@ -120,7 +120,7 @@ def _summary(cell: Cell, path: Path) -> Summary:
     return Summary(path, record, {name: columns})
 
 
-def _spec(cell: Cell, batches: int) -> dict[str, Any]:
+def _spec(cell: PublishedCell, batches: int) -> dict[str, Any]:
     """The audit that would have attacked all these batches; in the order that specs have, for
     whoever prints one."""
     found: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _spec(cell: Cell, batches: int) -> dict[str, Any]:
     return {**found, "limit": batches, "attacks": [dict(cell.attack)]}
 
 
-def _score(cell: Cell, kind: MetricKind) -> Score:
+def _score(cell: PublishedCell, kind: MetricKind) -> Score:
     if cell.tallied is None:
         clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
         columns = cell_column(cell, kind.name), cell_column(cell, kind.name, blind=True)
@@ -148,7 +148,7 @@ def _score(cell: Cell, kind: MetricKind) -> Score:
     )
 
 
-def _flags(cell: Cell, examples: int) -> tuple[RaisedFlag, ...]:
+def _flags(cell: PublishedCell, examples: int) -> tuple[RaisedFlag, ...]:
     """By the rules of an audit, over all batches."""
     said = Counter(flag for source in cell.sources for flag in source.flags)
     marks = _marks(cell)
@@ -169,14 +169,14 @@ def _share(marks: Mapping[Mark, int], wanted: Mark, of: int) -> float:
     return sum(count for mark, count in marks.items() if mark & wanted) / of if of else 0.0
 
 
-def _marks(cell: Cell) -> dict[Mark, int]:
+def _marks(cell: PublishedCell) -> dict[Mark, int]:
     counted = Counter(batch.marks for batch in cell.batches)
     if cell.tallied is not None:
         counted += Counter({Mark(mark): count for mark, count in cell.tallied.marks.items()})
     return dict(counted)
 
 
-def _near_chance(cell: Cell, marks: Mapping[Mark, int]) -> bool:
+def _near_chance(cell: PublishedCell, marks: Mapping[Mark, int]) -> bool:
     if any(mark & Mark.BEYOND_LUCK for mark in marks):
         return False
     if cell.tallied is not None:
@@ -187,7 +187,7 @@ def _near_chance(cell: Cell, marks: Mapping[Mark, int]) -> bool:
     return pairs is not None and paired_difference(*pairs, clusters).low <= 0
 
 
-def _cost(cell: Cell) -> CostRecord:
+def _cost(cell: PublishedCell) -> CostRecord:
     whole: list[tuple[float, int]] = [(batch.seconds, batch.steps) for batch in cell.batches]
     if cell.tallied is not None:
         whole.append((cell.tallied.seconds, cell.tallied.steps))
@@ -201,7 +201,7 @@ def _cost(cell: Cell) -> CostRecord:
     )
 
 
-def _noise(cell: Cell) -> NoiseRecord | None:
+def _noise(cell: PublishedCell) -> NoiseRecord | None:
     """The median over the batches; their mean where there are only sums of them."""
     if cell.tallied is not None and cell.tallied.noise is not None:
         sums = cell.tallied.noise

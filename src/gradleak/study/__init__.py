@@ -1,11 +1,6 @@
 """Many settings: a grid of audits written as YAML, one record a cell; and what is asked of it.
 
-A program does with these functions what the commands do:
-
-    from gradleak.study import read_study, run_cells
-
-    cells = read_study(Path("studies/laptop.yaml")).cells
-    results = run_cells(cells, Path("runs/laptop"), "cpu", Silent())
+A program does with these functions what the commands do; docs/studies.md has an example.
 
 A study is read (`read_study`) and run in processes of this machine (`run_on`), on a cluster
 (`run_on_ray`) or for so many minutes (`fill_minutes`); `read_state` says how far it is. A leak map
@@ -109,3 +104,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(importlib.import_module(f"gradleak.study.{module}"), name)
     raise AttributeError(f"module 'gradleak.study' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # so that completion and the site find them too

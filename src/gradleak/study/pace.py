@@ -18,13 +18,12 @@ from pathlib import Path
 
 import torch
 
-from gradleak.audit.client import observe, private_batches
+from gradleak.audit.client import hand_over, observe, private_batches
 from gradleak.audit.ready import Opened, open_all
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Display, Progress, Silent
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import TrainableAttack
@@ -107,7 +106,7 @@ def _try(spec: AuditSpec, attack: Attack, opened: Opened, seconds: float) -> Try
         private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1)
     )
     observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
-    limited = [one.limited_to(spec.facts_for(attack) | {Fact.DEFENSE}) for one in observations]
+    limited = [hand_over(spec, attack, one) for one in observations]
     progress, began = Progress(), time.monotonic()
     streams = Streams.root("attacker", spec.seed)
     bench = Bench(streams, opened.words, progress, began + seconds, pictures=opened.pictures)

@@ -13,7 +13,14 @@ from gradleak.core.registry import find, registered
 from gradleak.datasets.row_numbers import read_numbers
 from gradleak.records import flags
 from gradleak.records.plain import to_plain
-from gradleak.records.published import Batch, Cell, Mark, MetricKind, Published, Source
+from gradleak.records.published import (
+    Mark,
+    MetricKind,
+    Published,
+    PublishedBatch,
+    PublishedCell,
+    Source,
+)
 from gradleak.records.run_folder import FILE, read_plan
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record
 from gradleak.records.store import read_record
@@ -25,7 +32,7 @@ ROWS = re.compile(r"(?<=[:,])rows=(\[[^]]*\]|[^,]*),?")  # in a data set on one 
 
 def publish_runs(run: Path) -> list[Published]:
     """What can be published of a run: a study, or a folder of studies, each by its name."""
-    found: dict[Path, list[Cell]] = {}
+    found: dict[Path, list[PublishedCell]] = {}
     for path in record_paths(run):
         record = read_record(path)
         _refuse_private(record, path)
@@ -80,9 +87,9 @@ def _rows(record: Record, path: Path) -> list[int]:
     return rows
 
 
-def _cells(record: Record, axes: Mapping[str, str], rows: Sequence[int]) -> Iterator[Cell]:
+def _cells(record: Record, axes: Mapping[str, str], rows: Sequence[int]) -> Iterator[PublishedCell]:
     for attack in record.attacks.values():
-        yield Cell(
+        yield PublishedCell(
             axes=dict(axes),
             setting=_setting(record),
             attack=_without_folders(attack.spec),
@@ -130,7 +137,7 @@ def _is_local(text: str) -> bool:
     )
 
 
-def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Iterator[Batch]:
+def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Iterator[PublishedBatch]:
     source = Source(
         created=record.created,
         machine={key: record.machine[key] for key in ("device", "name") if key in record.machine},
@@ -147,7 +154,7 @@ def _batches(record: Record, attack: AttackRecord, rows: Sequence[int]) -> Itera
         draw, secret = divmod(number, record.data.batches)
         here = slice(number * size, (number + 1) * size)
         examples = attack.examples[here]
-        yield Batch(
+        yield PublishedBatch(
             rows=tuple(rows[here]),
             place=chosen[secret * size] if chosen else secret * size,
             draw=draw,
