@@ -305,7 +305,7 @@ def test_what_learns_is_begun_where_it_does_not_fit_unless_it_kept_nothing(
     fill(world, 400, [one])
     assert len(world.attacked) == 3
     # Every look finds other checkpoints
-    monkeypatch.setattr(minutes, "_learnt", lambda folder: object())
+    monkeypatch.setattr(minutes, "find_fits", lambda folder: object())
     fill(world, 700, [one])
     fill(world, 700, [one])
     assert len(world.attacked) == 5
