@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradleak.datasets.made_up import Shapes
+from gradleak.priors.picture_priors import Grey, MeanPicture, load_generator
+from gradleak.targets.image_networks import TinyImage
+from gradleak.training.picture_models import GeneratorTraining, stacked, train_generator
 
 from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.attacks.recipes.dlg import Dlg
@@ -16,22 +20,16 @@ from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli import main
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
-from gradleak.core.prior import NoWords
+from gradleak.core.prior import NoWords, pick
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.datasets.shapes import Shapes
-from gradleak.priors.drawing import pick
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.priors.generator import load_generator
-from gradleak.priors.mean_picture import Grey, MeanPicture
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.scores import gain_of
 from gradleak.records.settings import settings_of, worst_score, worst_values
 from gradleak.records.store import read_record
 from gradleak.records.summary import Column, Columns, columns_of, read_summaries, record_paths
 from gradleak.report.verdict import write_worst_case
-from gradleak.targets.lenet import TinyImage
-from gradleak.training.generator import GeneratorTraining, stacked, train_generator
 
 TAG = Tag()
 TWO = ["tag:steps=3", "dlg:steps=3"]

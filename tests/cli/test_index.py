@@ -16,7 +16,7 @@ from gradleak.cli.command import FILE, KINDS, check_line, read_index
 from gradleak.cli.write_index import index_text
 from gradleak.core import registry
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.core.specs import resolve
 from gradleak.study import axes
 
@@ -138,7 +138,7 @@ def test_what_may_be_right_is_let_through(
 def test_a_component_that_a_program_has_registered_is_let_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(registry._registry["view"], "mine", registered("view")["everything"])
+    monkeypatch.setitem(registry._registry["view"], "mine", list_registered("view")["everything"])
     check_line("view", "mine")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from gradleak.training.classifier_scores import intervals
+from gradleak.training.fine_tuning import FineTuning
 
 from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError, RunFailed
@@ -23,8 +25,6 @@ from gradleak.study.leak_and_utility import (
     read_chain,
     run_tradeoff,
 )
-from gradleak.training.finetune import FineTuning
-from gradleak.training.scores import intervals
 
 DEFENSES = ("none", "sign", "dp_sgd")
 

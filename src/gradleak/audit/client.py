@@ -17,7 +17,7 @@ from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.datasets.selection import read_numbers
 
 PROBLEMS = 10  # that are listed where more are wrong
 
@@ -172,12 +172,12 @@ def look(
         batch_size=len(private.examples),
         defenses=spec.defenses,
     )
-    return Observation(index, (Round(target, seen),), knows.limited_to(spec.granted), spec.protocol)
+    return Observation(index, (Round(target, seen),), knows.limit_to(spec.granted), spec.protocol)
 
 
 def hand_over(spec: AuditSpec, attack: Attack, observation: Observation) -> Observation:
     """What an attack gets of an observation: the facts it requires or uses, and the defense."""
-    return observation.limited_to(spec.facts_for(attack) | {Fact.DEFENSE})
+    return observation.limit_to(spec.facts_for(attack) | {Fact.DEFENSE})
 
 
 def update_norm(observation: Observation) -> float:

@@ -10,7 +10,7 @@ import typer
 from gradleak.cli.command import check_line, read_index
 from gradleak.cli.options import Change, Device, option, resolve_device
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered, unknown_component, unknown_field
+from gradleak.core.registry import list_registered, unknown_component, unknown_field
 from gradleak.report.numbers import write_count, write_duration
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:
 
 def _check_mapping(kind: str, described: dict[Any, Any]) -> None:
     name, known = described.get("name"), read_index()[kind]
-    if not isinstance(name, str) or name in registered(kind):
+    if not isinstance(name, str) or name in list_registered(kind):
         # Without a name it is refused later, and what a program registered is looked at then
         return
     if name not in known:

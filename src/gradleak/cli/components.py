@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from gradleak.cli.command import KINDS, ComponentEntry, read_index
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 
 
 def complete_kind(incomplete: str) -> list[str]:

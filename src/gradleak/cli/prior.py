@@ -45,8 +45,7 @@ def train(
     goes on from the last epoch."""
     import torch
 
-    from gradleak.training.corpus import read_corpus
-    from gradleak.training.prior import PriorTraining, train_prior
+    from gradleak.training.language_model_prior import PriorTraining, read_corpus, train_prior
 
     feed_forward = int(width * 2.7) // 32 * 32
     settings = PriorTraining(
@@ -82,7 +81,7 @@ def evaluate(
     from gradleak.audit.spec import read
     from gradleak.core.prior import PriorSpec
     from gradleak.targets import resolve_target
-    from gradleak.training.corpus import read_corpus
+    from gradleak.training.language_model_prior import read_corpus
 
     opened = resolve_target(target).open(torch.device(resolve_device(device)))
     tables = read_corpus(corpus, _tokenizer(target), 64).held_out
@@ -112,7 +111,7 @@ def pack(
     body_bits: Annotated[int, option("Of all other matrices. [6]")] = 6,
 ) -> None:
     """Writes a trained prior in a few bits a weight, as the shipped one is."""
-    from gradleak.training.packing import pack_prior
+    from gradleak.priors.english import pack_prior
 
     size = pack_prior(folder, out, embedding_bits, body_bits)
     typer.echo(f"{out}: {size / 1e6:.2f} MB")
@@ -157,7 +156,7 @@ def pictures(
     import torch
 
     from gradleak.datasets import resolve_dataset
-    from gradleak.training.generator import RATES, GeneratorTraining, stacked, train_generator
+    from gradleak.training.picture_models import RATES, GeneratorTraining, stacked, train_generator
 
     if how not in RATES:
         raise GradleakError(f"--how {how}: a generator is trained as {' or '.join(RATES)}.")

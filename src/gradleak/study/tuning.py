@@ -17,9 +17,8 @@ import torch
 
 from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Attack, Display
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
 from gradleak.core.metric import Metric
-from gradleak.core.registry import did_you_mean
 from gradleak.core.specs import list_fields, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.datasets import TuningPart, resolve_dataset
