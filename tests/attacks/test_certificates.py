@@ -118,7 +118,7 @@ def test_exact_gradients_are_those_of_plain_autograd(
             assert float(mine.products(mine)) == pytest.approx(
                 float(tensor.square().sum()), abs=1e-12 * size
             )
-            assert float(mine.paired(mine)) == pytest.approx(
+            assert float(mine.pair_up(mine)) == pytest.approx(
                 float(mine.products(mine)), abs=1e-12 * size
             )
 

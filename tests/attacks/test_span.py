@@ -23,8 +23,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.matching.additive import additive_of
-from gradleak.matching.inputs import ModuleInputs, first_inputs, visible_linear_parts
+from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer

@@ -22,8 +22,8 @@ from gradleak.defenses.sign import Sign
 from gradleak.defenses.top_k import TopK
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.distances import WrongSigns, WrongSignSquares
-from gradleak.matching.matcher import FactoredMatcher
-from gradleak.matching.survivors import Sparse
+from gradleak.matching.factored import FactoredMatcher
+from gradleak.matching.terms import Sparse
 
 TEXTS = ("the cat is red .", "my phone number is five .")
 OTHER = ("we owes the bank .", "she left")
@@ -299,8 +299,8 @@ def test_where_few_entries_are_left_only_these_are_computed(
     )
     assert isinstance(few, FactoredMatcher)
     assert isinstance(many, FactoredMatcher)
-    assert any(isinstance(one, Sparse) for one in few._sums.observed)
-    assert not any(isinstance(one, Sparse) for one in many._sums.observed)
+    assert any(isinstance(one, Sparse) for one in few.observed)
+    assert not any(isinstance(one, Sparse) for one in many.observed)
 
 
 def test_updates_under_different_defenses_are_not_read_alike(

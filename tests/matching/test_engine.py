@@ -15,8 +15,9 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
+from gradleak.matching.factored import FactoredMatcher
 from gradleak.matching.factors import Thin
-from gradleak.matching.matcher import FactoredMatcher, SimulatedMatcher
+from gradleak.matching.matcher import SimulatedMatcher
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
 from gradleak.views import Everything, Parts
@@ -127,7 +128,7 @@ def test_it_agrees_where_the_observed_gradients_are_kept_as_thin_factors(
     observations = [observe(target, texts, index=place) for place, texts in enumerate(SHORT)]
     matcher = for_observations(observations, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert any(isinstance(seen, Thin) for seen in matcher._sums.observed)
+    assert any(isinstance(seen, Thin) for seen in matcher.observed)
     assert_agree(observations, distance)
 
 
@@ -145,7 +146,7 @@ def test_it_agrees_on_a_noisy_update_which_has_no_thin_factors(
     unaware = [one.limited_to(set(Fact) - {Fact.DEFENSE}) for one in noisy]
     matcher = for_observations(unaware, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert not any(isinstance(seen, Thin) for seen in matcher._sums.observed)
+    assert not any(isinstance(seen, Thin) for seen in matcher.observed)
     batch = candidates(noisy)
     assert_agree(unaware, distance, batch)
 
@@ -296,7 +297,7 @@ def test_it_agrees_on_a_slice_that_is_left_to_autograd(
     ]
     matcher = for_observations(observations, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert matcher._sums.plan.by_autograd == tuple(
+    assert matcher.plan.by_autograd == tuple(
         f"transformer.h.0.attn.c_attn.weight[{part}]" for part in ("query", "value")
     )
     assert_agree(observations, distance)
@@ -310,7 +311,7 @@ def test_only_what_is_seen_is_computed(
     )
     assert isinstance(matcher, FactoredMatcher)
     assert matcher.names == ("transformer.h.1.attn.c_attn.weight[query]",)
-    assert matcher._sums.plan.modules == ("transformer.h.1.attn.c_attn",)
+    assert matcher.plan.modules == ("transformer.h.1.attn.c_attn",)
 
 
 def test_an_observation_with_nothing_to_match_is_refused_among_others(
@@ -426,7 +427,7 @@ def test_a_shared_table_goes_to_autograd_and_linear_layers_do_not(
 ) -> None:
     matcher = for_observations([observe(random_target("MPNet"))], Cosine())
     assert isinstance(matcher, FactoredMatcher)
-    assert matcher._sums.plan.by_autograd == ("mpnet.encoder.relative_attention_bias.weight",)
+    assert matcher.plan.by_autograd == ("mpnet.encoder.relative_attention_bias.weight",)
 
 
 def test_plain_asks_for_the_reference(tiny: Target, observe: Observe) -> None:

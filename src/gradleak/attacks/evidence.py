@@ -18,7 +18,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.inputs import matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import find_singular_values
-from gradleak.matching.rounding import cancelled_share, mixed_sum_error, singular_floor
+from gradleak.matching.precision import cancelled_share, mixed_sum_error, singular_floor
 
 # A row this many times above the quiet rows' size was touched by the batch.
 ABOVE_FLOOR = 10.0

@@ -37,7 +37,7 @@ from gradleak.matching.chunking import (
 )
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import decompose
-from gradleak.matching.rounding import signal_floor
+from gradleak.matching.precision import signal_floor
 
 
 class SpanDistance:

@@ -20,7 +20,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import in_words
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, kind_of
+from gradleak.matching.kinds import Kind, kind_of
 
 # Of the memory that is left, for one piece: the rest is for what lies beside it, and for fragments
 ROOM = 0.5
@@ -76,10 +76,10 @@ class Chunks:
                 self._halve(error)
                 continue
             if found is None:
-                found = _filled(missing.to(made), rows, candidates)
+                found = _fill(missing.to(made), rows, candidates)
             found[kept, some] = made
             row, first = (kept.stop, 0) if some.stop == candidates else (row, some.stop)
-        return _filled(missing, rows, candidates) if found is None else found
+        return _fill(missing, rows, candidates) if found is None else found
 
     def _halve(self, error: Exception) -> None:
         if not _out_of_memory(error) or self.size == 1:
@@ -90,7 +90,7 @@ class Chunks:
         warnings.warn(f"Out of memory: going on with pieces of {self.size}.", stacklevel=4)
 
 
-def _filled(missing: Tensor, rows: int, candidates: int) -> Tensor:
+def _fill(missing: Tensor, rows: int, candidates: int) -> Tensor:
     return missing.expand(rows, candidates, *missing.shape).clone()
 
 

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, Use, call_shapes, captured, kind_of
-from gradleak.matching.plan import owners_of
+from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
+from gradleak.matching.kinds import Kind, Use, compute_terms, kind_of, leave_out_padding, owners_of
 
 ROWS_AT_ONCE = 1024  # of an observed matrix, turned to double precision
 PRODUCTS_AT_ONCE = 2**23  # of tokens with tokens
@@ -51,7 +50,7 @@ class Gradients(ABC):
         """Those of some sentences."""
 
     @abstractmethod
-    def paired(self, other: "Gradients") -> Float[Tensor, "sentences"]:
+    def pair_up(self, other: "Gradients") -> Float[Tensor, "sentences"]:
         """The product of each with the other's at the same place; with itself, the squared
         norms."""
 
@@ -85,7 +84,7 @@ class OuterSums(Gradients):
             )
         return torch.cat(rows)
 
-    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
         return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
 
@@ -118,7 +117,7 @@ class Lookups(Gradients):
             rows.append((torch.einsum("stx,oux->sotu", deltas, other.deltas) * alike).sum((2, 3)))
         return torch.cat(rows)
 
-    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
         alike = self.ids[:, :, None] == other.ids[:, None, :]
         return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
@@ -145,7 +144,7 @@ class Vectors(Gradients):
         assert isinstance(other, Vectors)
         return self.values @ other.values.mT
 
-    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Vectors)
         return (self.values * other.values).sum(1)
 
@@ -212,23 +211,14 @@ class ExactGradients:
         wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
         copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
         with torch.enable_grad():
-            with captured(modules, len(batch.mask)) as uses:
+            with capture_calls(modules, len(batch.mask)) as noted:
                 losses = target.losses(batch, copies)
-            outputs = [use.output for name in uses.calls for use in uses.calls[name]]
-            slopes = iter(
-                torch.autograd.grad(
-                    losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True
-                )
-                if outputs
-                else ()
-            )
-            calls = {name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls}
-            found = dict(self._by_form(target, calls))
+            calls = find_slopes(losses.sum(), noted, again=bool(copies))
+            with torch.no_grad():
+                found = dict(self._by_form(target, calls))
             return found | dict(self._by_autograd(losses, copies)), losses.detach()
 
-    def _by_form(
-        self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]
-    ) -> Iterator[tuple[str, Gradients]]:
+    def _by_form(self, target: Target, calls: Slopes) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
             if part.name not in self.places:
                 continue
@@ -239,13 +229,10 @@ class ExactGradients:
                 continue
             deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).double()
             if kind is Kind.EMBEDDING:
-                assert isinstance(module, nn.Embedding)
                 ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
-                if module.padding_idx is not None:
-                    deltas = deltas * (ids != module.padding_idx)[..., None]
-                yield part.name, Lookups(ids, deltas)
+                yield part.name, Lookups(ids, leave_out_padding(module, ids, deltas))
                 continue
-            inputs = torch.cat([_by_token(use.inputs.detach()) for use, _ in used], dim=1).double()
+            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).double()
             cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
             yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
 
@@ -280,17 +267,8 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
 def _short(
     part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]
 ) -> Vectors:
-    """The gradient of a bias (Σδ) or of a norm's weight (Σ δ∘x̂)."""
-    values, sizes = list[Tensor](), list[Tensor]()
-    for use, slope in used:
-        terms = slope
-        if isinstance(module, nn.LayerNorm) and part.parameter.endswith("weight"):
-            terms = slope * F.layer_norm(
-                use.inputs.detach(), module.normalized_shape, eps=module.eps
-            )
-        elif kind is Kind.RMS_NORM:
-            terms = slope * use.output.detach() / module.get_parameter("weight")
-        cut = part.of(_by_token(terms).double())
-        values.append(cut.sum(1))
-        sizes.append(cut.norm(dim=2).sum(1))
-    return Vectors(torch.stack(values).sum(0), torch.stack(sizes).sum(0))
+    """The gradient of a bias or of a norm's weight."""
+    terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
+    cuts = [part.of(_by_token(one).double()) for one in terms]
+    values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
+    return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))

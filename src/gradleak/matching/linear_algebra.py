@@ -5,7 +5,7 @@ Each library's driver fails on some finite matrix (MKL's divide and conquer does
 symmetric matrix most of whose rows are zero, with one thread, and does with two). So everything
 ill-conditioned comes through here: rows and columns that are zero are taken out first, the rest is
 brought to a size of one and decomposed in double precision, the answer is tried on a few random
-vectors, and where it is none another driver is asked. What counts as zero is in rounding.py.
+vectors, and where it is none another driver is asked. What counts as zero is in precision.py.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-from gradleak.matching.rounding import backward_error_bound, gram_error_bound, unit_rounding
+from gradleak.matching.precision import backward_error_bound, gram_error_bound, unit_rounding
 
 Answer = TypeVar("Answer")
 Driver = Callable[[Tensor], Answer]  # takes a matrix in double precision, with leading axes
@@ -55,7 +55,7 @@ def find_eigenvectors(
     matrix = require_finite(symmetric, "eigenvectors")
     live = _live(matrix, -1)
     count = int(live.sum())
-    unit, scale = bring_to_unit_size(_kept(matrix, live, live))
+    unit, scale = bring_to_unit_size(_select(matrix, live, live))
     values, vectors = (
         _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors") if count else _nothing(unit)
     )
@@ -80,7 +80,7 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
     missing = most - few
     all_left = len(rows) - height < missing
     all_right = complete or len(columns) - width < missing
-    unit, scale = bring_to_unit_size(_kept(wide, rows, columns))
+    unit, scale = bring_to_unit_size(_select(wide, rows, columns))
     if few:
         drivers = _SINGULAR_DRIVERS[all_left or all_right]
         left, values, right = _first_sound(unit, drivers, _is_singular, "singular values")
@@ -92,8 +92,8 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
         )
     values = values * scale[..., 0]
     if height < len(rows) or width < len(columns):
-        left = _embedded(left, rows)[..., :most]
-        right = _embedded(right.mT, columns).mT
+        left = _embed(left, rows)[..., :most]
+        right = _embed(right.mT, columns).mT
         values = torch.cat([values, values.new_zeros(*values.shape[:-1], missing)], dim=-1)
     return Singular(left[..., :most], values, right if complete else right[..., :most, :])
 
@@ -104,7 +104,7 @@ def find_singular_values(
     """Singular values alone, falling, in double precision."""
     wide = require_finite(matrix, "singular values")
     rows, columns = _live(wide, -1), _live(wide, -2)
-    unit, scale = bring_to_unit_size(_kept(wide, rows, columns))
+    unit, scale = bring_to_unit_size(_select(wide, rows, columns))
     most, few = min(wide.shape[-2:]), min(unit.shape[-2:])
     values = unit.new_zeros(*unit.shape[:-2], most)
     if few:
@@ -164,7 +164,7 @@ def solve_least_squares(
     solution = whole.new_zeros(columns.shape[1], sides.shape[1])
     if not rows.any():
         return LeastSquares(solution.to(columns.device), 0)
-    live, scale = bring_to_unit_size(_kept(whole, rows, unknowns))
+    live, scale = bring_to_unit_size(_select(whole, rows, unknowns))
     limit = backward_error_bound(max(live.shape), live.dtype) if cutoff is None else cutoff
     problem = _Problem(sides[rows], limit)
     found, rank = _first_sound(live, problem.drivers(), problem.is_solved, "least squares")
@@ -223,7 +223,7 @@ def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor
 def count_rank(
     values: Float[Tensor, "*lead values"], floor: float | Tensor
 ) -> Shaped[Tensor, "*lead"]:
-    """How many singular values are above what counts as zero (rounding.py says what that is)."""
+    """How many singular values are above what counts as zero (precision.py says what that is)."""
     above = torch.as_tensor(floor, dtype=values.dtype, device=values.device)
     return (values > above[..., None]).sum(-1) if above.ndim else (values > above).sum(-1)
 
@@ -247,7 +247,7 @@ def _live(matrix: Tensor, axis: int) -> Bool[Tensor, "places"]:
     return found.flatten(0, -2).any(0) if found.ndim > 1 else found
 
 
-def _kept(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _select(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     if bool(rows.all()) and bool(columns.all()):
         return matrix
     return matrix[..., rows, :][..., columns]
@@ -281,7 +281,7 @@ def _all_of(matrix: Tensor, size: int) -> Tensor:
 def _with_zeros(values: Tensor, vectors: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvectors of the whole matrix: a unit vector with value zero for every row that was
     left out, in their order."""
-    whole = _embedded(vectors, live)
+    whole = _embed(vectors, live)
     padded = torch.cat(
         [values, values.new_zeros(*values.shape[:-1], len(live) - values.shape[-1])], dim=-1
     )
@@ -289,7 +289,7 @@ def _with_zeros(values: Tensor, vectors: Tensor, live: Tensor) -> tuple[Tensor, 
     return padded.gather(-1, order), whole.gather(-1, order[..., None, :].expand(whole.shape))
 
 
-def _embedded(columns: Tensor, live: Tensor) -> Tensor:
+def _embed(columns: Tensor, live: Tensor) -> Tensor:
     """Columns over the live places put in their places, and a unit vector for each other place
     after them."""
     count, lead = columns.shape[-1], columns.shape[:-2]

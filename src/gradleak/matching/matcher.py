@@ -1,29 +1,32 @@
-"""Distances from observed updates to the gradients of candidate batches: the factored fast form,
-and the plain reference."""
+"""Distances from observed updates to the gradients of candidate batches, and the plain reference:
+the client's own code, run once a candidate."""
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
-from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import adapted, common_channel, noise_squares, rounding_stds
-from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
+from gradleak.matching.adaptation import (
+    WHOLE,
+    Reading,
+    certainties,
+    common_channel,
+    likely_signal,
+    noise_squares,
+    ordinary_candidates,
+    rounding_stds,
+)
 from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
 from gradleak.matching.distances import LEAST_SIGNAL, Distance, Statistics
-from gradleak.matching.factored import FactoredSums
-from gradleak.matching.plan import make_plan, matchable
-from gradleak.matching.readings import WHOLE, Reading
-from gradleak.matching.rounding import cancelled_share
+from gradleak.matching.precision import cancelled_share
 from gradleak.matching.terms import vector_sums
 
 
@@ -32,16 +35,19 @@ class Matcher(ABC):
     examples, tokens(, hidden)]."""
 
     def __init__(
-        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]
+        self,
+        observations: Sequence[Observation],
+        distance: Distance,
+        names: tuple[str, ...],
+        reading: Reading = WHOLE,
     ) -> None:
         self.target: Target = observations[0].target
-        self.distance = distance
-        self.names = names
-        observed = _stacked(observations, names)
+        self.distance, self.names, self.reading = distance, names, reading
+        observed = stack_observed(observations, names)
         self.observed_squared = torch.stack(
             [observed[name].flatten(1).square().sum(1) for name in names], dim=1
         )
-        self.weights = _weights(observations, observed)
+        self.weights = weigh_tensors(observations, observed)
         self.noise_squared = torch.zeros_like(self.weights)
         self.signal_squared = self.observed_squared
         self.pass_cost = cost_of(self.target)
@@ -56,7 +62,7 @@ class Matcher(ABC):
         back."""
         return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
-    def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
+    def take_off_noise(self, observations: Sequence[Observation]) -> None:
         """Lets the distance know how much of every tensor is noise, or likely to be what
         rounding at random added."""
         known = self.weights.new_tensor(
@@ -67,16 +73,14 @@ class Matcher(ABC):
         )
         if not bool(known.any()) and levels is None:
             return
-        observed = [tensor.flatten(1) for tensor in _stacked(observations, self.names).values()]
+        seen, entrywise = stack_observed(observations, self.names), self.reading.entrywise
+        observed = [tensor.flatten(1) for tensor in seen.values()]
         stds = known[:, None].expand_as(self.weights)
         if levels is not None:
-            rounded = [rounding_stds(tensor, levels, reading.entrywise) for tensor in observed]
+            rounded = [rounding_stds(tensor, levels, entrywise) for tensor in observed]
             stds = torch.hypot(stds, torch.stack(rounded, dim=1))
-        squares = [
-            noise_squares(*pair, reading.entrywise)
-            for pair in zip(observed, stds.unbind(1), strict=True)
-        ]
-        self.noise_squared = torch.stack(squares, dim=1)
+        pairs = zip(observed, stds.unbind(1), strict=True)
+        self.noise_squared = torch.stack([noise_squares(*pair, entrywise) for pair in pairs], dim=1)
         if self.distance.by_certainty:
             self.signal_squared = self.expected_signal(stds)
             self.weights = self.weights * certainties(self.signal_squared, stds)
@@ -102,11 +106,8 @@ class Matcher(ABC):
     def take(self, places: Int[Tensor, "some"]) -> "Matcher":
         """The same for some of the observations."""
         part = copy.copy(self)
-        part.observed_squared, part.weights = self.observed_squared[places], self.weights[places]
-        part.noise_squared, part.signal_squared = (
-            self.noise_squared[places],
-            self.signal_squared[places],
-        )
+        for name in ("observed_squared", "weights", "noise_squared", "signal_squared"):
+            setattr(part, name, getattr(self, name)[places])
         return part
 
     def distances(
@@ -127,37 +128,6 @@ class Matcher(ABC):
         )
 
 
-class FactoredMatcher(Matcher):
-    """For updates that are one gradient: nothing of a weight matrix's size is built unless the
-    distance needs it."""
-
-    def __init__(
-        self,
-        observations: Sequence[Observation],
-        distance: Distance,
-        names: tuple[str, ...],
-        reading: Reading = WHOLE,
-    ) -> None:
-        plan = make_plan(observations[0].target, names)
-        super().__init__(observations, distance, plan.names)
-        self._sums = FactoredSums(
-            self.target, plan, _stacked(observations, plan.names), distance.residuals, reading
-        )
-
-    def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        return self._sums(batch, rows)
-
-    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
-        passed = self.pass_cost.bytes(examples, tokens, GRADIENTS_AND_BACK if slope else GRADIENTS)
-        return passed + self._sums.bytes_beside(examples * tokens, slope)
-
-    def take(self, places: Int[Tensor, "some"]) -> "FactoredMatcher":
-        part = super().take(places)
-        assert isinstance(part, FactoredMatcher)
-        part._sums = self._sums.take(places)
-        return part
-
-
 class SimulatedMatcher(Matcher):
     """For any protocol: runs the client's own computation once a candidate and compares what
     comes out before any defense."""
@@ -169,9 +139,8 @@ class SimulatedMatcher(Matcher):
         names: tuple[str, ...],
         reading: Reading = WHOLE,
     ) -> None:
-        super().__init__(observations, distance, names)
+        super().__init__(observations, distance, names, reading)
         self.observations = observations
-        self.reading = reading
 
     def take(self, places: Int[Tensor, "some"]) -> "SimulatedMatcher":
         part = super().take(places)
@@ -202,7 +171,7 @@ class SimulatedMatcher(Matcher):
         sent = observation.undefended(batch, rngs).scaled(sizes).tensors
         pairs = []
         for name in self.names:
-            seen = _seen(observation, self.target.part(name)).flatten()
+            seen = show_part(observation, self.target.part(name)).flatten()
             # What this observation does not show has weight zero: any gradient will do.
             gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
             pairs.append(
@@ -215,52 +184,7 @@ class SimulatedMatcher(Matcher):
         )
 
 
-def for_observations(
-    observations: Sequence[Observation],
-    distance: Distance,
-    plain: bool = False,
-    keep_silent: bool = False,
-    adaptive: bool = True,
-    unroll: bool = True,
-) -> Matcher:
-    """The fastest matcher that is right for these observations; `plain` asks for the reference
-    instead.
-
-    Where a defense is known, distance and reading are fitted to what it did, unless not `adaptive`.
-    Of several local steps, `unroll` goes through each; otherwise the update is taken for one
-    averaged gradient.
-
-    `keep_silent` matches tensors without signal too, as LAMP's released code does: only for
-    comparison with it.
-    """
-    target = observations[0].target
-    if any(observation.target is not target for observation in observations):
-        raise GradleakError("Observations of different models cannot be attacked in one pass.")
-    seen = dict.fromkeys(
-        name for observation in observations for name in observation.update.tensors
-    )
-    names = matchable(target, seen, keep_silent)
-    if not all(set(names) & set(observation.update.tensors) for observation in observations):
-        raise GradleakError(
-            "Nothing in the visible update can be matched: only word embeddings, or tensors without"
-            " signal, are seen."
-        )
-    channel = common_channel(observations)
-    averaged = not unroll and not plain
-    if averaged and any(observation.protocol.sizes_lost for observation in observations):
-        channel = replace(channel, signs_only=True)
-    fitting, reading = adapted(distance, channel) if adaptive else (distance, WHOLE)
-    one_gradient = all(observation.protocol.one_gradient for observation in observations)
-    made = FactoredMatcher if averaged or (one_gradient and not plain) else SimulatedMatcher
-    matcher = made(observations, fitting, names, reading)
-    if keep_silent:
-        matcher.weights = _weights(observations, _stacked(observations, matcher.names), silent=0.0)
-    if adaptive:
-        matcher.take_off_noise(observations, reading)
-    return matcher
-
-
-def _seen(observation: Observation, part: Part) -> Tensor:
+def show_part(observation: Observation, part: Part) -> Tensor:
     """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight
     is then zero too)."""
     shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
@@ -283,16 +207,16 @@ def distance_of_nothing(observation: Observation, distance: Distance) -> Float[T
     return distance.of_nothing(torch.maximum(squares - noise, LEAST_SIGNAL * squares), absolutes)
 
 
-def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
+def stack_observed(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
     """Each tensor as all observations show it, [observations, …]."""
     parts = [observations[0].target.part(name) for name in names]
     return {
-        part.name: torch.stack([_seen(observation, part) for observation in observations])
+        part.name: torch.stack([show_part(observation, part) for observation in observations])
         for part in parts
     }
 
 
-def _weights(
+def weigh_tensors(
     observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float | None = None
 ) -> Float[Tensor, "observations tensors"]:
     """One where a tensor is seen and carries signal, zero elsewhere."""
@@ -306,3 +230,43 @@ def _weights(
     silent = cancelled_share(sizes.dtype) if silent is None else silent
     medians = torch.stack([row[shown].median() for row, shown in zip(sizes, seen, strict=True)])
     return (seen & (sizes > silent * medians[:, None])).to(sizes.dtype)
+
+
+def matchable(target: Target, names: Iterable[str], keep_silent: bool = False) -> tuple[str, ...]:
+    """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero
+    by construction.
+
+    The word embeddings are out: a candidate made of embeddings does not look anything up in them.
+    So is an output layer tied to them: its gradient is the sum of both sides, of which only one can
+    be computed.
+    """
+    unreachable = set(target.groups["word_embedding"]) | (
+        set() if keep_silent else structurally_silent(target)
+    )
+    return tuple(name for name in names if name not in unreachable)
+
+
+def structurally_silent(target: Target) -> set[str]:
+    """Parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for softmax
+    ignores shifts.
+
+    Their rounding noise would count as much as any other tensor in the cosine distance.
+    """
+    probe = target.probe(2, 8, Streams.root("silence", 0).generator())
+    copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
+    with torch.enable_grad():
+        losses = target.losses(probe, copies)
+        # Weighted, so that two examples of opposite labels do not cancel in the head.
+        found = torch.autograd.grad(
+            losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True
+        )
+    gradients = dict(zip(copies, found, strict=True))
+    sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
+    median = sorted(sizes.values())[len(sizes) // 2]
+    slices = {
+        part.name: part.of(gradients[part.parameter])
+        for part in target.parts
+        if part.cut is not None
+    }
+    sizes |= {name: float(gradient.square().mean().sqrt()) for name, gradient in slices.items()}
+    return {name for name, size in sizes.items() if size <= cancelled_share(target.dtype) * median}

@@ -1,25 +1,30 @@
 """The gradient of every client's mean loss, all clients in one pass: what a thousand simulated
 clients would send."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.matching.capture import CHANNELS_FIRST, Kind, Use, call_shapes, captured, kind_of
-from gradleak.matching.convolution import channel_terms, patches
-from gradleak.matching.plan import owners_of
+from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
+from gradleak.matching.kinds import (
+    NORMS,
+    Kind,
+    Use,
+    compute_terms,
+    kind_of,
+    leave_out_padding,
+    owners_of,
+    patches,
+)
 
 # Rows of an embedding table up to which a product with one-hot rows is used: it repeats on a GPU
 SMALL_TABLE = 4096
 LOGITS_IN_CACHE = 4_000_000
-# Each use of a module with the gradient of the loss by its output
-Called = Sequence[tuple[Use, Tensor]]
 
 
 class ClosedForms:
@@ -70,51 +75,40 @@ class ClosedForms:
     def _together(self, batches: Batch) -> Update:
         clients, examples = batches.lead
         with torch.enable_grad():
-            with captured(self.modules, clients * examples) as uses:
+            with capture_calls(self.modules, clients * examples) as noted:
                 total = self.target.losses(batches).mean(1).sum()
-            outputs = [use.output for calls in uses.calls.values() for use in calls]
-            deltas = iter(torch.autograd.grad(total, outputs, materialize_grads=True))
-        calls = {name: [(use, next(deltas)) for use in noted] for name, noted in uses.calls.items()}
+            calls = find_slopes(total, noted)
         with torch.no_grad():
             return Update({name: self._gradient(name, calls, clients) for name in self.owners})
 
-    def _gradient(self, name: str, calls: Mapping[str, Called], clients: int) -> Tensor:
+    def _gradient(self, name: str, calls: Slopes, clients: int) -> Tensor:
         """Summed over all the places where a parameter is used."""
         found = None
         for module_name, attribute in self.owners[name]:
             for use, delta in calls.get(module_name, ()):
-                one = self._one(
-                    module_name, attribute, use.inputs.detach(), use.output.detach(), delta, clients
-                )
+                one = self._sum_use(module_name, attribute, use, delta, clients)
                 found = one if found is None else found + one
         value = self.target.parameters[name]
         return value.new_zeros(clients, *value.shape) if found is None else found
 
-    def _one(
-        self,
-        module_name: str,
-        attribute: str,
-        inputs: Tensor,
-        output: Tensor,
-        delta: Tensor,
-        clients: int,
+    def _sum_use(
+        self, module_name: str, attribute: str, use: Use, delta: Tensor, clients: int
     ) -> Tensor:
+        """One use of a parameter, summed over the examples and places of each client."""
         module, kind = self.modules[module_name], self.kinds[module_name]
-        if kind in CHANNELS_FIRST:
-            return _of_channels(module, kind, attribute, inputs, delta, clients)
+        if attribute == "bias" or kind in NORMS:
+            terms = compute_terms(module, kind, attribute, use, delta)
+            return terms.reshape(clients, -1, terms.shape[-1]).sum(1)
+        inputs = use.inputs
+        if kind is Kind.CONV2D:
+            inputs, delta = patches(module, inputs), delta.flatten(2).mT
         rows = delta.reshape(clients, -1, delta.shape[-1])
-        if attribute == "bias":
-            return rows.sum(1)
         if kind is Kind.EMBEDDING:
             return _lookup(module, inputs.reshape(clients, -1), rows)
-        if kind is Kind.LAYER_NORM:
-            assert isinstance(module, nn.LayerNorm)
-            inputs = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-            return (rows * inputs.reshape(rows.shape)).sum(1)
-        if kind is Kind.RMS_NORM:
-            return (rows * output.reshape(rows.shape) / module.get_parameter("weight")).sum(1)
         inputs = inputs.reshape(clients, -1, inputs.shape[-1])
-        return inputs.mT @ rows if kind is Kind.CONV1D else rows.mT @ inputs
+        if kind is Kind.CONV1D:
+            return inputs.mT @ rows
+        return (rows.mT @ inputs).view(clients, *module.get_parameter("weight").shape)
 
 
 class ByTransform:
@@ -151,25 +145,10 @@ def per_client(target: Target, names: Sequence[str] | None = None) -> ClosedForm
         return ByTransform(target)
 
 
-def _of_channels(
-    module: nn.Module, kind: Kind, attribute: str, inputs: Tensor, delta: Tensor, clients: int
-) -> Tensor:
-    """The gradient of a convolution, or of a norm of channels, summed over the examples and
-    places of each client."""
-    if kind is Kind.CONV2D and attribute == "weight":
-        seen, rows = patches(module, inputs), delta.flatten(2).mT
-        seen, rows = (one.reshape(clients, -1, one.shape[-1]) for one in (seen, rows))
-        weight = module.get_parameter("weight")
-        return (rows.mT @ seen).view(clients, *weight.shape)
-    terms = channel_terms(module, attribute, inputs, delta)
-    return terms.reshape(clients, -1, terms.shape[-1]).sum(1)
-
-
 def _lookup(module: nn.Module, ids: Tensor, deltas: Tensor) -> Tensor:
     """The gradient of a table: each looked-up row gets what came back to it."""
     assert isinstance(module, nn.Embedding)
-    if module.padding_idx is not None:
-        deltas = deltas * (ids != module.padding_idx)[..., None]
+    deltas = leave_out_padding(module, ids, deltas)
     clients, size = len(ids), module.num_embeddings
     if size <= SMALL_TABLE:
         rows = torch.arange(size, device=ids.device)

@@ -1,15 +1,19 @@
-"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from the x and δ alone where that
-suffices."""
+"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from x and δ alone if they suffice.
 
+Where few entries of the observed matrix are left, a candidate's gradient is computed at these alone
+(`Sparse`). Where a distance or a reading asks for all entries, the gradient is built in pieces.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from gradleak.matching.adaptation import WHOLE, Reading
 from gradleak.matching.factors import Thin
-from gradleak.matching.readings import WHOLE, Reading
-from gradleak.matching.survivors import Sparse, sparse_sums
 
 Sums = tuple[
     Float[Tensor, "tensors observations candidates"],
@@ -17,6 +21,70 @@ Sums = tuple[
 ]
 # Of a dense gradient: small enough for the cache of a CPU
 ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+# Times fewer than all entries: from there on gathering is quicker than building the whole
+FEW = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """Entries left of matrices [tensors, observations].
+
+    They are filled up with zeros where others have more.
+    """
+
+    outputs: Int[Tensor, "tensors observations entries"]
+    inputs: Int[Tensor, "tensors observations entries"]
+    values: Float[Tensor, "tensors observations entries"]
+
+    def take(self, places: slice | Int[Tensor, "some"]) -> "Sparse":
+        """Returns some of the observations."""
+        return Sparse(self.outputs[:, places], self.inputs[:, places], self.values[:, places])
+
+
+def find_survivors(
+    matrices: Float[Tensor, "tensors observations outputs inputs"],
+) -> Sparse | None:
+    """The entries that are not zero, or none where they are too many for this to pay."""
+    flat = matrices.flatten(2)
+    if int((flat != 0).sum(-1).max()) * FEW > flat.shape[2]:
+        return None
+    places = pad_sequence(
+        [row.nonzero()[:, 0] for row in flat.flatten(0, 1)], batch_first=True, padding_value=-1
+    )
+    places = places.view(*flat.shape[:2], -1)
+    values = flat.gather(2, places.clamp_min(0)) * (places >= 0)
+    return Sparse(
+        places.clamp_min(0) // matrices.shape[3], places.clamp_min(0) % matrices.shape[3], values
+    )
+
+
+def sum_survivors(
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Sparse,
+    residuals: bool,
+) -> tuple[Float[Tensor, "m o c"], Float[Tensor, "m o c"]]:
+    """Over survivors only: of |g − G|² and |g − G|, or of g·G and g²."""
+    first = second = inputs.new_zeros(inputs.shape[:3])
+    at_once = ENTRIES_AT_ONCE.get(inputs.device.type, 2**22) // inputs[..., 0].numel()
+    for piece in torch.split(
+        torch.arange(observed.values.shape[2], device=inputs.device), max(1, at_once)
+    ):
+        seen = observed.values[:, :, None, piece]
+        made = _gather(inputs, observed.inputs[..., piece]) * _gather(
+            deltas, observed.outputs[..., piece]
+        )
+        gradients = made.sum(3) * (seen != 0)
+        one, two = (gradients - seen, None) if residuals else (gradients, seen)
+        first = first + (one.square() if two is None else one * two).sum(-1)
+        second = second + (one.abs() if two is None else one.square()).sum(-1)
+    return first, second
+
+
+def _gather(
+    values: Float[Tensor, "m o c uses d"], places: Int[Tensor, "m o n"]
+) -> Float[Tensor, "m o c uses n"]:
+    return values.gather(-1, places[:, :, None, None].expand(*values.shape[:-1], -1))
 
 
 def outer_angles(
@@ -124,7 +192,7 @@ def outer_sums(
     """The sums for a matrix gradient; it is built only where the distance or the reading asks
     for its entries."""
     if isinstance(observed, Sparse):
-        return sparse_sums(inputs, deltas, observed, residuals)
+        return sum_survivors(inputs, deltas, observed, residuals)
     if residuals:
         return outer_residuals(inputs, deltas, observed, reading)
     inner, squares = outer_angles(inputs, deltas, observed)
@@ -218,7 +286,7 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any
     for start in range(0, rows, step):
         piece = slice(start, min(start + step, rows))
         residual = buffer[: piece.stop - start]
-        seen = None if dense is None else _shared(dense, rows, piece)
+        seen = None if dense is None else _repeat_observed(dense, rows, piece)
         if seen is None:
             torch.bmm(d[piece].mT, x[piece], out=residual)
         elif reading.entrywise:
@@ -228,7 +296,7 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any
         yield piece, residual
 
 
-def _shared(dense: Tensor, rows: int, piece: slice) -> Tensor:
+def _repeat_observed(dense: Tensor, rows: int, piece: slice) -> Tensor:
     """What was seen, for some of the rows: one G for all candidates of an observation, copied
     for no more than these."""
     if len(dense) == rows:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradleak.core.parts import Cut, Part
-from gradleak.matching.capture import Kind, kind_of
+from gradleak.matching.kinds import Kind, kind_of
 
 PATHS = {  # of linear layers within a transformer layer
     "query": (

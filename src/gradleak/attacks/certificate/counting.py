@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradleak.attacks.certificate.contributions import Contributions
 from gradleak.matching.linear_algebra import find_eigenvectors, orthonormalise, solve_least_squares
-from gradleak.matching.rounding import backward_error_bound
+from gradleak.matching.precision import backward_error_bound
 
 CLEAR = 3.0  # floors: what is further away than this does not fit, what is nearer might
 NOT_LARGER = 1.01  # clipping scales down; a little is left to rounding

@@ -300,8 +300,8 @@ class Neighbourhood:
             across = gradients.products(columns.gradients[name]).cpu()
             inner = along - (across * kept[owner]).sum(1)
             products.append(zeros.index_add(0, owner, inner))
-            own = zeros.index_add(0, owner, gradients.paired(gradients).cpu())
-            twice = gradients.take(firsts).paired(gradients.take(lasts)).cpu()
+            own = zeros.index_add(0, owner, gradients.pair_up(gradients).cpu())
+            twice = gradients.take(firsts).pair_up(gradients.take(lasts)).cpu()
             squares.append(own + 2 * twice * (firsts != lasts))
             across_kept = ((kept @ columns.products[number]) * kept).sum(1)
             seen = columns.seen_squared[number]

@@ -25,17 +25,19 @@ from gradleak.attacks.certificate.contributions import Contributions
 from gradleak.attacks.certificate.counting import CLEAR, Occurrences
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.core.target import Target
-from gradleak.matching.additive import (
+from gradleak.matching.exact import Lookups, OuterSums
+from gradleak.matching.inputs import (
     Additive,
+    ModuleInputs,
     additive_of,
     centre,
+    first_inputs,
     squares_normalised,
     squares_of_sums,
+    visible_linear_parts,
 )
-from gradleak.matching.exact import Lookups, OuterSums
-from gradleak.matching.inputs import ModuleInputs, first_inputs, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose
-from gradleak.matching.rounding import signal_floor
+from gradleak.matching.precision import signal_floor
 
 # How far a leverage may be from one for an input to be needed by itself: double precision leaves
 # 1e-10.

@@ -37,7 +37,7 @@ from gradleak.core.prior import Prior
 from gradleak.core.ranges import Count
 from gradleak.core.registry import register
 from gradleak.matching.chunking import BESIDE, Chunks
-from gradleak.matching.rough import rough_products
+from gradleak.matching.precision import rough_products
 
 # Less is no evidence; of an update of 2e7 entries, noise and all, rounding may reach that too.
 NATS = Scale("nats", 1.0)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gradleak.core.defense import Survivors
 from gradleak.core.observation import Observation
-from gradleak.matching.rounding import signal_floor
-from gradleak.matching.row_factor import row_factor, signal_shares
+from gradleak.matching.factors import row_factor, signal_shares
+from gradleak.matching.precision import signal_floor
 
 # The share of a gradient's square along its signs: 0.64 for Gaussian entries, less for some that
 # stand out.

@@ -32,10 +32,10 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
 from gradleak.matching.chunking import FORWARD, FORWARD_AND_BACK, cost_of
+from gradleak.matching.factors import row_factor
 from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
 from gradleak.matching.linear_algebra import factor_gram
-from gradleak.matching.rounding import signal_floor
-from gradleak.matching.row_factor import row_factor
+from gradleak.matching.precision import signal_floor
 
 FLOOR = 1e-13  # of a squared share: what inputs in float32 cannot tell from nothing
 SOLVED = -18.0  # log of the unexplained share (1.5e-8) at which all is explained

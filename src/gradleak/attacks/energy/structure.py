@@ -21,8 +21,9 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, captured, kind_of
+from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import matrix_of, module_of
+from gradleak.matching.kinds import Kind, kind_of
 from gradleak.matching.linear_algebra import decompose, orthonormalise
 
 EXAMPLES, TOKENS = 2, 7  # of the random batch that shows the structure
@@ -84,11 +85,10 @@ def _compute_output_gradients(
     labels = target.any_labels(EXAMPLES, TOKENS)
     names = list(dict.fromkeys(module_of(part) for part in parts))
     modules = {name: target.module.get_submodule(name) for name in names}
-    with captured(modules, EXAMPLES) as uses:
+    with capture_calls(modules, EXAMPLES) as noted:
         loss = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels)).sum()
-    outputs = [uses.calls[name][0].output for name in names]
-    found = dict(zip(names, torch.autograd.grad(loss, outputs), strict=True))
-    deltas = [(part.cut, found[module_of(part)]) for part in parts]
+    calls = find_slopes(loss, noted)
+    deltas = [(part.cut, calls[module_of(part)][0][1]) for part in parts]
     return [delta if cut is None else cut.of(delta, axis=-1) for cut, delta in deltas]
 
 

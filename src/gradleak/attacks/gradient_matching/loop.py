@@ -33,7 +33,7 @@ from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.matching import Distance, Matcher, distance_of_nothing, for_observations
-from gradleak.matching.rough import rough_products
+from gradleak.matching.precision import rough_products
 
 LOSS_EVERY = 50  # steps between entries of the loss trace
 GUESS_EVERY = 500  # steps between kept guesses

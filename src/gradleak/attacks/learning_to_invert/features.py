@@ -18,9 +18,9 @@ from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
-from gradleak.matching.capture import Kind, captured, kind_of
+from gradleak.matching.capture import capture_calls, find_slopes
+from gradleak.matching.kinds import Kind, kind_of, owners_of
 from gradleak.matching.linear_algebra import decompose, invert, orthonormalise
-from gradleak.matching.plan import owners_of
 
 Largest = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
 
@@ -232,16 +232,14 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
     target, tokens = setting.target, batches.mask[..., 0].numel()
     modules = find_matrices(setting)
     used = {module: target.module.get_submodule(module) for module in modules.values()}
-    with torch.enable_grad(), captured(used, tokens) as uses:
+    with torch.enable_grad(), capture_calls(used, tokens) as noted:
         total = target.losses(batches).mean(1).sum()
-        calls = {
-            name: use[0]
-            for name, use in uses.calls.items()
-            if len(use) == 1 and use[0].inputs.ndim == 3
+        once = {
+            name: uses
+            for name, uses in noted.items()
+            if len(uses) == 1 and uses[0].inputs.ndim == 3
         }
-        outputs = [use.output for use in calls.values()]
-        slopes = torch.autograd.grad(total, outputs, materialize_grads=True)
-    deltas = dict(zip(calls, slopes, strict=True))
+        calls = {name: found[0] for name, found in find_slopes(total, once).items()}
     weights = torch.ones(tokens, device=target.device)
     if not target.labels_are_tokens:  # δ is the label's doing: of another class it points elsewhere
         weights = torch.where(batches.labels.flatten() == 0, 1.0, 0.0)
@@ -249,7 +247,8 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
     for name, module in modules.items():
         if module not in calls:
             continue
-        inputs, delta = calls[module].inputs.detach().float(), deltas[module].float()
+        use, slope = calls[module]
+        inputs, delta = use.inputs.detach().float(), slope.float()
         # Its rows are inputs; a linear layer's, outputs
         turned = kind_of(used[module]) is Kind.CONV1D
         if target.labels_are_tokens:

@@ -23,7 +23,7 @@ from gradleak.attacks.learning_to_invert.medium import (
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.pixels import picture_of
 from gradleak.matching.linear_algebra import find_eigenvectors
-from gradleak.matching.rough import products_of_10_bits
+from gradleak.matching.precision import products_of_10_bits
 
 # Of a direction's variance, by which it is divided; 0.5 would make noise as large as signal, and
 # learns worse.

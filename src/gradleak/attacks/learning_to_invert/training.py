@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.matching.rough import products_of_10_bits
+from gradleak.matching.precision import products_of_10_bits
 from gradleak.records.files import write_whole, written_aside
 
 Precision = Literal["float32", "tf32", "bfloat16"]  # of an inverter's products, never of gradients

@@ -20,7 +20,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.matching.inputs import ModuleInputs, matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose_rows, orthonormalise
-from gradleak.matching.rounding import gradient_difference
+from gradleak.matching.precision import gradient_difference
 
 # Singular values under this many units of rounding of the largest are taken as equal: their ratios
 # mean nothing.

@@ -18,8 +18,7 @@ from gradleak.attacks.span.row_space import INSIDE, RowSpace
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.additive import additive_of
-from gradleak.matching.inputs import ModuleInputs, first_inputs
+from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs
 
 SKETCH = 24  # random directions outside of the span that screen all words
 # Of a unit input's miss, in single precision. A true word misses by rounding, some 1e-6, so that

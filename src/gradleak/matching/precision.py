@@ -1,6 +1,8 @@
 """What counts as zero: it follows from the precision, the sizes, the norms and the number of terms,
 never from one machine.
 
+The last two functions say how many digits products keep on a GPU.
+
 With u half the distance between one and the next number, every operation is off by a relative error
 of at most u. From there:
 
@@ -22,10 +24,14 @@ with p of modest growth; its own tests accept up to 50·n·2u, and so does this 
 """
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from gradleak.core.observation import Observation
 
 # Times size times eps: the threshold of LAPACK's own test programs for eigenvalues (sep.in) and
 # svd.in
@@ -105,7 +111,7 @@ def signal_floor(inputs: int, dtype: torch.dtype) -> float:
 
     dW = Σ_t δ_t x_tᵀ was made of a client's x_t. Ours went through sums in another order, and miss
     them by the difference of two computations through sums as long as the layer is wide. Nor is a
-    direction found by way of a Gram matrix in double precision (row_factor.py) better than the root
+    direction found by way of a Gram matrix in double precision (factors.py) better than the root
     of that matrix's own error.
     """
     return max(
@@ -128,3 +134,23 @@ def backward_error_bound(size: int, dtype: torch.dtype) -> float:
     """What a decomposition of a matrix of this size may be off by, as a share of the matrix's
     norm."""
     return LAPACK_ACCEPTS * size * torch.finfo(dtype).eps
+
+
+@contextmanager
+def products_of_10_bits(wanted: bool) -> Iterator[None]:
+    """Within it float32 products on a GPU keep 10 bits, or all of theirs; a CPU makes no
+    difference."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if wanted else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def rough_products(observations: Sequence[Observation]) -> Iterator[None]:
+    """Within it products keep 10 bits if all that was seen is known to be noisy: the noise hides
+    more than that."""
+    with products_of_10_bits(all(observation.channel.noisy for observation in observations)):
+        yield
