@@ -33,8 +33,7 @@ import torch
 from side_by_side import SideBySide
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion
-from gradleak.attacks.learning_to_invert.picture_lessons import read_pictures
+from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion, read_pictures
 from gradleak.attacks.learning_to_invert.training import find_peak_memory
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gradleak.attacks.recipes.dlg import Dlg, Tag
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.recipes.dlg import Dlg
 from gradleak.attacks.recipes.lamp import LampCos
-from gradleak.attacks.recipes.tag import Tag
 from gradleak.attacks.search.hypotheses import Hypothesis
 from gradleak.attacks.search.search_rows import SearchProblem, lay_out
 from gradleak.core.attack import Attack, Bench, Reconstruction

@@ -15,10 +15,12 @@ from gradleak.attacks.learning_to_invert.features import HashedFeatures
 from gradleak.attacks.learning_to_invert.inversion import Inverter, InverterFit
 from gradleak.attacks.learning_to_invert.medium import SeenClients
 from gradleak.attacks.learning_to_invert.simulation import Simulation
-from gradleak.attacks.learning_to_invert.text_attacks import Lti, LtiP, TextInversion
-from gradleak.attacks.learning_to_invert.text_lessons import (
+from gradleak.attacks.learning_to_invert.text_attacks import (
+    Lti,
+    LtiP,
     MarginalTokens,
     RunningText,
+    TextInversion,
     read_texts,
 )
 from gradleak.attacks.learning_to_invert.text_network import (

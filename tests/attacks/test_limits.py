@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradleak.attacks.recipes.dlg import Tag
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words import BagOfWords, Climb
@@ -14,14 +15,12 @@ from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.energy.lexicon import read_first_layer
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.gradient_matching import discrete, starts
-from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.attacks.gradient_matching.polish import WordPolish
+from gradleak.attacks.gradient_matching.discrete import WordPolish
+from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus, LampQuick
-from gradleak.attacks.recipes.tag import Tag
 from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.attacks.search.word_search import WEAKEST, SearchEffort, WordSearch
 from gradleak.attacks.span import Span

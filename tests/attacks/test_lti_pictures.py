@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures, LtiPicturesPaper
-from gradleak.attacks.learning_to_invert.picture_lessons import ChangedPictures, read_pictures
-from gradleak.attacks.learning_to_invert.picture_network import (
+from gradleak.attacks.learning_to_invert.picture_attacks import (
+    ChangedPictures,
+    LtiPictures,
+    LtiPicturesPaper,
     PictureNetwork,
     decorrelate,
     find_scale,
+    read_pictures,
 )
 from gradleak.attacks.learning_to_invert.training import TrainingSchedule
 from gradleak.audit import AuditSpec, run_audit

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.energy.objective import find_needed_layers
-from gradleak.attacks.gradient_matching.polish import find_nearest_words
+from gradleak.attacks.gradient_matching.discrete import find_nearest_words
 from gradleak.attacks.search.hypotheses import Assumptions
 from gradleak.attacks.search.matched import Matched, find_labels
 from gradleak.attacks.search.rematch import Rematch

@@ -6,8 +6,11 @@ import pytest
 import torch
 from side_by_side import SideBySide
 
-from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
-from gradleak.attacks.learning_to_invert.picture_lessons import PublicPictures, read_pictures
+from gradleak.attacks.learning_to_invert.picture_attacks import (
+    LtiPictures,
+    PictureGallery,
+    read_pictures,
+)
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import NoWords
@@ -30,7 +33,7 @@ def target() -> Target:
 
 
 def group_of(
-    target: Target, galleries: list[PublicPictures], attack: LtiPictures = ATTACK
+    target: Target, galleries: list[PictureGallery], attack: LtiPictures = ATTACK
 ) -> SideBySide:
     setting = ClientSetting(TinyImage(), target, FedSGD(), (), Everything(), 1)
     return SideBySide(

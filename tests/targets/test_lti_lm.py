@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradleak.attacks.learning_to_invert.simulation import ClosedForms
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.datasets.wikitext import Wikitext2
-from gradleak.matching.per_client import ClosedForms
 from gradleak.targets.lti_lm import LtiLanguageModel
 
 CPU = torch.device("cpu")

@@ -13,14 +13,16 @@ from gradleak.attacks import evidence
 from gradleak.attacks.search.changes import draw_exchanges, draw_orders, reorder
 from gradleak.attacks.search.hypotheses import MOST_PAIRINGS, Assumptions, Source, pair_labels
 from gradleak.attacks.search.likelihood import compute_nll, order_by_prior
-from gradleak.attacks.search.passes import compute_distances, score_batches, score_in_passes
 from gradleak.attacks.search.search_rows import (
     Candidates,
     Ids,
     Rows,
     SearchProblem,
+    compute_distances,
     group_problems,
     lay_out,
+    score_batches,
+    score_in_passes,
 )
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch

@@ -183,7 +183,7 @@ class SpanContinuous(Attack):
     ) -> list[Reconstruction]:
         rows = lay_out(group)
         distance = SpanDistance([problem.observation for problem in rows.problems])
-        embeddings = _drawn(rows, bench)
+        embeddings = _draw_start(rows, bench)
         chunks = distance.pieces(rows, bench)
         state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(
             embeddings
@@ -227,7 +227,7 @@ def _loss(rows: Rows, distance: SpanDistance, ids: Tensor, row: slice) -> float:
     return float(distance(rows.batch(rows.target.embed(ids[row])[:, None], row), row))
 
 
-def _drawn(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
+def _draw_start(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
     """One draw of the words' size for each row, from its own stream; special tokens in place."""
     drawn = torch.zeros(*rows.mask.shape, rows.target.hidden_size)
     for row, problem in enumerate(rows.problems):

@@ -56,7 +56,7 @@ Observed = Thin | Sparse | Tensor
 
 
 @dataclass(frozen=True)
-class Member:
+class PlannedPart:
     """One parameter, or slice of one, and the module that uses it."""
 
     part: Part
@@ -65,19 +65,19 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class PartGroup:
     """Parameters of one shape whose modules are called alike, so that one stacked operation
     serves them all."""
 
     form: str  # "outer", "lookup" or "vector"
-    members: tuple[Member, ...]
+    members: tuple[PlannedPart, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
     """Groups with a closed form, and the names of the parts left to autograd."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[PartGroup, ...]
     by_autograd: tuple[str, ...]
 
     @property
@@ -99,7 +99,7 @@ def make_plan(target: Target, names: Iterable[str]) -> Plan:
     """Sorts parts into groups by form, shape and calls."""
     shapes = call_shapes(target)
     owners = owners_of(target.module)
-    groups: dict[tuple[object, ...], list[Member]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[PlannedPart]] = defaultdict(list)
     by_autograd = []
     for part in map(target.part, names):
         uses = owners[part.parameter]
@@ -118,9 +118,9 @@ def make_plan(target: Target, names: Iterable[str]) -> Plan:
         calls = (
             module_name if kind is Kind.CONV2D else shapes[module_name] if form != "vector" else ()
         )
-        groups[(form, turned, shape, calls)].append(Member(part, module_name, kind))
+        groups[(form, turned, shape, calls)].append(PlannedPart(part, module_name, kind))
     return Plan(
-        tuple(Group(str(key[0]), tuple(members)) for key, members in groups.items()),
+        tuple(PartGroup(str(key[0]), tuple(members)) for key, members in groups.items()),
         tuple(by_autograd),
     )
 
@@ -222,7 +222,7 @@ class FactoredMatcher(Matcher):
         return replace(batch, ids=None, embeddings=embeddings, labels=labels), wanted
 
     def _group_sums(
-        self, group: Group, observed: Observed, calls: Slopes, shape: torch.Size, rows: slice
+        self, group: PartGroup, observed: Observed, calls: Slopes, shape: torch.Size, rows: slice
     ) -> Sums:
         kept = _take(observed, rows)
         if group.form == "vector":
@@ -240,7 +240,7 @@ class FactoredMatcher(Matcher):
             return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
         return outer_sums(inputs, deltas, kept, self.distance.residuals, self.reading)
 
-    def _lookup_sums(self, group: Group, ids: Tensor, deltas: Tensor, observed: Tensor) -> Sums:
+    def _lookup_sums(self, group: PartGroup, ids: Tensor, deltas: Tensor, observed: Tensor) -> Sums:
         module = self.modules[group.members[0].module]
         assert isinstance(module, nn.Embedding)
         deltas = leave_out_padding(module, ids, deltas)
@@ -256,7 +256,9 @@ class FactoredMatcher(Matcher):
             table.view(m, o, c, -1), observed.flatten(2), self.distance.residuals, self.reading
         )
 
-    def _join_uses(self, member: Member, calls: Slopes, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    def _join_uses(
+        self, member: PlannedPart, calls: Slopes, shape: torch.Size
+    ) -> tuple[Tensor, Tensor]:
         """Inputs and output gradients of all uses of a module, [observations, candidates, uses,
         …]; of a slice, its outputs."""
         uses = calls[member.module]
@@ -281,7 +283,7 @@ class FactoredMatcher(Matcher):
         return torch.cat(inputs, dim=2), deltas if cut is None else cut.of(deltas, axis=-1)
 
     def _vector(
-        self, member: Member, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size
+        self, member: PlannedPart, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size
     ) -> Tensor:
         """The gradient of a bias or of a norm's weight, for every candidate."""
         module, parameter = self.modules[member.module], member.part.parameter
@@ -322,7 +324,7 @@ class FactoredMatcher(Matcher):
         return first, second
 
 
-def _arrange(group: Group, observed: Mapping[str, Tensor], reading: Reading) -> Observed:
+def _arrange(group: PartGroup, observed: Mapping[str, Tensor], reading: Reading) -> Observed:
     """The observed tensors of a group, stacked [members, observations, …], matrices as factors
     or survivors where that pays."""
     stacked = torch.stack([observed[member.part.name] for member in group.members])

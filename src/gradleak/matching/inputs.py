@@ -4,6 +4,10 @@ deepest of them was called.
 The gradient of a linear layer is Σ_t δ_t x_tᵀ, so its rows lie in the span of the layer's inputs
 x_t: what a sentence would have fed into the layer can be held against what was seen, whatever the
 δ.
+
+The first layer of most models is fed LayerNorm(word + position). `Additive` has products of such
+inputs with directions, and their sizes, from products of words with positions: every word at every
+position at the price of every word and every position, and no input has to be made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +24,10 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.kinds import Kind, kind_of
+
+AGREES = 1e-4  # relative difference from the model's own pass: rounding leaves 1e-6
+WORDS_AT_ONCE = 2**13
+TRIED = 4  # words that the sum is tried with
 
 
 class _SeenEnough(Exception):
@@ -123,11 +131,6 @@ def first_inputs(inputs: ModuleInputs, ids: Tensor, positions: int) -> Mapping[s
     mask = torch.ones_like(rows, dtype=torch.bool)
     made = inputs(Batch(ids=rows, mask=mask, labels=target.any_labels(len(ids), positions)))
     return {name: tensor.movedim(1, 0) for name, tensor in made.items()}
-
-
-AGREES = 1e-4  # relative difference from the model's own pass: rounding leaves 1e-6
-WORDS_AT_ONCE = 2**13
-TRIED = 4  # words that the sum is tried with
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,6 @@ from gradleak.attacks.search.matched import (
     find_labels,
     is_likelihood,
 )
-from gradleak.attacks.search.passes import score_batches
 from gradleak.attacks.search.rematch import Rematch, repeat_first
 from gradleak.attacks.search.search_rows import (
     SearchProblem,
@@ -27,6 +26,7 @@ from gradleak.attacks.search.search_rows import (
     group_by_size,
     group_problems,
     lay_out,
+    score_batches,
 )
 from gradleak.attacks.search.word_search import PRIOR_UNDER_NOISE, SearchEffort, WordSearch
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Scale, Sentences

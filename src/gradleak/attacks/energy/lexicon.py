@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.entry_errors import estimate_error_std, find_directions
+from gradleak.attacks.energy.objective import estimate_error_std, find_directions
 from gradleak.attacks.energy.structure import Structure, are_linear, count_heads, find_beside
 from gradleak.attacks.search.search_rows import Ids, Rows, find_filler
 from gradleak.attacks.search.word_search import Likely

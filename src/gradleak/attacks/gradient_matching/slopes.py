@@ -1,4 +1,7 @@
-"""Losses and slopes of all rows, in pieces that fit the memory; on a GPU these are recorded."""
+"""Losses and slopes of all rows, in pieces that fit the memory; on a GPU these are recorded.
+
+A recorded piece is a CUDA graph: a pass of thousands of small kernels, launched as one.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -18,6 +21,13 @@ from gradleak.matching.chunking import Chunks, pieces, refuse_without_room
 WARM_UP = 3  # runs before recording, as PyTorch asks: libraries set themselves up on first use
 
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Pieces that a GPU may hold side by side: each is a recorded graph of its own and keeps its memory.
+RECORDED = 5
+FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fastest
+# Times soft labels are held: as they are, their slope, and both within the softmax they come from.
+LABELS_HELD = 4
+# One H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step.
+ROWS_ON_GPU = 128
 
 
 class ScalarsInPlace(TorchFunctionMode):
@@ -71,15 +81,6 @@ def record(function: Function, example: Tensor) -> Function:
             stacklevel=2,
         )
         return function
-
-
-# Pieces that a GPU may hold side by side: each is a recorded graph of its own and keeps its memory.
-RECORDED = 5
-FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fastest
-# Times soft labels are held: as they are, their slope, and both within the softmax they come from.
-LABELS_HELD = 4
-# One H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step.
-ROWS_ON_GPU = 128
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 """The numbers an inverter is fed with, made linearly from what is seen of an update.
 
+`SimulatedFeatures` makes them for clients that the attacker plays.
+
 Entries are summed in bins (`HashedFeatures`, the paper's), taken as they are (`WholeFeatures`, of
 small updates), or matrices are read token by token (`FactorFeatures`, ours).
 """
@@ -13,12 +15,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
 from gradleak.matching.capture import capture_calls, find_slopes
+from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.kinds import Kind, kind_of, owners_of
 from gradleak.matching.linear_algebra import decompose, invert, orthonormalise
 
@@ -293,3 +298,53 @@ def make_basis(
         f"{name}.content": directions[:kept].mT.contiguous().to(content.dtype),
         f"{name}.rows": torch.tensor(rows),
     }
+
+
+class SimulatedFeatures:
+    """Features of clients that the attacker plays; as many clients at once as memory allows."""
+
+    def __init__(
+        self, simulation: Simulation, features: Features, bench: Bench | None = None
+    ) -> None:
+        self.simulation, self.features, self.bench = simulation, features, bench
+        std = simulation.noise_std
+        self.noise = std * features.noise_scale if std else None  # the spread on every feature
+
+    def __call__(
+        self, batches: Batch, streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "clients features"]:
+        """Returns features of clients' updates, with the noise that comes last or without."""
+        clients, step = batches.lead[0], self._count_at_once(batches)
+        found = [
+            self.features(self.simulation(batches[start : start + step], streams, start))
+            for start in range(0, clients, step)
+        ]
+        return self._add_noise(torch.cat(found), streams, noisy)
+
+    def defend(
+        self, update: Update, streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "clients features"]:
+        """Returns features of an update that clients have computed already."""
+        return self._add_noise(
+            self.features(self.simulation.defend(update, streams)), streams, noisy
+        )
+
+    def _count_at_once(self, batches: Batch) -> int:
+        clients, examples = batches.lead
+        if self.bench is None:
+            return clients
+        tokens = 1 if batches.pixels is not None else batches.mask.shape[-1]
+        device, needed = batches.mask.device, self.simulation.bytes(examples, tokens)
+        one = "one client that it plays to learn from"
+        refuse_without_room("An inverter", needed, self.bench, device, one)
+        return pieces(self.bench, device, needed, 0, clients).size
+
+    def _add_noise(
+        self, found: Float[Tensor, "clients features"], streams: Streams, noisy: bool
+    ) -> Float[Tensor, "clients features"]:
+        if self.noise is None or not noisy:
+            return found
+        generator = open_generator(streams.child("noise"), found.device)
+        return found + self.noise * torch.randn(
+            found.shape, generator=generator, device=found.device
+        )

@@ -18,13 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.features import Features
+from gradleak.attacks.learning_to_invert.features import Features, SimulatedFeatures
 from gradleak.attacks.learning_to_invert.medium import Lessons, Network, ReadingScore, SeenClients
-from gradleak.attacks.learning_to_invert.simulation import (
-    SimulatedFeatures,
-    Simulation,
-    open_generator,
-)
+from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator
 from gradleak.attacks.learning_to_invert.training import (
     LONGEST_TRIAL,
     Precision,

@@ -1,7 +1,7 @@
 """What a medium brings to be inverted: lessons that clients are made up from, and a network.
 
-Texts and pictures each have both (text_lessons.py and text_network.py, picture_lessons.py and
-picture_network.py); all that is done with them is the same (inversion.py).
+Texts have both in text_attacks.py and text_network.py, pictures in picture_attacks.py; all that is
+done with them is the same (inversion.py).
 """
 
 from abc import ABC, abstractmethod

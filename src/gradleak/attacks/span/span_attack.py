@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gradleak.attacks.certificate import CERTIFYING, Certificate, certify_all, fits
-from gradleak.attacks.span.account import append_last_words, open_remainder
+from gradleak.attacks.span.account import open_remainder
 from gradleak.attacks.span.assemble import Assembly, PrefixGrowth
 from gradleak.attacks.span.blend import BlendSearch, write_out_attention
 from gradleak.attacks.span.choose import Choices, make_choices, weigh_pairs
@@ -240,15 +240,13 @@ class SentenceSearch:
 
     def _grow(self, check: Check) -> Guess | None:
         """Finds the sentences of a model that reads only what came before."""
-        growth = PrefixGrowth(check, self.pairs, self.settings.beam, self.by_position)
+        beam = self.settings.beam
+        growth = PrefixGrowth(self.observation, check, self.pairs, beam, self.by_position)
         most = min(self.settings.longest, check.space.rank)
         longest = self.positions if self.by_position else most
         sentences = growth.grow(longest, self._keep_going)
         if not sentences:
             return None
-        # In a language model the last word is predicted and never read: it is in no span.
-        if self.observation.target.labels_are_tokens:
-            sentences = append_last_words(self.observation, sentences)
         return Guess(sentences, growth.directions == check.space.rank, longest)
 
     def _take_nearest(self) -> Guess:

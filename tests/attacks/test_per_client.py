@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gradleak.attacks.learning_to_invert.simulation import ByTransform, ClosedForms, per_client
 from gradleak.core.batch import Batch
 from gradleak.core.target import Target, TargetSpec
-from gradleak.matching.per_client import ByTransform, ClosedForms, per_client
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.lenet import TinyImage
 from gradleak.targets.resnet import ResNet20
@@ -52,7 +52,7 @@ def test_also_where_a_layer_is_used_three_times(random_target: Callable[..., Tar
 def test_a_large_table_is_summed_another_way(
     tiny64: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradleak.matching.per_client.SMALL_TABLE", 4)
+    monkeypatch.setattr("gradleak.attacks.learning_to_invert.simulation.SMALL_TABLE", 4)
     assert_same(tiny64, ClosedForms(tiny64))
 
 
