@@ -19,10 +19,10 @@ from gradleak.attacks.learning_to_invert.features import (
     Features,
     HashedFeatures,
     SimulatedFeatures,
-    Simulation,
     WholeFeatures,
 )
 from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
+from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch

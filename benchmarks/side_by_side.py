@@ -12,18 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.features import SimulatedFeatures
 from gradleak.attacks.learning_to_invert.medium import split
 from gradleak.attacks.learning_to_invert.picture_attacks import (
     Errors,
     PictureGallery,
     PictureInversion,
 )
-from gradleak.attacks.learning_to_invert.simulation import (
-    SimulatedFeatures,
-    Simulation,
-    open_generator,
-    per_client,
-)
+from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator, per_client
 from gradleak.attacks.learning_to_invert.training import (
     TrainingSchedule,
     choose_dtype,

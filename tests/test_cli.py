@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradleak.attacks.recipes.dlg import Dlg
 
 import gradleak
 from gradleak import __version__
 from gradleak.attacks.blind import Blind
+from gradleak.attacks.recipes.baselines import Dlg
 from gradleak.audit.group import AuditGroup
 from gradleak.cli import main
 from gradleak.cli.index import KINDS

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from gradleak.attacks.recipes.dlg import Tag
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words import BagOfWords, find_spare, read_bag
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.search.hypotheses import Hypothesis, pair_labels
 from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.core.attack import Attack, Bench

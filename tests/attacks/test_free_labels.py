@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gradleak.attacks.recipes.dlg import Tag
 
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.gradient_matching import loop, starts
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.search.search_rows import (
     Rows,

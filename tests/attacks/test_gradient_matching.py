@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gradleak.attacks.recipes.dlg import Dlg, Tag
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.loop import Search
+from gradleak.attacks.recipes.baselines import Dlg, Tag
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.search.hypotheses import Hypothesis
 from gradleak.attacks.search.search_rows import SearchProblem, lay_out

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gradleak.attacks.recipes.dlg import Tag
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words import BagOfWords, Climb
@@ -20,6 +19,7 @@ from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.portfolio import Portfolio
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus, LampQuick
 from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.attacks.search.word_search import WEAKEST, SearchEffort, WordSearch

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gradleak.attacks.recipes.dlg import Dlg, Tag
 
 from gradleak.attacks.blind import Blind, draw_beside
+from gradleak.attacks.recipes.baselines import Dlg, Tag
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli import main
 from gradleak.core.attack import Attack, Bench

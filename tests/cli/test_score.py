@@ -4,8 +4,8 @@ again."""
 from pathlib import Path
 
 import pytest
-from gradleak.attacks.recipes.dlg import Tag
 
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
 from gradleak.records.store import read_record

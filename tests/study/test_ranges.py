@@ -4,8 +4,8 @@ import math
 import statistics
 
 import pytest
-from gradleak.attacks.recipes.dlg import Tag
 
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampQuick
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gradleak.attacks.recipes.dlg import Dlg
 
+from gradleak.attacks.recipes.baselines import Dlg
 from gradleak.audit.display import Silent
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
