@@ -349,6 +349,6 @@ def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
     words, directions = target.vocabulary.allowed.nonzero()[:20, 0], torch.eye(96)[:, ::12]
     additive = additive_of(inputs, words, 7)
     assert additive is not None
-    fed = next(iter(first_inputs(inputs, words, 7).values()))
+    fed = first_inputs(inputs, words, 7)
     slowly = (fed @ directions).norm(dim=-1) / fed.norm(dim=-1)
     assert torch.allclose(additive.misses(directions), slowly, rtol=1e-3, atol=1e-4)

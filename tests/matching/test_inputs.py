@@ -59,7 +59,7 @@ def test_the_first_layer_is_fed_each_word_by_itself(
     part = next(part for part in linear_parts(target, list(target.parameters)) if part.layer == 1)
     inputs = ModuleInputs(target, [part])
     ids = torch.tensor(target.encode(TEXTS[:1])[0])
-    (alone,) = first_inputs(inputs, ids, len(ids)).values()
+    alone = first_inputs(inputs, ids, len(ids))
     (together,) = inputs(
         Batch(ids=ids[None], mask=torch.ones(1, len(ids)).bool(), labels=torch.tensor([0]))
     ).values()

@@ -15,7 +15,6 @@ from torch import Tensor
 from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
-from gradleak.core.target import Target
 from gradleak.matching.inputs import matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import find_singular_values
 from gradleak.matching.precision import cancelled_share, mixed_sum_error, singular_floor
@@ -60,14 +59,19 @@ def labels(observation: Observation) -> Evidence | None:
     if size == 1:
         source, label = "sign of the head's bias gradient", int(gradient.argmin())
         return Evidence("labels", (label,), _is_certain(observation), source)
-    counts = _round_counts((_predict_ordinary(observation.target) - gradient) * size, size)
+    with torch.no_grad():
+        ordinary = observation.target.probabilities(observation.target.ordinary()).mean(0)
+    counts = _round_counts((ordinary - gradient) * size, size)
     found = tuple(label for label, count in enumerate(counts) for _ in range(count))
     return Evidence("labels", found, exact=False, source="counts from the head's bias gradient")
 
 
-@torch.no_grad()
-def _predict_ordinary(target: Target) -> Float[Tensor, "classes"]:
-    return target.probabilities(target.ordinary()).mean(0)
+def find_labels(observation: Observation) -> tuple[int, ...] | None:
+    """Returns the labels as known, or as the update shows them; a language model has none."""
+    if observation.knows.labels is not None:
+        return tuple(observation.knows.labels.tolist())
+    found = labels(observation)
+    return None if found is None else found.values
 
 
 def _round_counts(expected: Float[Tensor, "classes"], total: int) -> list[int]:

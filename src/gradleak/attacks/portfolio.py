@@ -152,7 +152,7 @@ class Portfolio(Attack):
         """Measures how far a guess is from what was seen; infinitely where that cannot be told."""
         if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
             return torch.inf
-        labels = guess.labels or _find_labels(observation)
+        labels = guess.labels or evidence.find_labels(observation)
         labelled = labels is not None and len(labels) == len(guess.sentences)
         if not labelled and not observation.target.labels_are_tokens:
             return torch.inf
@@ -272,14 +272,6 @@ def put_in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reco
         left.remove(order[-1])
     labels = None if guess.labels is None else tuple(guess.labels[place] for place in order)
     return replace(guess, sentences=tuple(guess.sentences[place] for place in order), labels=labels)
-
-
-def _find_labels(observation: Observation) -> tuple[int, ...] | None:
-    """Returns the labels as known, or as the update shows them."""
-    if observation.knows.labels is not None:
-        return tuple(observation.knows.labels.tolist())
-    found = None if observation.target.labels_are_tokens else evidence.labels(observation)
-    return None if found is None else found.values
 
 
 def _attempt(

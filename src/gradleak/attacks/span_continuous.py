@@ -35,7 +35,7 @@ from gradleak.matching.chunking import (
     pieces,
     refuse_without_room,
 )
-from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of, shared_linear_parts
 from gradleak.matching.linear_algebra import decompose
 from gradleak.matching.precision import signal_floor
 
@@ -46,10 +46,7 @@ class SpanDistance:
 
     def __init__(self, observations: Sequence[Observation]) -> None:
         self.target = observations[0].target
-        names = dict.fromkeys(
-            name for observation in observations for name in observation.update.tensors
-        )
-        self.parts = linear_parts(self.target, tuple(names))
+        self.parts = shared_linear_parts(observations)
         if not self.parts:
             raise GradleakError(
                 "span_continuous needs the gradient of a weight matrix inside a transformer layer;"

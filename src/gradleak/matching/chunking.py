@@ -20,6 +20,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import in_words
 from gradleak.core.target import Target
+from gradleak.matching.inputs import module_of
 from gradleak.matching.kinds import Kind, kind_of
 
 # Of the memory that is left, for one piece: the rest is for what lies beside it, and for fragments
@@ -165,16 +166,10 @@ def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> Pas
     tokens = 1 if target.medium == "image" else PROBED
     config = getattr(target.module, "config", None)
     layers = {
-        part.layer
-        for part in (*target.parts, *target.frozen_parts)
-        if _owner(part.parameter) in called
+        part.layer for part in (*target.parts, *target.frozen_parts) if module_of(part) in called
     }
     heads = int(getattr(config, "num_attention_heads", 0)) * len(layers - {None})
     return PassCost(numbers / tokens, heads, products / tokens, target.dtype.itemsize)
-
-
-def _owner(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
 
 
 def _outputs(module: nn.Module, output: Tensor) -> int:

@@ -10,7 +10,7 @@ time.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
@@ -73,16 +73,11 @@ class OuterSums(Gradients):
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, OuterSums)
-        step = _sentences_at_once(self.inputs, other.inputs)
-        rows = []
-        for inputs, deltas in zip(
-            torch.split(self.inputs, step), torch.split(self.deltas, step), strict=True
-        ):
-            by_inputs = torch.einsum("stx,oux->sotu", inputs, other.inputs)
-            rows.append(
-                (by_inputs * torch.einsum("stx,oux->sotu", deltas, other.deltas)).sum((2, 3))
-            )
-        return torch.cat(rows)
+
+        def compare_inputs(some: slice) -> Tensor:
+            return torch.einsum("stx,oux->sotu", self.inputs[some], other.inputs)
+
+        return _multiply_by_token(self.deltas, other.deltas, compare_inputs)
 
     def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
@@ -108,14 +103,11 @@ class Lookups(Gradients):
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, Lookups)
-        step = _sentences_at_once(self.deltas, other.deltas)
-        rows = []
-        for ids, deltas in zip(
-            torch.split(self.ids, step), torch.split(self.deltas, step), strict=True
-        ):
-            alike = ids[:, None, :, None] == other.ids[None, :, None, :]
-            rows.append((torch.einsum("stx,oux->sotu", deltas, other.deltas) * alike).sum((2, 3)))
-        return torch.cat(rows)
+
+        def compare_words(some: slice) -> Tensor:
+            return self.ids[some, None, :, None] == other.ids[None, :, None, :]
+
+        return _multiply_by_token(self.deltas, other.deltas, compare_words)
 
     def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
@@ -255,9 +247,19 @@ class ExactGradients:
             yield part.name, Vectors(values, values.norm(dim=1))
 
 
-def _sentences_at_once(one: Tensor, other: Tensor) -> int:
-    """Of how many sentences products with all others, token by token, are held at once."""
-    return max(1, PRODUCTS_AT_ONCE // (one.shape[1] * other.shape[0] * other.shape[1]))
+def _multiply_by_token(
+    deltas: Float[Tensor, "sentences tokens width"],
+    others: Float[Tensor, "others tokens width"],
+    compare_inputs: Callable[[slice], Tensor],
+) -> Float[Tensor, "sentences others"]:
+    """Σ_{t,s} (δ_t·δ_s)(x_t·x_s) of every two sentences, a few sentences at a time."""
+    step = max(1, PRODUCTS_AT_ONCE // (deltas.shape[1] * others.shape[0] * others.shape[1]))
+    rows = []
+    for start in range(0, len(deltas), step):
+        some = slice(start, start + step)
+        by_deltas = torch.einsum("stx,oux->sotu", deltas[some], others)
+        rows.append((compare_inputs(some) * by_deltas).sum((2, 3)))
+    return torch.cat(rows)
 
 
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:

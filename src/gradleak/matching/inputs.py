@@ -110,6 +110,12 @@ def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
     return tuple(sorted(found, key=lambda part: part.layer or 0))
 
 
+def shared_linear_parts(observations: Sequence[Observation]) -> tuple[Part, ...]:
+    """Returns those linear weights whose gradient is seen in any of some observations."""
+    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
+    return linear_parts(observations[0].target, tuple(names))
+
+
 def visible_linear_parts(
     observation: Observation, layer: int, modules: Sequence[str]
 ) -> tuple[Part, ...]:
@@ -119,9 +125,10 @@ def visible_linear_parts(
 
 
 @torch.no_grad()
-def first_inputs(inputs: ModuleInputs, ids: Tensor, positions: int) -> Mapping[str, Tensor]:
-    """Inputs of the modules for every word of `ids` alone at every position: by module [positions,
-    words, width].
+def first_inputs(
+    inputs: ModuleInputs, ids: Int[Tensor, "words"], positions: int
+) -> Float[Tensor, "positions words width"]:
+    """Inputs of a module for every word of `ids` alone at every position.
 
     Right for modules of the first layer only, where tokens have not mixed: each position is filled
     with the word itself.
@@ -130,7 +137,7 @@ def first_inputs(inputs: ModuleInputs, ids: Tensor, positions: int) -> Mapping[s
     rows = ids[:, None].expand(-1, positions)
     mask = torch.ones_like(rows, dtype=torch.bool)
     made = inputs(Batch(ids=rows, mask=mask, labels=target.any_labels(len(ids), positions)))
-    return {name: tensor.movedim(1, 0) for name, tensor in made.items()}
+    return made[inputs.names[0]].movedim(1, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +220,7 @@ def _before(
     seen: list[Tensor] = []
     handle = norm.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     try:
-        fed = next(iter(first_inputs(inputs, words, positions).values())).movedim(0, 1)
+        fed = first_inputs(inputs, words, positions).movedim(0, 1)
     finally:
         handle.remove()
     return (seen[0] if seen else None), fed

@@ -173,14 +173,13 @@ def solve_least_squares(
 
 
 def factor_gram(
-    gram: Float[Tensor, "*lead size size"], terms: int, ridge: float = 0.0
+    gram: Float[Tensor, "*lead size size"], terms: int
 ) -> Float[Tensor, "*lead size size"]:
-    """The lower Cholesky factor of a Gram matrix plus a ridge, relative to its largest diagonal
-    entry; on its device.
+    """The lower Cholesky factor of a Gram matrix plus a small ridge; on its device.
 
     Each entry of the matrix is a sum of so many products, whose rounding may have made it
-    indefinite: the ridge is never less than that, and where a matrix needs more, it alone gets ten
-    times as much until it has a factor. Gradients pass through.
+    indefinite: the ridge is as large as that. Where a matrix needs more, it alone gets ten times as
+    much until it has a factor. Gradients pass through.
     """
     if not gram.shape[-1]:
         return gram
@@ -189,10 +188,7 @@ def factor_gram(
     # A matrix of zeros has the identity's factor, scaled
     largest = torch.where(largest > 0, largest, 1.0)
     rows = (diagonal > 0).sum(-1)  # zero rows are padding, and do not count
-    added = (
-        gram_error_bound(terms, rows, gram.dtype).clamp_min(max(ridge, unit_rounding(gram.dtype)))
-        * largest
-    )
+    added = gram_error_bound(terms, rows, gram.dtype).clamp_min(unit_rounding(gram.dtype)) * largest
     identity = torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
     while True:
         factor: Tensor = torch.linalg.cholesky_ex(gram + added[..., None, None] * identity).L

@@ -232,7 +232,7 @@ def weigh_tensors(
     return (seen & (sizes > silent * medians[:, None])).to(sizes.dtype)
 
 
-def matchable(target: Target, names: Iterable[str], keep_silent: bool = False) -> tuple[str, ...]:
+def matchable(target: Target, names: Iterable[str], keep_silent: bool) -> tuple[str, ...]:
     """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero
     by construction.
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gradleak.matching.adaptation import WHOLE, Reading
+from gradleak.matching.adaptation import Reading
 from gradleak.matching.factors import Thin
 
 Sums = tuple[
@@ -132,7 +132,7 @@ def lookup_entries(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Float[Tensor, "m o rows d_out"],
     residuals: bool,
-    reading: Reading = WHOLE,
+    reading: Reading,
 ) -> Sums:
     """The sums for an embedding table whose entries count one by one, without building the table.
 
@@ -167,7 +167,7 @@ def vector_sums(
     gradients: Float[Tensor, "m o c entries"],
     observed: Float[Tensor, "m o entries"],
     residuals: bool,
-    reading: Reading = WHOLE,
+    reading: Reading,
 ) -> Sums:
     """The sums for biases, LayerNorms and whatever else is small enough to hold."""
     seen = observed[:, :, None]
@@ -187,7 +187,7 @@ def outer_sums(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Thin | Sparse | Tensor,
     residuals: bool,
-    reading: Reading = WHOLE,
+    reading: Reading,
 ) -> Sums:
     """The sums for a matrix gradient; it is built only where the distance or the reading asks
     for its entries."""
@@ -209,7 +209,7 @@ def outer_residuals(
     inputs: Float[Tensor, "m o c uses d_in"],
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Thin | Tensor,
-    reading: Reading = WHOLE,
+    reading: Reading,
     absolutes: bool = True,
 ) -> Sums:
     """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is

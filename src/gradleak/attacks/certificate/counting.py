@@ -21,6 +21,7 @@ from gradleak.matching.precision import backward_error_bound
 
 CLEAR = 3.0  # floors: what is further away than this does not fit, what is nearer might
 NOT_LARGER = 1.01  # clipping scales down; a little is left to rounding
+MOST_COUNTS = 2  # ways to count that are looked for: with a second one nothing is proven
 MOST_LABELLINGS = 2000  # ways to label copies of one sentence that are tried
 
 
@@ -63,14 +64,14 @@ class Counting:
         self.every = torch.tensor(ways, dtype=torch.float64)  # [ways, labels]: how often each label
         self.spreads = self._measure_spreads()
 
-    def find_counts(self, most: int = 2) -> list[Occurrences]:
-        """Finds ways to count that fit and differ in their totals, best first, at most so many."""
+    def find_counts(self) -> list[Occurrences]:
+        """Finds ways to count that fit and differ in their totals, best first, two at most."""
         found: dict[tuple[int, ...], Occurrences] = {}
         for scale in self._list_scales():
-            for count in self._count_at(scale, most):
+            for count in self._count_at(scale):
                 best = found.get(count.totals, count)
                 found[count.totals] = min(best, count, key=self._measure_misfit)
-        return sorted(found.values(), key=self._measure_misfit)[:most]
+        return sorted(found.values(), key=self._measure_misfit)[:MOST_COUNTS]
 
     @property
     def least(self) -> float:
@@ -141,7 +142,7 @@ class Counting:
         nearest = {scale: self._measure_distances(sentence, scale).min() for scale in possible}
         return [scale for scale, distance in nearest.items() if distance <= 1]
 
-    def _count_at(self, scale: float, most: int) -> Iterator[Occurrences]:
+    def _count_at(self, scale: float) -> Iterator[Occurrences]:
         """Yields ways to count at one scale, with totals that add up to the batch's size."""
         totals = self.every.sum(1).long().tolist()
         options: list[dict[int, tuple[int, ...]]] = []
@@ -155,7 +156,7 @@ class Counting:
             options.append(
                 {total: tuple(self.every[way].long().tolist()) for total, way in nearest.items()}
             )
-        for numbers in itertools.islice(_choose_totals(options, self.size), most):
+        for numbers in itertools.islice(_choose_totals(options, self.size), MOST_COUNTS):
             yield Occurrences(numbers, scale)
 
 

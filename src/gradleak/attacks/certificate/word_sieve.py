@@ -104,7 +104,8 @@ class WordSieve:
     @functools.cached_property
     def own_misses(self) -> Float[Tensor, "positions words"]:
         """How far every word of the guess sticks out of the span at every position."""
-        fed = self._feed(torch.tensor(self.own, device=self.target.device)).double()
+        words = torch.tensor(self.own, device=self.target.device)
+        fed = first_inputs(self.inputs, words, self.positions).double()
         outside = fed - (fed @ self.basis) @ self.basis.mT
         squares = outside.square().sum(-1) - BLURRED * fed.square().sum(-1)
         return squares.clamp_min(0).sqrt().cpu()
@@ -150,16 +151,13 @@ class WordSieve:
         missed = torch.where(needed, strengths.square() * sines, deltas.square() * outside)
         return missed <= (CLEAR * self.floor) ** 2
 
-    def _feed(self, words: Int[Tensor, "words"]) -> Float[Tensor, "positions words width"]:
-        return next(iter(first_inputs(self.inputs, words, self.positions).values()))
-
     def _measure_inputs(
         self, words: Int[Tensor, "words"], places: Sequence[SeenToken], directions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = torch.tensor([place.position for place in places], device=words.device)
         sizes, inside, along = [], [], []
         for some in torch.split(words, max(1, VECTORS_AT_ONCE // self.positions)):
-            fed = self._feed(some).double()
+            fed = first_inputs(self.inputs, some, self.positions).double()
             sizes.append(fed.square().sum(-1)[rows])
             inside.append((fed @ self.basis).square().sum(-1)[rows])
             along.append(torch.einsum("pwd,dp->pw", fed[rows], directions).square())

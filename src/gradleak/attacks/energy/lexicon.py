@@ -29,7 +29,13 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.chunking import FORWARD, Chunks, cost_of, pieces
-from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import (
+    ModuleInputs,
+    first_inputs,
+    matrix_of,
+    module_of,
+    shared_linear_parts,
+)
 
 FILLERS_BESIDE = 1  # on either side of a word that is looked at alone
 WORDS_AT_ONCE = 2048
@@ -209,14 +215,13 @@ def read_first_layer(rows: Rows, bench: Bench) -> Ids:
 
 
 def _find_first_parts(observations: Sequence[Observation]) -> list[Part]:
-    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
-    linear = linear_parts(observations[0].target, tuple(names))
+    linear = shared_linear_parts(observations)
     return [part for part in linear if part.layer == 1 and part.module in FED_ALIKE]
 
 
 def _depends_on_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
     """Returns whether positions are added before the first layer; rotary ones are not."""
-    made = first_inputs(inputs, word, 2)[inputs.names[0]]
+    made = first_inputs(inputs, word, 2)
     return not torch.equal(made[0], made[1])
 
 
@@ -249,16 +254,16 @@ def _find_nearest(
     special token in every sentence, and differences lie in the span even where only centred inputs
     are seen (the key's).
     """
-    positions, examples, name = rows.mask.shape[-1], rows.mask.shape[1], inputs.names[0]
+    positions, examples = rows.mask.shape[-1], rows.mask.shape[1]
     token = torch.tensor(rows.target.vocabulary.prefix[:1], device=rows.words.device)
-    first = first_inputs(inputs, token, 1)[name][0, 0]
+    first = first_inputs(inputs, token, 1)[0, 0]
     shape, count = (len(bases), positions), min(examples, len(rows.words))
     misses = torch.full((*shape, count), torch.inf, device=first.device, dtype=first.dtype)
     words = torch.arange(count, device=first.device).expand(*shape, count)
 
     def piece(some: slice) -> Tensor:
         nonlocal misses, words
-        apart = first_inputs(inputs, rows.words[some], positions)[name] - first
+        apart = first_inputs(inputs, rows.words[some], positions) - first
         vectors = torch.nn.functional.normalize(apart, dim=-1)
         found = torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases])
         numbers = torch.arange(some.start, some.stop, device=first.device).expand(*shape, -1)

@@ -29,7 +29,13 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
 from gradleak.matching.chunking import FORWARD, FORWARD_AND_BACK, cost_of
 from gradleak.matching.factors import row_factor, signal_shares
-from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import (
+    ModuleInputs,
+    linear_parts,
+    matrix_of,
+    module_of,
+    shared_linear_parts,
+)
 from gradleak.matching.linear_algebra import factor_gram
 from gradleak.matching.precision import signal_floor
 
@@ -366,8 +372,7 @@ def choose_matrices(
     of as many layers as that needs (observations must agree on these).
     """
     target = observations[0].target
-    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
-    parts = linear_parts(target, tuple(names))
+    parts = shared_linear_parts(observations)
     if needed := find_needed_layers(observations[0]):
         parts, matrices = tuple(part for part in parts if part.layer in needed), None
     if not parts:

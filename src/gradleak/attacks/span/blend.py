@@ -58,12 +58,6 @@ class PostNormAttention:
     norm: nn.Module
     heads: int
 
-    def embed_words(
-        self, words: Int[Tensor, "words"], positions: int
-    ) -> Float[Tensor, "positions words width"]:
-        """Computes what the layer is fed for each word at each position."""
-        return next(iter(first_inputs(self.inputs, words, positions).values()))
-
     def compute_affinities(
         self, readers: Float[Tensor, "readers width"], read: Float[Tensor, "words width"]
     ) -> Float[Tensor, "heads readers words"]:
@@ -188,7 +182,7 @@ class BlendSearch:
         places = [torch.full((len(words),), place) for place, words in enumerate(here)]
         words, place = torch.cat(here), torch.cat(places)
         used, columns = torch.unique(words, return_inverse=True)
-        table = attention.embed_words(used.to(check.target.device), len(here))
+        table = first_inputs(attention.inputs, used.to(check.target.device), len(here))
         inputs = table[place, columns]
         self.all = Entries(words.to(table.device), place.to(table.device), inputs)
         self.framing = framing.to(table.device)
