@@ -93,8 +93,10 @@ class SpanDistance:
             sizes = directions.square().sum(-1)
             inside = (directions @ bases[rows].mT[:, None]).square().sum(-1)
             live = (sizes > 0).to(sizes.dtype)
+            # The mean over tokens of the squared sine between an input and the span
             shares.append(((1 - inside / sizes.clamp_min(1e-30)) * live).sum(-1) / live.sum(-1))
         weights = self.shown[rows] / self.shown[rows].sum(1, keepdim=True)
+        # Only matrices that an observation shows count, each the same.
         return (torch.stack(shares, dim=-1) * weights[:, None]).sum(-1)
 
 

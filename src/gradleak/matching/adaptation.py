@@ -100,6 +100,7 @@ def adapt(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
     """The distance and the reading that fit the channel."""
     if channel.signs_only:
         return distance.for_signs(), Signs()
+    # Clipping comes first: what a clip leaves of a distance is then fitted to noise or rounding.
     fitting = distance if channel.clip is None else distance.for_any_size()
     if channel.noisy:
         fitting = fitting.for_noise()
@@ -129,6 +130,7 @@ def rounding_stds(
     twice that, squared. No entry was moved by more than half a step in the mean square.
     """
     entries = (observed != 0).sum(1).clamp_min(1) if only_survivors else observed.shape[1]
+    # E e² = 2 (E |e|)² of double-exponential entries; what is above that, rounding added.
     added = observed.square().sum(1) / entries - 2 * (observed.abs().sum(1) / entries).square()
     most = (observed.abs().amax(1) / (2 * levels)).square()
     return added.clamp_min(0).minimum(most).sqrt()
@@ -139,6 +141,7 @@ def certainties(
     stds: Float[Tensor, "observations tensors"],
 ) -> Float[Tensor, "observations tensors"]:
     """Weights of tensors: all alike where noise is small, as their signal where it is large."""
+    # Noise of spread σ moves a cosine with a unit vector by σ/‖g‖: its variance is σ²/‖g‖².
     variances = stds.square() / signal_squared.clamp_min(torch.finfo(signal_squared.dtype).tiny)
     return 1 / (1 + SURE * variances)
 
@@ -159,9 +162,10 @@ def likely_signal(
     signal = torch.maximum(total - noise.sum(1, keepdim=True), LEAST_SIGNAL * total)
     usual = ordinary / ordinary.sum(1, keepdim=True).clamp_min(TINY) * signal
     direct = observed - noise
-    # Variance of a sum of squares
+    # The variance of Σ(g + n)²: 2σ⁴ an entry for the noise's square, 4σ²‖g‖² for its product with g
     spread_of_direct = 2 * noise * stds.square() + 4 * usual * stds.square()
     spread_of_usual = (USUALLY * usual).square()
+    # Each of the two estimates weighs by the inverse of its variance.
     trust = spread_of_usual / (spread_of_usual + spread_of_direct).clamp_min(TINY)
     return torch.maximum(trust * direct + (1 - trust) * usual, LEAST_USUAL * usual)
 
@@ -170,7 +174,7 @@ def ordinary_candidates(target: Target, observations: int) -> Batch:
     """The model's ordinary examples, each a candidate by itself for every observation."""
     batch = target.ordinary()
     if target.labels_are_tokens and batch.ids is not None:
-        batch = replace(batch, labels=batch.ids)
+        batch = replace(batch, labels=batch.ids)  # a language model learns its own text
 
     def spread(part: Tensor) -> Tensor:
         return part[None, :, None].expand(observations, -1, 1, *part.shape[1:])

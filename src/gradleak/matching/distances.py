@@ -76,6 +76,7 @@ class Cosine(Distance):
         return SureCosine()
 
     def for_random_rounding(self) -> Distance:
+        # What rounding added is only guessed; SureCosine would have to know it.
         return WeighedCosine()
 
 
@@ -118,6 +119,7 @@ class WholeCosine(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
         inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        # ‖G‖² is ‖g‖² + ‖noise‖² in the mean: of mostly noise less than nothing may be left.
         observed = (sums.observed_squared * sums.weights).sum(-1)
         signal = torch.maximum(
             observed - (sums.noise_squared * sums.weights).sum(-1), LEAST_SIGNAL * observed
@@ -133,6 +135,7 @@ class SquaredL2(Distance):
     sees_size = True
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        # ‖g − G‖² = ‖g‖² − 2 g·G + ‖G‖²
         squares = (
             sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
         )
@@ -173,6 +176,7 @@ class ScaledL2(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
         inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        # Least squares in a: clipping only ever scales down, so that a is at most one.
         factor = (inner / squares.clamp_min(TINY)).clamp(0, 1)
         observed = ((sums.observed_squared - sums.noise_squared) * sums.weights).sum(-1)[:, None]
         return factor.square() * squares - 2 * factor * inner + observed
@@ -189,6 +193,7 @@ class WrongSigns(Distance):
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
+        # Through Signs the two sums are of squares with the wrong sign, and of all squares.
         return (sums.first / sums.second.clamp_min(TINY) * weights).sum(-1) / weights.sum(-1)
 
 

@@ -197,6 +197,7 @@ class ExactGradients:
         self, batch: Batch, double: bool = True
     ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
         """The same, and the loss of each example."""
+        # Rounding is measured as the difference between the two: the client's is of that size.
         target = self.target.in_double if double else self.target
         names = dict.fromkeys(module for module, _ in self.places.values())
         modules = {name: target.module.get_submodule(name) for name in names}
@@ -241,6 +242,7 @@ class ExactGradients:
         ]
         places = {name: place for place, name in enumerate(copies)}
         for part in self.by_autograd:
+            # The terms that autograd summed are not known: the gradient's size stands for theirs.
             values = torch.stack(
                 [part.of(one[places[part.parameter]]).flatten() for one in each]
             ).double()
@@ -257,6 +259,7 @@ def _multiply_by_token(
     rows = []
     for start in range(0, len(deltas), step):
         some = slice(start, start + step)
+        # For every two sentences a table of tokens with tokens, of which only the sum is kept
         by_deltas = torch.einsum("stx,oux->sotu", deltas[some], others)
         rows.append((compare_inputs(some) * by_deltas).sum((2, 3)))
     return torch.cat(rows)

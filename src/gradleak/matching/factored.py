@@ -189,6 +189,7 @@ class FactoredMatcher(Matcher):
             }
             with capture_calls(self.modules, batch.mask[..., 0].numel()) as noted:
                 losses = self.target.losses(batch, copies).mean(-1)
+            # Examples do not touch one another, so that the slope of the sum is each one's own.
             calls = find_slopes(losses.sum(), noted, wanted, again=bool(copies))
         with torch.set_grad_enabled(wanted):
             pairs = [
@@ -334,7 +335,7 @@ def _arrange(group: PartGroup, observed: Mapping[str, Tensor], reading: Reading)
         stacked = stacked.flatten(3)  # every place of the kernel is an input of its own
     matrices = stacked.mT if group.members[0].kind is Kind.CONV1D else stacked
     if isinstance(reading, Surviving):
-        found: Observed | None = find_survivors(matrices)
+        found: Observed | None = find_survivors(matrices)  # where few are left, these alone
     else:
         found = None if reading.entrywise else thin_factors(matrices)
     return matrices.contiguous() if found is None else found
@@ -377,6 +378,7 @@ def for_observations(
         )
     channel = common_channel(observations)
     averaged = not unroll and not plain
+    # Of a first step of Adam, say, little but signs arrives.
     if averaged and any(observation.protocol.sizes_lost for observation in observations):
         channel = replace(channel, signs_only=True)
     fitting, reading = adapt(distance, channel) if adaptive else (distance, WHOLE)

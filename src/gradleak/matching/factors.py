@@ -48,6 +48,7 @@ def thin_factors(gradients: Float[Tensor, "*lead outputs inputs"]) -> Thin | Non
     if not bool(norms.isfinite().all()):
         return None
     while 0 < width <= most:
+        # Images of random vectors span the matrix's columns, if it has no more directions.
         probe = torch.randn(inputs, width, generator=generator).to(gradients)
         basis = orthonormalise(gradients @ probe)
         core = basis.mT @ gradients
@@ -89,6 +90,7 @@ def signal_shares(
 ) -> Float[Tensor, "*lead rank"]:
     """How much of each singular value's square is signal: nothing under the edge of noise of
     that size, or of rounding."""
+    # The edge: σ(√m + √n), as in precision.py (Davidson & Szarek 2001)
     floor = torch.maximum(
         rounding * values[..., :1],
         values.new_tensor(noise_std * (math.sqrt(shape[0]) + math.sqrt(shape[1]))),

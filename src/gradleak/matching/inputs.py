@@ -153,10 +153,12 @@ class Additive:
     def misses(self, directions: Float[Tensor, "width some"]) -> Float[Tensor, "positions words"]:
         """The part of each input along some directions, relative to its size."""
         gain, shift = self.norm.weight, self.norm.bias
+        # LayerNorm takes the mean off; the variance is that of the centred sum.
         rows, columns = centre(self.positions), centre(self.words)
         width = rows.shape[-1]
         deviation = (squares_of_sums(rows, columns) / width + self.norm.eps).sqrt()
         rows, columns = rows * gain, columns * gain
+        # ‖(r + c)/σ·gain + shift‖², written out in products of r, c and shift
         sizes = squares_normalised(rows, columns, deviation, shift)
         along = squares_normalised(
             rows @ directions, columns @ directions, deviation, shift @ directions
@@ -172,6 +174,7 @@ def squares_of_sums(
     rows: Float[Tensor, "rows width"], columns: Float[Tensor, "columns width"]
 ) -> Float[Tensor, "rows columns"]:
     """The squared norm of every sum of one of each."""
+    # ‖r + c‖² = ‖r‖² + ‖c‖² + 2 r·c
     return rows.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * rows @ columns.mT
 
 
@@ -203,11 +206,13 @@ def additive_of(
         # ELECTRA and ALBERT normalise embeddings that are narrower than their layers.
         if seen is None or seen.shape != fed.shape:
             continue
+        # If each is word + position, a row and a column less their corner make all the others.
         sums = seen[:, :1] + seen[:1] - seen[:1, :1]
         if float((norm(sums) - fed).norm() / fed.norm()) < AGREES:
             pieces = [
                 _before(norm, inputs, piece, 1)[0] for piece in torch.split(words, WORDS_AT_ONCE)
             ]
+            # Words at the first position, and positions less the first: their sums are the same.
             alone = torch.cat([piece[:, 0] for piece in pieces if piece is not None])
             return Additive(alone, seen[0] - seen[0, :1], norm)
     return None

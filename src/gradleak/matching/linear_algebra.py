@@ -59,7 +59,7 @@ def find_eigenvectors(
     values, vectors = (
         _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors") if count else _nothing(unit)
     )
-    values = values * scale[..., 0]
+    values = values * scale[..., 0]  # a power of two: exact
     if count == len(live):
         return values, vectors
     return _with_zeros(values, vectors, live)
@@ -281,7 +281,7 @@ def _with_zeros(values: Tensor, vectors: Tensor, live: Tensor) -> tuple[Tensor, 
     padded = torch.cat(
         [values, values.new_zeros(*values.shape[:-1], len(live) - values.shape[-1])], dim=-1
     )
-    order = padded.argsort(dim=-1, stable=True)
+    order = padded.argsort(dim=-1, stable=True)  # zeros go between the negative and the positive
     return padded.gather(-1, order), whole.gather(-1, order[..., None, :].expand(whole.shape))
 
 
@@ -364,6 +364,7 @@ def _is_orthonormal(columns: Tensor, terms: int) -> bool:
 
 def _are_values(matrix: Tensor, found: tuple[Tensor]) -> bool:
     (values,) = found
+    # Without vectors there is one thing to try: Σσ² is the squared Frobenius norm.
     squares, norm = values.square().sum(-1), matrix.square().sum((-1, -2))
     falling = bool((values[..., :-1] >= values[..., 1:]).all()) and bool((values >= 0).all())
     return falling and bool(
@@ -454,6 +455,7 @@ class _Problem:
         cutoff."""
         solution = found[0]
         size = torch.linalg.matrix_norm(columns)
+        # Least squares' normal equations: Aᵀ(b − Ax) = 0
         across = columns.mT @ (self.wanted - columns @ solution)
         allowed = backward_error_bound(max(columns.shape), columns.dtype) + 2 * self.cutoff
         reach = torch.linalg.matrix_norm(self.wanted) + size * torch.linalg.matrix_norm(solution)

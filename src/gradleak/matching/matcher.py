@@ -60,6 +60,7 @@ class Matcher(ABC):
     def work(self, examples: int, tokens: int, slope: bool = False) -> float:
         """The multiplications in it: forward and backward, and for a slope both once more, and
         back."""
+        # A pass back costs two forward: 1 + 2 for a gradient, three times that for its own slope.
         return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
     def take_off_noise(self, observations: Sequence[Observation]) -> None:
@@ -82,6 +83,7 @@ class Matcher(ABC):
         pairs = zip(observed, stds.unbind(1), strict=True)
         self.noise_squared = torch.stack([noise_squares(*pair, entrywise) for pair in pairs], dim=1)
         if self.distance.by_certainty:
+            # By what is expected, not by what is seen: luck must not make a tensor count more.
             self.signal_squared = self.expected_signal(stds)
             self.weights = self.weights * certainties(self.signal_squared, stds)
 
@@ -166,6 +168,7 @@ class SimulatedMatcher(Matcher):
         )
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
+        # Streams of its own, the same each time: an objective must not change between two looks.
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
         sizes = self.weights.new_full((len(rngs),), 1 / observation.gradient_scale)
         sent = observation.undefended(batch, rngs).scaled(sizes).tensors
@@ -203,6 +206,7 @@ def distance_of_nothing(observation: Observation, distance: Distance) -> Float[T
     entries = sum(tensor.numel() for tensor in seen)
     squares = torch.stack([tensor.square().sum() for tensor in seen]).sum()
     absolutes = torch.stack([tensor.abs().sum() for tensor in seen]).sum()
+    # n entries of noise have the square nσ²; no more is taken off than leaves something.
     noise = entries * (observation.noise_std / observation.gradient_scale) ** 2
     return distance.of_nothing(torch.maximum(squares - noise, LEAST_SIGNAL * squares), absolutes)
 

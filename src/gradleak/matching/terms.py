@@ -52,6 +52,7 @@ def find_survivors(
         [row.nonzero()[:, 0] for row in flat.flatten(0, 1)], batch_first=True, padding_value=-1
     )
     places = places.view(*flat.shape[:2], -1)
+    # What was filled up points at the first entry, with value zero: sum_survivors leaves it out.
     values = flat.gather(2, places.clamp_min(0)) * (places >= 0)
     return Sparse(
         places.clamp_min(0) // matrices.shape[3], places.clamp_min(0) % matrices.shape[3], values
@@ -102,6 +103,7 @@ def outer_angles(
     else:
         products = (d @ observed) * x
     inner = products.reshape(m, o, c, -1).sum(-1)
+    # ‖Σ_t δ_t x_tᵀ‖² = Σ_{t,s} (δ_t·δ_s)(x_t·x_s)
     if uses * (d_in + d_out) <= d_in * d_out:
         squared = ((inputs @ inputs.mT) * (deltas @ deltas.mT)).sum((-1, -2))
     else:
@@ -123,6 +125,7 @@ def lookup_angles(
         .reshape(m, o, c, -1)
         .sum(-1)
     )
+    # One-hot inputs have the product one where the words are the same, and else zero.
     same = (ids[..., :, None] == ids[..., None, :]).to(deltas.dtype)
     return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
 
@@ -150,6 +153,7 @@ def lookup_entries(
     seen = seen * once
     differing = reading.residual(gradients, seen).flatten(3)
     idle = ~(ids[..., None] == torch.arange(observed.shape[2], device=ids.device)).any(3)
+    # Rows without a use: of the candidate they are zero, and what was seen there is left over.
     left = reading.residual(torch.zeros_like(observed), observed)
     left_squares = (idle.to(left.dtype) @ left.square().sum(-1)[..., None])[..., 0]
     residual_squares = differing.square().sum(-1) + left_squares
@@ -258,12 +262,14 @@ class _Residual(torch.autograd.Function):
             if wanted and with_absolutes:
                 _slopes(x[piece], d[piece], residual.sign_(), slopes[2][piece], slopes[3][piece])
         if wanted and dense is None:
+            # R = dᵀx, so that d·R = (d·dᵀ)·x: of the size of tokens², never of d_in·d_out
             slopes[:2] = (d @ d.mT) @ x, (x @ x.mT) @ d
         ctx.save_for_backward(*slopes)
         return squares, absolutes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        # ∂ΣR²/∂x = 2 d·R and ∂Σ|R|/∂x = d·sign(R); with respect to d the same with x
         to_squares, to_absolutes = 2 * grads[0][:, None, None], grads[1][:, None, None]
         to_x, to_d = (to_squares * slope for slope in ctx.saved_tensors[:2])
         # None without absolute values

@@ -69,6 +69,7 @@ class Contributions:
 
         The truth has at most one.
         """
+        # ‖G − Σ s_c g_c‖² = ‖G‖² − 2 Σ s_c g_c·G + Σ s_c s_d g_c·g_d, tensor by tensor
         squares = self.seen_squared - 2 * self.along @ shares + (self.products @ shares) @ shares
         return float((squares.clamp_min(0).sqrt() / self.compute_floors(scale)).max())
 

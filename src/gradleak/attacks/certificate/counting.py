@@ -83,6 +83,7 @@ class Counting:
 
     def _solve(self) -> None:
         """Finds the weights of columns that explain most, each tensor counting in its floors."""
+        # The normal equations: minimise Σ_tensors ‖G − Σ s g‖²/floor² in the directions that show.
         weights = 1 / self.columns.compute_floors(self.scale).square()
         products = torch.einsum("t,tij->ij", weights, self.columns.products)
         self.normal = self.wide.mT @ products @ self.wide
@@ -115,6 +116,7 @@ class Counting:
         for turn in self.turns:
             stop = start + turn.shape[1]
             values, vectors = find_eigenvectors(inverse[start:stop, start:stop] * reach)
+            # W = Λ^(−1/2) Vᵀ of the block's covariance: one unit long is as far as floors allow.
             found.append(vectors.mT / values.clamp_min(1e-300).sqrt()[:, None])
             start = stop
         return found
@@ -137,6 +139,7 @@ class Counting:
         clear = [float((spread @ seen).norm()) for spread, seen in pairs]
         sentence = max(range(len(clear)), key=clear.__getitem__)
         wanted = self.every @ self.turns[sentence] / self.size
+        # The factor by which each whole number of copies would come nearest to what is seen
         scales = (wanted @ self.found[sentence]) / wanted.square().sum(1).clamp_min(1e-300)
         possible = [scale for scale in scales.tolist() if 0 < scale < NOT_LARGER]
         nearest = {scale: self._measure_distances(sentence, scale).min() for scale in possible}
@@ -167,6 +170,7 @@ def list_labellings(total: int, labels: int) -> list[tuple[int, ...]]:
     """
     if math.comb(total + labels - 1, labels - 1) > MOST_LABELLINGS:
         return [tuple(total * (label == one) for label in range(labels)) for one in range(labels)]
+    # Stars and bars: a way to label copies is a choice of where the bars between labels stand.
     bars = itertools.combinations(range(total + labels - 1), labels - 1)
     return [
         tuple(
@@ -184,6 +188,7 @@ def _find_visible_directions(predicted: Float[Tensor, "labels"]) -> Float[Tensor
     """
     if len(predicted) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
+    # Orthonormal columns, the first along the prediction: the others are all that shows beside it.
     whole = torch.cat([predicted[:, None], torch.eye(len(predicted), dtype=torch.float64)], dim=1)
     return orthonormalise(whole)[:, 1:]
 

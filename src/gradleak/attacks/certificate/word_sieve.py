@@ -147,6 +147,7 @@ class WordSieve:
             for name in ("strength", "delta")
         )
         needed = torch.tensor([[place.needed] for place in places], device=sizes.device)
+        # The squared sine of the angle between d_p and the part of x' beside the other inputs
         sines = outside / (outside + along).clamp_min(1e-300)
         missed = torch.where(needed, strengths.square() * sines, deltas.square() * outside)
         return missed <= (CLEAR * self.floor) ** 2
@@ -193,7 +194,7 @@ def _measure_sums(
     """
     rows = torch.tensor([place.position for place in places], device=basis.device)
     norm, shift, columns = additive.norm, additive.norm.bias, centre(additive.words[words])
-    chosen = centre(additive.positions)[rows]
+    chosen = centre(additive.positions)[rows]  # as Additive.misses, for places instead of all
     deviation = (squares_of_sums(chosen, columns) / columns.shape[-1] + norm.eps).sqrt()
     chosen, columns = chosen * norm.weight, columns * norm.weight
     span, own = basis.to(columns.dtype), directions.to(columns.dtype)
@@ -234,7 +235,7 @@ def make_word_sieve(
     rank = int((found.values > cutoff).sum())
     left, values, right = found.left[:, :rank], found.values[:rank], found.right[:rank]
     leverage = left.square().sum(1)
-    duals = (left / values) @ right
+    duals = (left / values) @ right  # the pseudo-inverse, transposed
     places = {}
     for row, key in enumerate(keys):
         copies = count.totals[key[0]]  # of which one would be changed

@@ -80,6 +80,7 @@ class Lens:
             bases.append(find_directions(observation, by_heads, std))
             shown.append(place)
         most = max(one.shape[1] for one in bases)
+        # Zero rows count for nothing: observations may show different numbers of directions.
         padded = [torch.nn.functional.pad(one, (0, 0, 0, most - one.shape[1])) for one in bases]
         return torch.tensor(shown, device=padded[0].device), torch.stack(padded)
 
@@ -120,6 +121,7 @@ def rank_words(
     if not lenses:
         return misfits
     alone = LoneWords(target, lenses)
+    # The mean of all words is no word's doing; every so many of them give it well enough.
     means = alone.average(words[:: max(1, len(words) // WORDS_AT_ONCE)], bench)
     bases = [lens.find_bases(observations) for lens in lenses]
 
@@ -193,6 +195,7 @@ def _measure_outside(
     """Returns the log of the share of each word's vector outside the span, averaged over heads."""
     units = torch.nn.functional.normalize(vectors, dim=-1)
     inside = [torch.einsum("whd,hkd->wkh", units, one).square().sum(1) for one in basis]
+    # Less than 1e-4 outside says no more: a word among fillers is never met exactly.
     shares: Tensor = (1 - torch.stack(inside)).clamp_min(1e-4).log()
     return shares.mean(-1)
 
@@ -267,6 +270,7 @@ def _find_nearest(
         vectors = torch.nn.functional.normalize(apart, dim=-1)
         found = torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases])
         numbers = torch.arange(some.start, some.stop, device=first.device).expand(*shape, -1)
+        # A running list of the best: those before beside this piece's
         misses, places = torch.cat([misses, found], dim=-1).topk(count, largest=False)
         words = torch.cat([words, numbers], dim=-1).gather(-1, places)
         return found[0, 0]

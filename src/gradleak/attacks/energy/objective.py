@@ -153,11 +153,13 @@ def _estimate_zeroed(seen: Float[Tensor, "*shape"], square: float, by_chance: bo
     kept = float((seen != 0).double().mean())
     if by_chance or kept == 0:
         return (1 - kept) * square
+    # The smallest were set to zero: the least of those left is where the cut was made.
     threshold = float(seen.abs()[seen != 0].min())
     if kept == 1:
         return 0.0
     # Of double-exponential entries of which that share lies above the threshold
     scale = threshold / math.log(1 / kept)
+    # ∫ e² over the tail above t, and 2s² over all: what is missing of the second was set to zero.
     above = kept * (threshold**2 + 2 * scale * threshold + 2 * scale**2)
     return max(0.0, 2 * scale**2 - above)
 
@@ -196,7 +198,7 @@ class Energy(WordObjective):
         counted = shown * torch.tensor(guides, device=shown.device)
         shares = counted / counted.sum(1, keepdim=True).clamp_min(1e-30)
         split = [self.parts.index(heads.part) for heads in self.heads]
-        shares[:, split] /= 2
+        shares[:, split] /= 2  # the other half goes to the comparison by heads
         return torch.cat([shares, shares[:, split]], dim=1)
 
     def _weigh_evidence(
@@ -241,6 +243,7 @@ class Energy(WordObjective):
         profile = (unexplained.clamp_min(FLOOR).log() * self.weights[rows, None]).sum(-1)
         if not bool(self.noisy[rows].any()):
             return profile
+        # −‖G·P‖²/2σ², with ‖G·P‖² = (1 − unexplained)·‖G‖²
         likelihood = ((unexplained - 1) * self.nats[rows, None]).sum(-1)
         return torch.where(self.noisy[rows, None], likelihood, profile.double())
 
@@ -358,6 +361,7 @@ class SeenDirections:
         seen = self.rows[rows]
         # One product an observation: the same seen directions serve all its candidates.
         products = (directions.flatten(1, 2) @ seen.mT).view(*directions.shape[:3], -1)
+        # With H Hᵀ = L Lᵀ the projection is Hᵀ(HHᵀ)⁻¹H, and ‖G·P‖ = ‖L⁻¹ H (S·Vᵀ)ᵀ‖.
         solved = torch.linalg.solve_triangular(cholesky, products, upper=False)
         inside: Tensor = solved.square().sum((-1, -2))
         return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
@@ -401,6 +405,7 @@ def find_needed_layers(observation: Observation) -> tuple[int | None, ...]:
         if nats > TELLING + chance and part.layer not in layers:
             break
         layers[part.layer] = None
+        # Of noise alone ‖G‖²/2σ² is half the number of entries.
         nats += _measure_evidence(observation, part) - part.size / 2
         entries += part.size
     return tuple(layers)

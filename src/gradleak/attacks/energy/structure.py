@@ -53,6 +53,7 @@ class Structure:
             return inputs.gather(-2, last.expand(*mask.shape[:-1], 1, inputs.shape[-1]))[..., 0, :]
         kept = inputs * shown
         if self.centred:
+            # Σδ_t = 0, so that Σδ_t x_tᵀ = Σδ_t (x_t − x̄)ᵀ: the span is that of centred inputs.
             kept = (kept - kept.sum(-2, keepdim=True) / shown.sum(-2, keepdim=True)) * shown
         return kept.flatten(-3, -2)
 
@@ -128,6 +129,7 @@ class HeadByHead:
             basis: Tensor = found.left[..., :sentences]
             return basis.to(target.device, target.dtype)
         weight = target.module.get_parameter(self.part.parameter).detach()
+        # The average of inputs, seen through a head's values: W_v,h · v
         by_head = weight.view(self.count, -1, weight.shape[1]).double().cpu()
         basis = orthonormalise(by_head @ found.right[:, :sentences].mT)
         return basis.to(target.device, target.dtype)
@@ -145,6 +147,7 @@ class HeadByHead:
             vectors = target.module.get_submodule(module_of(self.source))(vectors)
         else:
             bias: Any = target.module.get_submodule(module_of(self.part)).bias
+            # What attention puts out is W_v·(average of inputs) + b_v, since weights sum to one.
             vectors = vectors if bias is None else vectors - bias
         by_head = vectors.reshape(*vectors.shape[:-1], self.count, -1).movedim(-2, -3)
         # by_head: [o, c, heads, examples, width]

@@ -157,6 +157,7 @@ class Hashing:
         by_coordinate = flat.mT.contiguous()
         members = self.even.view(self.bins, self.each)
         summed = F.embedding_bag(members, by_coordinate, mode="sum")
+        # Coordinates that do not divide evenly go to the first bins, one each.
         summed[: len(self.left_over)] += by_coordinate[self.left_over]
         return summed.mT.contiguous()
 
@@ -285,6 +286,8 @@ def make_basis(
     rows: bool,
 ) -> dict[str, Tensor]:
     """Returns orthonormal directions of places and of content, and how places are told apart."""
+    # Places are the directions of the tokens' mean vectors. Their coordinates in these directions
+    # mix; the rows of `unmixing` undo that, as far as mean vectors differ at all.
     places = orthonormalise(means.double().mT)
     mixed = places.mT @ means.double().mT  # means.T = places @ mixed
     unmixing = invert(mixed.mT, ILL_CONDITIONED).mT  # [tokens, places]

@@ -168,6 +168,7 @@ class InverterFit:
         began, attack = time.monotonic(), self.attack
         facts: dict[str, Any] = {"attack": attack.describe_learning(), "shape": self.shape}
         facts["setting"] = self.setting.describe()
+        # Layers draw from torch's global generator, which takes a number.
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
         network = attack.open_network(self.setting, self.features, self.shape, seed)
         network.start_from(self.lessons.blind_guess)
@@ -182,7 +183,7 @@ class InverterFit:
             done = train(network, self.make_loss(network, "training"), schedule, self.bench, facts)
             seconds = time.monotonic() - trained
             scores = self.judge(network, self.observe_held_out())
-        total = max(1, sum(score.total for score in scores))
+        total = max(1, sum(score.total for score in scores))  # texts of padding alone have none
         return Inverter(
             attack,
             self.setting,
@@ -334,7 +335,7 @@ class Inverter(FittedAttack):
             }
             guesses = self.network.read(self.features(Update(tensors)), bench)
             cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
-            self.unpaid = 0.0
+            self.unpaid = 0.0  # later guesses cost only their own reading
             found += [replace(guess, cost=cost) for guess in guesses]
             bench.progress.report(len(found), len(observations))
         return found

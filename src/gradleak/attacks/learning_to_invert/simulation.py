@@ -160,6 +160,7 @@ def _lookup(module: nn.Module, ids: Tensor, deltas: Tensor) -> Tensor:
     deltas = leave_out_padding(module, ids, deltas)
     clients, size = len(ids), module.num_embeddings
     if size <= SMALL_TABLE:
+        # One-hot rows times deltas: a product sums in a fixed order, which index_add_ does not.
         rows = torch.arange(size, device=ids.device)
         return (ids[:, None, :] == rows[:, None]).to(deltas.dtype) @ deltas
     table = deltas.new_zeros(clients * size, deltas.shape[-1])
@@ -216,6 +217,7 @@ class Simulation:
         if not self.per_example:
             return self.gradients(batches)
         clients, examples = batches.lead
+        # A defense that works on each example (DP-SGD) is given the gradient of each.
         alone = self.gradients(take_apart(batches))
         tensors = {
             name: one.view(clients, examples, *one.shape[1:]) for name, one in alone.tensors.items()
@@ -231,6 +233,7 @@ class Simulation:
 def split_off_last_noise(defenses: Sequence[Defense]) -> tuple[tuple[Defense, ...], float]:
     """Returns the defenses that their own code runs, and the spread of plain noise after them."""
     if defenses and not defenses[-1].wants_per_example:
+        # Noise and nothing else: no clipping, rounding or choice of entries beside it.
         channel = defenses[-1].channel()
         if channel == Channel(noise_std=channel.noise_std, randomised=channel.noise_std > 0):
             return tuple(defenses[:-1]), channel.noise_std

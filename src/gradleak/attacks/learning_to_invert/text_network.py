@@ -72,6 +72,7 @@ def measure_rare_spread(
     be like the median.
     """
     having = features.count_nonzero(0)
+    # E x² over all clients is the share that has it times E x² over those.
     share = (having / len(features)).clamp_min(1 / len(features))
     spread = features.std(0) / share.sqrt()
     moving = spread[spread > SHORTEST_SPREAD]

@@ -285,6 +285,7 @@ def _combine_gains(attempt: Attempt, tried: list[tuple[float, TokenIds]]) -> lis
             taken |= places
             for place in places:
                 current[place] = sentence[place]
+            # Changes at other positions mostly add up; scores decide how many were too many.
             combined.append(tuple(current))
     return combined
 
@@ -353,6 +354,7 @@ class PrefixGrowth:
             kept.append(best)
             self.directions += ranks[best]
             basis = decompose(left.pop(best)).right[: ranks[best]]
+            # What sentences feed beside the directions of those kept is all that they can add.
             left = {
                 sentence: inputs - (inputs @ basis.mT) @ basis for sentence, inputs in left.items()
             }

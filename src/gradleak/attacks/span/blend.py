@@ -64,6 +64,7 @@ class PostNormAttention:
         """Says how much each reader would look at each word, before the words' weights."""
         queries, keys = self._split_heads(self.query(readers)), self._split_heads(self.key(read))
         products = queries @ keys.mT / queries.shape[-1] ** 0.5
+        # A shift of a reader's row cancels in the mean that attend() takes; exp() stays in range.
         affinities: Tensor = (products - products.amax(-1, keepdim=True)).exp()
         return affinities
 
