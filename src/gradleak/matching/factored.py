@@ -140,7 +140,7 @@ class FactoredMatcher(Matcher):
         observations: Sequence[Observation],
         distance: Distance,
         names: tuple[str, ...],
-        reading: Reading = WHOLE,
+        reading: Reading,
     ) -> None:
         self.plan = plan = make_plan(observations[0].target, names)
         super().__init__(observations, distance, plan.names, reading)
@@ -390,5 +390,5 @@ def for_observations(
             observations, stack_observed(observations, matcher.names), silent=0.0
         )
     if adaptive:
-        matcher.take_off_noise(observations)
+        matcher.take_off_noise()
     return matcher

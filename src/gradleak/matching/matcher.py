@@ -15,7 +15,6 @@ from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.adaptation import (
-    WHOLE,
     Reading,
     certainties,
     common_channel,
@@ -39,10 +38,11 @@ class Matcher(ABC):
         observations: Sequence[Observation],
         distance: Distance,
         names: tuple[str, ...],
-        reading: Reading = WHOLE,
+        reading: Reading,
     ) -> None:
         self.target: Target = observations[0].target
-        self.distance, self.names, self.reading = distance, names, reading
+        self.observations, self.names = observations, names
+        self.distance, self.reading = distance, reading
         observed = stack_observed(observations, names)
         self.observed_squared = torch.stack(
             [observed[name].flatten(1).square().sum(1) for name in names], dim=1
@@ -63,18 +63,23 @@ class Matcher(ABC):
         # A pass back costs two forward: 1 + 2 for a gradient, three times that for its own slope.
         return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
-    def take_off_noise(self, observations: Sequence[Observation]) -> None:
+    def take_off_noise(self) -> None:
         """Lets the distance know how much of every tensor is noise, or likely to be what
         rounding at random added."""
         known = self.weights.new_tensor(
-            [observation.noise_std / observation.gradient_scale for observation in observations]
+            [
+                observation.noise_std / observation.gradient_scale
+                for observation in self.observations
+            ]
         )
         levels = (
-            common_channel(observations).quantisation_levels if self.distance.by_certainty else None
+            common_channel(self.observations).quantisation_levels
+            if self.distance.by_certainty
+            else None
         )
         if not bool(known.any()) and levels is None:
             return
-        seen, entrywise = stack_observed(observations, self.names), self.reading.entrywise
+        seen, entrywise = stack_observed(self.observations, self.names), self.reading.entrywise
         observed = [tensor.flatten(1) for tensor in seen.values()]
         stds = known[:, None].expand_as(self.weights)
         if levels is not None:
@@ -108,6 +113,7 @@ class Matcher(ABC):
     def take(self, places: Int[Tensor, "some"]) -> "Matcher":
         """The same for some of the observations."""
         part = copy.copy(self)
+        part.observations = [self.observations[place] for place in places.tolist()]
         for name in ("observed_squared", "weights", "noise_squared", "signal_squared"):
             setattr(part, name, getattr(self, name)[places])
         return part
@@ -133,22 +139,6 @@ class Matcher(ABC):
 class SimulatedMatcher(Matcher):
     """For any protocol: runs the client's own computation once a candidate and compares what
     comes out before any defense."""
-
-    def __init__(
-        self,
-        observations: Sequence[Observation],
-        distance: Distance,
-        names: tuple[str, ...],
-        reading: Reading = WHOLE,
-    ) -> None:
-        super().__init__(observations, distance, names, reading)
-        self.observations = observations
-
-    def take(self, places: Int[Tensor, "some"]) -> "SimulatedMatcher":
-        part = super().take(places)
-        assert isinstance(part, SimulatedMatcher)
-        part.observations = [self.observations[place] for place in places.tolist()]
-        return part
 
     def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
         """Every local step keeps its activations and its own weights, and a slope goes back
