@@ -53,7 +53,7 @@ def draw_beside(
     observations: Sequence[Observation],
     bench: Bench,
 ) -> list[Reconstruction]:
-    """One more blind guess of each observation, drawn by a stream that has the attack's name.
+    """Draws one more blind guess of each observation, by a stream that has the attack's name.
 
     The worst case over attacks is picked with the truth in hand. So that it is not above chance for
     the number of its attacks, it is held against as many blind guesses as there are attacks: the

@@ -64,8 +64,8 @@ class SpanDistance:
         )
 
     def pieces(self, rows: Rows, bench: Bench) -> Chunks:
-        """Rows of which a pass, and back, fits; the inputs of every matrix are compared, each
-        with as many directions."""
+        """Returns pieces of rows of which a pass, and back, fits. The inputs of every matrix are
+        compared, each with as many directions."""
         _, examples, tokens = rows.mask.shape
         directions = (
             examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
@@ -101,8 +101,8 @@ class SpanDistance:
 
 
 def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions inputs"]:
-    """Orthonormal rows that span what was seen; never more than there can be tokens, so that
-    noise does not fill the space."""
+    """Returns orthonormal rows that span what was seen; never more than there can be tokens, so
+    that noise does not fill the space."""
     target = observation.target
     width = (
         part.shape[0]
@@ -227,7 +227,8 @@ def _loss(rows: Rows, distance: SpanDistance, ids: Tensor, row: slice) -> float:
 
 
 def _draw_start(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
-    """One draw of the words' size for each row, from its own stream; special tokens in place."""
+    """Draws embeddings of the words' size for each row, from its own stream; special tokens stay in
+    place."""
     drawn = torch.zeros(*rows.mask.shape, rows.target.hidden_size)
     for row, problem in enumerate(rows.problems):
         stream = bench.streams_of(problem.observation).child("span", problem.number)

@@ -31,15 +31,15 @@ class Reading(ABC):
 
     @abstractmethod
     def residual(self, gradients: Tensor, observed: Tensor) -> Tensor:
-        """What speaks against a candidate, entry by entry; its slope in the gradient is one
+        """Returns what speaks against a candidate, entry by entry; its slope in the gradient is one
         wherever it is not zero."""
 
     @abstractmethod
     def angles(
         self, residual_squares: Tensor, inner: Tensor, squares: Tensor, observed_squares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The two sums of a distance that needs no entries, from sums of residual², g·G, g² and
-        G² over all of them."""
+        """Returns the two sums of a distance that needs no entries, from sums of residual², g·G, g²
+        and G² over all of them."""
 
 
 class Whole(Reading):
@@ -65,7 +65,7 @@ class Surviving(Reading):
     def angles(
         self, residual_squares: Tensor, inner: Tensor, squares: Tensor, observed_squares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g·G as it is, and g² over the survivors: Σ(g − G)² + 2 Σ g·G − Σ G² there."""
+        """Returns g·G as it is, and g² over the survivors: Σ(g − G)² + 2 Σ g·G − Σ G² there."""
         return inner, (residual_squares + 2 * inner - observed_squares).clamp_min(0)
 
 
@@ -79,7 +79,7 @@ class Signs(Reading):
     def angles(
         self, residual_squares: Tensor, inner: Tensor, squares: Tensor, observed_squares: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The square of what has the wrong sign, and of everything."""
+        """Returns the square of what has the wrong sign, and of everything."""
         return residual_squares, squares
 
 
@@ -87,7 +87,7 @@ WHOLE = Whole()
 
 
 def common_channel(observations: Sequence[Observation]) -> Channel:
-    """The kind of what is known to have been done to all of these."""
+    """Returns the kind of what is known to have been done to all of these."""
     kinds = {observation.channel.kind for observation in observations}
     if len(kinds) > 1:
         raise GradleakError(
@@ -97,7 +97,7 @@ def common_channel(observations: Sequence[Observation]) -> Channel:
 
 
 def adapt(distance: Distance, channel: Channel) -> tuple[Distance, Reading]:
-    """The distance and the reading that fit the channel."""
+    """Returns the distance and the reading that fit the channel."""
     if channel.signs_only:
         return distance.for_signs(), Signs()
     # Clipping comes first: what a clip leaves of a distance is then fitted to noise or rounding.
@@ -114,8 +114,8 @@ def noise_squares(
     noise_stds: Float[Tensor, "observations"],
     only_survivors: bool,
 ) -> Float[Tensor, "observations"]:
-    """The expected square of such errors in a tensor: of its entries, or of those that were not
-    set to zero."""
+    """Returns the expected square of such errors in a tensor: of its entries, or of those that were
+    not set to zero."""
     entries = (observed != 0).sum(1) if only_survivors else observed.shape[1]
     return entries * noise_stds.square()
 
@@ -123,8 +123,8 @@ def noise_squares(
 def rounding_stds(
     observed: Float[Tensor, "observations entries"], levels: int, only_survivors: bool
 ) -> Float[Tensor, "observations"]:
-    """What rounding at random is likely to have added to every entry of a tensor, or to those that
-    were not set to zero.
+    """Returns what rounding at random is likely to have added to every entry of a tensor, or to
+    those that were not set to zero.
 
     It is right in the mean, so |entries| are as large as they were; double-exponential ones have
     twice that, squared. No entry was moved by more than half a step in the mean square.
@@ -140,7 +140,8 @@ def certainties(
     signal_squared: Float[Tensor, "observations tensors"],
     stds: Float[Tensor, "observations tensors"],
 ) -> Float[Tensor, "observations tensors"]:
-    """Weights of tensors: all alike where noise is small, as their signal where it is large."""
+    """Returns weights of tensors: all alike where noise is small, as their signal where it is
+    large."""
     # Noise of spread σ moves a cosine with a unit vector by σ/‖g‖: its variance is σ²/‖g‖².
     variances = stds.square() / signal_squared.clamp_min(torch.finfo(signal_squared.dtype).tiny)
     return 1 / (1 + SURE * variances)
@@ -152,8 +153,8 @@ def likely_signal(
     noise: Float[Tensor, "observations tensors"],
     stds: Float[Tensor, "observations tensors"],
 ) -> Float[Tensor, "observations tensors"]:
-    """The gradient's part of every tensor's square: what is seen less the noise, as far as that is
-    sure; else what is usual.
+    """Returns the gradient's part of every tensor's square: what is seen less the noise, as far as
+    that is sure; else what is usual.
 
     Usual squares are taken in the shares that ordinary examples have, of the size that is seen in
     all tensors together.
@@ -171,7 +172,7 @@ def likely_signal(
 
 
 def ordinary_candidates(target: Target, observations: int) -> Batch:
-    """The model's ordinary examples, each a candidate by itself for every observation."""
+    """Returns the model's ordinary examples, each a candidate by itself for every observation."""
     batch = target.ordinary()
     if target.labels_are_tokens and batch.ids is not None:
         batch = replace(batch, labels=batch.ids)  # a language model learns its own text

@@ -78,8 +78,8 @@ def find_slopes(
 
 
 def call_shapes(target: Target) -> dict[str, tuple[int, ...]]:
-    """Modules whose calls have one leading row an example, with the number of axes of each call's
-    input.
+    """Returns modules whose calls have one leading row an example, with the number of axes of each
+    call's input.
 
     Found by two small passes of different sizes: a table shared by all examples ([tokens, tokens],
     say) does not follow them.

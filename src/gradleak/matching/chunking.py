@@ -50,7 +50,7 @@ class Chunks:
         self.size, self.bench, self.device = max(1, size), bench, device
 
     def run(self, function: Callable[[slice], Tensor], total: int) -> Tensor:
-        """One number a row from pieces of rows; infinity for rows that time did not allow."""
+        """Returns one number a row from pieces of rows; infinity where time did not allow it."""
         missing = torch.tensor(torch.inf, device=self.device)
         return self.run_pairs(lambda rows, _: function(rows)[:, None], total, 1, missing)[:, 0]
 
@@ -61,8 +61,8 @@ class Chunks:
         candidates: int,
         missing: Tensor,
     ) -> Tensor:
-        """The results [rows, candidates, …] for every row and candidate, in pieces of whole rows
-        or of one row's candidates."""
+        """Returns the results [rows, candidates, …] for every row and candidate, in pieces of whole
+        rows or of one row's candidates."""
         found: Tensor | None = None
         row = first = 0
         while row < rows and not (self.bench is not None and self.bench.out_of_time):
@@ -110,7 +110,7 @@ class PassCost:
     element: int  # bytes of a number
 
     def bytes(self, examples: int, tokens: int, times: float) -> float:
-        """What a batch takes whose numbers are held so many times."""
+        """Returns what a batch takes whose numbers are held so many times."""
         return (
             times
             * self.element
@@ -120,13 +120,13 @@ class PassCost:
         )
 
     def work(self, examples: int, tokens: int, times: float) -> float:
-        """The multiplications in it; a backward pass costs about two forward ones."""
+        """Returns the multiplications in it; a backward pass costs about two forward ones."""
         return times * examples * tokens * (self.products + self.attended * tokens)
 
 
 @torch.no_grad()
 def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> PassCost:
-    """The cost of a pass through all of the model, or as far as `run` goes."""
+    """Returns the cost of a pass through all of the model, or as far as `run` goes."""
     probe = target.probe(1, PROBED)
     numbers = products = 0.0
     called: set[str] = set()
@@ -173,7 +173,7 @@ def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> Pas
 
 
 def _outputs(module: nn.Module, output: Tensor) -> int:
-    """How many numbers of an output share each use of the weight: features of a linear layer,
+    """Says how many numbers of an output share each use of the weight: features of a linear layer,
     channels of a convolution."""
     return int(output.shape[1] if isinstance(module, nn.Conv2d) else output.shape[-1])
 
@@ -181,7 +181,7 @@ def _outputs(module: nn.Module, output: Tensor) -> int:
 def pieces(
     bench: Bench, device: torch.device, bytes_each: float, work_each: float, most: float
 ) -> Chunks:
-    """Pieces of as many candidates as are fastest, as take a second or two, and as fit the
+    """Returns pieces of as many candidates as are fastest, as take a second or two, and as fit the
     memory that is left."""
     quick = WORK.get(device.type, float("inf")) / max(1.0, work_each)
     wanted = max(1, int(min(most, quick)))
@@ -193,7 +193,7 @@ def pieces(
 
 
 def fastest(most: Mapping[str, int], device: torch.device) -> int:
-    """How many tokens at once are fastest on a device."""
+    """Says how many tokens at once are fastest on a device."""
     return most.get(device.type, most["cpu"])
 
 

@@ -39,29 +39,29 @@ class Distance(ABC):
 
     @abstractmethod
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        """The distance from the sums of all tensors."""
+        """Returns the distance from the sums of all tensors."""
 
     def for_signs(self) -> "Distance":
-        """What to minimise where only signs were sent."""
+        """Returns what to minimise where only signs were sent."""
         return WrongSignSquares() if self.sees_size else WrongSigns()
 
     def for_noise(self) -> "Distance":
-        """What to minimise under Gaussian noise of one size on every entry."""
+        """Returns what to minimise under Gaussian noise of one size on every entry."""
         return self
 
     def for_random_rounding(self) -> "Distance":
-        """What to minimise where entries were rounded up or down at random."""
+        """Returns what to minimise where entries were rounded up or down at random."""
         return self
 
     def of_nothing(
         self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
     ) -> Float[Tensor, "*some"]:
-        """The distance of a candidate without gradient, from the sums of G² and of |G|: one,
-        where the observed size cancels."""
+        """Returns the distance of a candidate without gradient, from the sums of G² and of |G|:
+        one, where the observed size cancels."""
         return squares if self.sees_size else torch.ones_like(squares)
 
     def for_any_size(self) -> "Distance":
-        """What to minimise where the update was scaled down by an unknown factor."""
+        """Returns what to minimise where the update was scaled down by an unknown factor."""
         return self
 
 
@@ -217,8 +217,8 @@ class WrongSignSquares(Distance):
 def _mean_of_cosines(
     sums: Statistics, squared: Float[Tensor, "observations tensors"]
 ) -> Float[Tensor, "observations candidates"]:
-    """The weighed mean over tensors of 1 − cos, with these for the squared norms of what was
-    observed."""
+    """Returns the weighed mean over tensors of 1 − cos, with these for the squared norms of what
+    was observed."""
     # Roots before the product, which would underflow where a tensor's entries were all set to zero
     norms = sums.second.clamp_min(TINY).sqrt() * squared.clamp_min(TINY).sqrt()[:, None]
     weights = sums.weights[:, None]

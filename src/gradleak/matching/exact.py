@@ -34,24 +34,24 @@ class Gradients(ABC):
 
     @abstractmethod
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
-        """Their products with a tensor that was seen."""
+        """Returns their products with a tensor that was seen."""
 
     @abstractmethod
     def products(self, other: "Gradients") -> Float[Tensor, "sentences others"]:
-        """Their products with those of other sentences, in the same tensor."""
+        """Returns their products with those of other sentences, in the same tensor."""
 
     @abstractmethod
     def summands(self) -> Float[Tensor, "sentences"]:
-        """The sizes of the terms each is a sum of: what rounding is relative to, also where
+        """Returns the sizes of the terms each is a sum of: what rounding is relative to, also where
         terms cancel."""
 
     @abstractmethod
     def take(self, rows: Int[Tensor, "some"]) -> "Gradients":
-        """Those of some sentences."""
+        """Returns those of some sentences."""
 
     @abstractmethod
     def pair_up(self, other: "Gradients") -> Float[Tensor, "sentences"]:
-        """The product of each with the other's at the same place; with itself, the squared
+        """Returns the product of each with the other's at the same place; with itself, the squared
         norms."""
 
 
@@ -185,8 +185,8 @@ class ExactGradients:
         return found
 
     def of(self, batch: Batch, double: bool = True) -> dict[str, Gradients]:
-        """By part, the gradients of each example of a batch of words [examples, tokens], in double
-        precision.
+        """Returns, by part, the gradients of each example of a batch of words [examples, tokens],
+        in double precision.
 
         With `double` false they are computed as the client does and turned to double precision
         afterwards.
@@ -196,7 +196,7 @@ class ExactGradients:
     def with_losses(
         self, batch: Batch, double: bool = True
     ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
-        """The same, and the loss of each example."""
+        """Returns the same, and the loss of each example."""
         # Rounding is measured as the difference between the two: the client's is of that size.
         target = self.target.in_double if double else self.target
         names = dict.fromkeys(module for module, _ in self.places.values())
@@ -254,7 +254,7 @@ def _multiply_by_token(
     others: Float[Tensor, "others tokens width"],
     compare_inputs: Callable[[slice], Tensor],
 ) -> Float[Tensor, "sentences others"]:
-    """Σ_{t,s} (δ_t·δ_s)(x_t·x_s) of every two sentences, a few sentences at a time."""
+    """Returns Σ_{t,s} (δ_t·δ_s)(x_t·x_s) of every two sentences, a few sentences at a time."""
     step = max(1, PRODUCTS_AT_ONCE // (deltas.shape[1] * others.shape[0] * others.shape[1]))
     rows = []
     for start in range(0, len(deltas), step):
@@ -272,7 +272,7 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
 def _short(
     part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]
 ) -> Vectors:
-    """The gradient of a bias or of a norm's weight."""
+    """Returns the gradient of a bias or of a norm's weight."""
     terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
     cuts = [part.of(_by_token(one).double()) for one in terms]
     values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)

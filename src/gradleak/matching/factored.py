@@ -164,8 +164,8 @@ class FactoredMatcher(Matcher):
         return passed + self._bytes_beside(examples * tokens, slope)
 
     def _bytes_beside(self, uses: int, slope: bool) -> float:
-        """What a candidate takes beside its pass: gradients that have to be built whole, tables
-        and what autograd is left."""
+        """Returns what a candidate takes beside its pass: gradients that have to be built whole,
+        tables and what autograd is left."""
         times = (4 if slope else 2) * self.target.dtype.itemsize
         found = times * float(sum(part.size for part in self.by_autograd))
         if not self.distance.residuals and not self.reading.entrywise:
@@ -202,8 +202,8 @@ class FactoredMatcher(Matcher):
         return first, second
 
     def _differentiable(self, batch: Batch) -> tuple[Batch, bool]:
-        """Embeddings or pixels that ask for gradients (the layers' gradients need a graph), and
-        whether the caller asked too."""
+        """Returns embeddings or pixels that ask for gradients (the layers' gradients need a graph),
+        and whether the caller asked too."""
         if batch.pixels is not None:
             wanted = batch.asks_for_gradients
             pixels = (
@@ -260,8 +260,8 @@ class FactoredMatcher(Matcher):
     def _join_uses(
         self, member: PlannedPart, calls: Slopes, shape: torch.Size
     ) -> tuple[Tensor, Tensor]:
-        """Inputs and output gradients of all uses of a module, [observations, candidates, uses,
-        …]; of a slice, its outputs."""
+        """Returns inputs and output gradients of all uses of a module, [observations, candidates,
+        uses, …]; of a slice, its outputs."""
         uses = calls[member.module]
         if member.kind is Kind.CONV2D:
             uses = [
@@ -286,7 +286,7 @@ class FactoredMatcher(Matcher):
     def _vector(
         self, member: PlannedPart, calls: Sequence[tuple[Use, Tensor]], shape: torch.Size
     ) -> Tensor:
-        """The gradient of a bias or of a norm's weight, for every candidate."""
+        """Returns the gradient of a bias or of a norm's weight, for every candidate."""
         module, parameter = self.modules[member.module], member.part.parameter
         terms = [compute_terms(module, member.kind, parameter, *call) for call in calls]
         total = sum(one.reshape(*shape, -1, one.shape[-1]).sum(-2) for one in terms)
@@ -296,7 +296,7 @@ class FactoredMatcher(Matcher):
     def _autograd_sums(
         self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice
     ) -> Sums:
-        """What has no closed form here: one backward pass a candidate."""
+        """Returns the sums of what has no closed form here, by one backward pass a candidate."""
         pairs = []
         with torch.enable_grad():
             per_candidate = [
@@ -326,8 +326,8 @@ class FactoredMatcher(Matcher):
 
 
 def _arrange(group: PartGroup, observed: Mapping[str, Tensor], reading: Reading) -> Observed:
-    """The observed tensors of a group, stacked [members, observations, …], matrices as factors
-    or survivors where that pays."""
+    """Returns the observed tensors of a group, stacked [members, observations, …], matrices as
+    factors or survivors where that pays."""
     stacked = torch.stack([observed[member.part.name] for member in group.members])
     if group.form != "outer":
         return stacked
@@ -342,7 +342,7 @@ def _arrange(group: PartGroup, observed: Mapping[str, Tensor], reading: Reading)
 
 
 def _take(observed: Observed, places: slice | Int[Tensor, "some"]) -> Observed:
-    """Some of the observations, which are the second axis."""
+    """Returns some of the observations, which are the second axis."""
     return observed[:, places] if isinstance(observed, Tensor) else observed.take(places)
 
 
@@ -354,8 +354,8 @@ def for_observations(
     adaptive: bool = True,
     unroll: bool = True,
 ) -> Matcher:
-    """The fastest matcher that is right for these observations; `plain` asks for the reference
-    instead.
+    """Returns the fastest matcher that is right for these observations; `plain` asks for the
+    reference instead.
 
     Where a defense is known, distance and reading are fitted to what it did, unless not `adaptive`.
     Of several local steps, `unroll` goes through each; otherwise the update is taken for one

@@ -33,8 +33,8 @@ class Thin:
 
 
 def thin_factors(gradients: Float[Tensor, "*lead outputs inputs"]) -> Thin | None:
-    """Thin factors by a randomised range finder, exact to rounding, or none where the rank is too
-    large for them to pay.
+    """Returns thin factors by a randomised range finder, exact to rounding, or none where the rank
+    is too large for them to pay.
 
     The draws only choose a basis; they come from a fixed seed so that the factors are the same
     every time.
@@ -88,7 +88,7 @@ def row_factor(
 def signal_shares(
     values: Float[Tensor, "*lead rank"], shape: tuple[int, int], noise_std: float, rounding: float
 ) -> Float[Tensor, "*lead rank"]:
-    """How much of each singular value's square is signal: nothing under the edge of noise of
+    """Says how much of each singular value's square is signal: nothing under the edge of noise of
     that size, or of rounding."""
     # The edge: σ(√m + √n), as in precision.py (Davidson & Szarek 2001)
     floor = torch.maximum(

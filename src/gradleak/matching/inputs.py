@@ -50,8 +50,8 @@ class ModuleInputs:
                 )
 
     def __call__(self, batch: Batch) -> Mapping[str, Tensor]:
-        """By module name, inputs [*lead, tokens, width]; differentiable in embeddings that ask
-        for gradients."""
+        """Returns inputs by module name, [*lead, tokens, width], differentiable in embeddings that
+        ask for gradients."""
         seen: dict[str, Tensor] = {}
 
         def note(name: str, inputs: Tensor) -> None:
@@ -83,20 +83,20 @@ class ModuleInputs:
 
 
 def module_of(part: Part) -> str:
-    """The module that holds a part's parameter."""
+    """Returns the module that holds a part's parameter."""
     return part.parameter.rpartition(".")[0]
 
 
 def matrix_of(target: Target, part: Part, tensor: Tensor) -> Tensor:
-    """A gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way
+    """Returns a gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way
     round the module keeps it."""
     module: nn.Module = target.module.get_submodule(module_of(part))
     return tensor.mT if kind_of(module) is Kind.CONV1D else tensor
 
 
 def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
-    """Of the named parts those that are weights of linear layers, one row an input token, in the
-    order of the layers."""
+    """Returns those of the named parts that are weights of linear layers, one row an input token,
+    in the order of the layers."""
     found = []
     for name in names:
         part = target.part(name)
@@ -128,7 +128,7 @@ def visible_linear_parts(
 def first_inputs(
     inputs: ModuleInputs, ids: Int[Tensor, "words"], positions: int
 ) -> Float[Tensor, "positions words width"]:
-    """Inputs of a module for every word of `ids` alone at every position.
+    """Returns inputs of a module for every word of `ids` alone at every position.
 
     Right for modules of the first layer only, where tokens have not mixed: each position is filled
     with the word itself.
@@ -151,7 +151,7 @@ class Additive:
 
     @torch.no_grad()
     def misses(self, directions: Float[Tensor, "width some"]) -> Float[Tensor, "positions words"]:
-        """The part of each input along some directions, relative to its size."""
+        """Returns the part of each input along some directions, relative to its size."""
         gain, shift = self.norm.weight, self.norm.bias
         # LayerNorm takes the mean off; the variance is that of the centred sum.
         rows, columns = centre(self.positions), centre(self.words)
@@ -173,7 +173,7 @@ def centre(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
 def squares_of_sums(
     rows: Float[Tensor, "rows width"], columns: Float[Tensor, "columns width"]
 ) -> Float[Tensor, "rows columns"]:
-    """The squared norm of every sum of one of each."""
+    """Returns the squared norm of every sum of one of each."""
     # ‖r + c‖² = ‖r‖² + ‖c‖² + 2 r·c
     return rows.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * rows @ columns.mT
 
@@ -181,7 +181,7 @@ def squares_of_sums(
 def squares_normalised(
     rows: Tensor, columns: Tensor, deviation: Tensor, shift: Tensor
 ) -> Float[Tensor, "rows columns"]:
-    """The squared norm of every sum of one of each, divided by its deviation and shifted."""
+    """Returns the same of every sum divided by its deviation and shifted."""
     across = (rows @ shift)[:, None] + columns @ shift
     return (
         squares_of_sums(rows, columns) / deviation.square()
@@ -194,7 +194,7 @@ def squares_normalised(
 def additive_of(
     inputs: ModuleInputs, words: Int[Tensor, "words"], positions: int
 ) -> Additive | None:
-    """The sum a model's first inputs are made of; none where they are made otherwise."""
+    """Returns the sum a model's first inputs are made of; none where they are made otherwise."""
     norms = [
         module for module in inputs.target.module.modules() if isinstance(module, nn.LayerNorm)
     ]
@@ -221,7 +221,8 @@ def additive_of(
 def _before(
     norm: nn.LayerNorm, inputs: ModuleInputs, words: Int[Tensor, "words"], positions: int
 ) -> tuple[Float[Tensor, "words positions _"] | None, Float[Tensor, "words positions width"]]:
-    """What a normalisation is fed for each word at each position, and what the first layer is."""
+    """Returns what a normalisation is fed for each word at each position, and what the first layer
+    is."""
     seen: list[Tensor] = []
     handle = norm.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
     try:

@@ -42,7 +42,7 @@ class Use:
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """The kind of a module the engine knows the closed form of; none means autograd."""
+    """Returns the kind of a module the engine knows the closed form of; none means autograd."""
     if type(module) is nn.Linear:
         return Kind.LINEAR
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers"):
@@ -96,8 +96,8 @@ def _scales_only(module: nn.Module) -> bool:
 
 
 def owners_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
-    """For every parameter name, the modules (and attributes) that hold it; more than one where
-    weights are tied."""
+    """Returns, for every parameter name, the modules (and attributes) that hold it: more than one
+    where weights are tied."""
     holders: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for module_name, part in module.named_modules():
         for attribute, parameter in part.named_parameters(recurse=False):
@@ -108,8 +108,8 @@ def owners_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
 def compute_terms(
     module: nn.Module, kind: Kind, parameter: str, use: Use, delta: Tensor
 ) -> Float[Tensor, "examples *places width"]:
-    """What is summed over places for the gradient of a bias (δ) or of a norm's weight (δ∘x̂),
-    channels last."""
+    """Returns what is summed over places for the gradient of a bias (δ) or of a norm's weight
+    (δ∘x̂), channels last."""
     if parameter.endswith("weight"):
         if kind is Kind.RMS_NORM:
             delta = delta * use.output / module.get_parameter("weight")
@@ -119,7 +119,7 @@ def compute_terms(
 
 
 def _normalise(module: nn.Module, inputs: Tensor) -> Tensor:
-    """A norm's inputs as its weight finds them."""
+    """Returns a norm's inputs as its weight finds them."""
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
     if isinstance(module, nn.GroupNorm):
@@ -131,7 +131,7 @@ def _normalise(module: nn.Module, inputs: Tensor) -> Tensor:
 def leave_out_padding(
     table: nn.Module, ids: Int[Tensor, "*uses"], deltas: Float[Tensor, "*uses width"]
 ) -> Float[Tensor, "*uses width"]:
-    """Output gradients of an embedding table, zero where it looked up the row that does not
+    """Returns output gradients of an embedding table, zero where it looked up the row that does not
     learn."""
     assert isinstance(table, nn.Embedding)
     if table.padding_idx is None:
@@ -142,7 +142,7 @@ def leave_out_padding(
 def patches(
     module: nn.Module, pictures: Float[Tensor, "examples channels height width"]
 ) -> Float[Tensor, "examples places inputs"]:
-    """What a convolution's kernel sees at every place it is put.
+    """Returns what a convolution's kernel sees at every place it is put.
 
     A copy of a view, where torch's own unfold on a GPU takes the examples one by one.
     """

@@ -54,12 +54,12 @@ class Matcher(ABC):
 
     @abstractmethod
     def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """What one candidate of so many sentences takes to be compared; with the slope of its
-        distance."""
+        """Returns what one candidate of so many sentences takes to be compared; with the slope of
+        its distance."""
 
     def work(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """The multiplications in it: forward and backward, and for a slope both once more, and
-        back."""
+        """Returns the multiplications in it: forward and backward, and for a slope both once more,
+        and back."""
         # A pass back costs two forward: 1 + 2 for a gradient, three times that for its own slope.
         return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
@@ -95,7 +95,7 @@ class Matcher(ABC):
     def expected_signal(
         self, stds: Float[Tensor, "observations tensors"]
     ) -> Float[Tensor, "observations tensors"]:
-        """How much of every tensor's square is the gradient's."""
+        """Says how much of every tensor's square is the gradient's."""
         _, squares = self.sums(ordinary_candidates(self.target, len(stds)), slice(None))
         shown = self.weights > 0
         return likely_signal(
@@ -107,11 +107,11 @@ class Matcher(ABC):
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        """The distance's two sums [observations, candidates, tensors] for the observations of a
-        slice."""
+        """Returns the distance's two sums [observations, candidates, tensors] for the observations
+        of a slice."""
 
     def take(self, places: Int[Tensor, "some"]) -> "Matcher":
-        """The same for some of the observations."""
+        """Returns the same for some of the observations."""
         part = copy.copy(self)
         part.observations = [self.observations[place] for place in places.tolist()]
         for name in ("observed_squared", "weights", "noise_squared", "signal_squared"):
@@ -121,8 +121,8 @@ class Matcher(ABC):
     def distances(
         self, batch: Batch, rows: slice = slice(None)
     ) -> Float[Tensor, "observations candidates"]:
-        """The distance of every candidate, differentiable in embeddings and soft labels that ask
-        for gradients."""
+        """Returns the distance of every candidate, differentiable in embeddings and soft labels
+        that ask for gradients."""
         first, second = self.sums(batch, rows)
         return self.distance.combine(
             Statistics(
@@ -178,8 +178,8 @@ class SimulatedMatcher(Matcher):
 
 
 def show_part(observation: Observation, part: Part) -> Tensor:
-    """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight
-    is then zero too)."""
+    """Returns one tensor as observed, in the size of a gradient; zeros where it is not shown (its
+    weight is then zero too)."""
     shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
     if shown is None:
         return observation.target.parameters[part.parameter].new_zeros(part.shape)
@@ -187,8 +187,8 @@ def show_part(observation: Observation, part: Part) -> Tensor:
 
 
 def distance_of_nothing(observation: Observation, distance: Distance) -> Float[Tensor, ""]:
-    """How far a candidate without any gradient is from what was seen, known noise taken off: the
-    size that weights of a prior or a penalty beside the distance have to be held against."""
+    """Says how far a candidate without any gradient is from what was seen, known noise taken off:
+    the size that weights of a prior or a penalty beside the distance have to be held against."""
     seen = [
         tensor.double() / observation.gradient_scale
         for tensor in observation.update.tensors.values()
@@ -202,7 +202,7 @@ def distance_of_nothing(observation: Observation, distance: Distance) -> Float[T
 
 
 def stack_observed(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
-    """Each tensor as all observations show it, [observations, …]."""
+    """Returns each tensor as all observations show it, [observations, …]."""
     parts = [observations[0].target.part(name) for name in names]
     return {
         part.name: torch.stack([show_part(observation, part) for observation in observations])
@@ -213,7 +213,7 @@ def stack_observed(observations: Sequence[Observation], names: Sequence[str]) ->
 def weigh_tensors(
     observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float | None = None
 ) -> Float[Tensor, "observations tensors"]:
-    """One where a tensor is seen and carries signal, zero elsewhere."""
+    """Returns one where a tensor is seen and carries signal, and zero elsewhere."""
     sizes = torch.stack(
         [tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1
     )
@@ -227,8 +227,8 @@ def weigh_tensors(
 
 
 def matchable(target: Target, names: Iterable[str], keep_silent: bool) -> tuple[str, ...]:
-    """The named parts whose gradient can be computed from embeddings and (unless kept) is not zero
-    by construction.
+    """Returns the named parts whose gradient can be computed from embeddings and (unless kept) is
+    not zero by construction.
 
     The word embeddings are out: a candidate made of embeddings does not look anything up in them.
     So is an output layer tied to them: its gradient is the sum of both sides, of which only one can
@@ -241,8 +241,8 @@ def matchable(target: Target, names: Iterable[str], keep_silent: bool) -> tuple[
 
 
 def structurally_silent(target: Target) -> set[str]:
-    """Parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for softmax
-    ignores shifts.
+    """Returns parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for
+    softmax ignores shifts.
 
     Their rounding noise would count as much as any other tensor in the cosine distance.
     """

@@ -39,25 +39,25 @@ LAPACK_ACCEPTS = 50.0
 
 
 def unit_rounding(dtype: torch.dtype) -> float:
-    """u: the largest relative error of one operation."""
+    """Returns u, the largest relative error of one operation."""
     return torch.finfo(dtype).eps / 2
 
 
 def sum_error(terms: int, dtype: torch.dtype) -> float:
-    """The error to be expected of a sum of products at most, whatever their signs, as a share of
-    ‖a‖‖b‖."""
+    """Returns the error to be expected of a sum of products at most, whatever their signs, as a
+    share of ‖a‖‖b‖."""
     return math.sqrt(terms) * unit_rounding(dtype)
 
 
 def mixed_sum_error(dtype: torch.dtype) -> float:
-    """The root mean square of the error where the terms' signs are random, as a share of ‖a‖‖b‖,
-    however many there are."""
+    """Returns the root mean square of the error where the terms' signs are random, as a share of
+    ‖a‖‖b‖, however many there are."""
     return unit_rounding(dtype) / math.sqrt(6)
 
 
 def sum_error_bound(terms: int, dtype: torch.dtype) -> float:
-    """The largest error a sum of products can have in any order, as a share of ‖a‖‖b‖; infinite
-    where none is known."""
+    """Returns the largest error a sum of products can have in any order, as a share of ‖a‖‖b‖;
+    infinite where none is known."""
     share = terms * unit_rounding(dtype)
     return share / (1 - share) if share < 1 else math.inf
 
@@ -65,8 +65,8 @@ def sum_error_bound(terms: int, dtype: torch.dtype) -> float:
 def gram_error_bound(
     terms: int, rows: Int[Tensor, "*lead"], dtype: torch.dtype
 ) -> Float[Tensor, "*lead"]:
-    """How negative rounding can make an eigenvalue of a Gram matrix of so many rows, as a share of
-    its largest diagonal entry.
+    """Says how negative rounding can make an eigenvalue of a Gram matrix of so many rows, as a
+    share of its largest diagonal entry.
 
     Each entry is off by γ of the terms times the largest diagonal entry at most, the matrix by
     `rows` times that in norm; the Cholesky factorisation itself fails only below `rows`·γ of rows +
@@ -76,14 +76,14 @@ def gram_error_bound(
 
 
 def singular_floor(shape: tuple[int, int], entry_error: float) -> float:
-    """The largest singular value that independent errors of this standard deviation in every
-    entry make."""
+    """Returns the largest singular value that independent errors of this standard deviation in
+    every entry make."""
     return entry_error * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
 
 
 def product_floor(shape: tuple[int, int], terms: int, norm: float, dtype: torch.dtype) -> float:
-    """The largest singular value of what rounding leaves in a matrix of Frobenius norm `norm`, each
-    entry a sum of products.
+    """Returns the largest singular value of what rounding leaves in a matrix of Frobenius norm
+    `norm`, each entry a sum of products.
 
     An entry's error is √terms·u times the norms of the two factors; over all entries its root mean
     square is √terms·u·norm/√(mn) where the factors do not cancel, which makes √terms·u·norm·(1/√m +
@@ -95,8 +95,8 @@ def product_floor(shape: tuple[int, int], terms: int, norm: float, dtype: torch.
 
 
 def gradient_difference(sums: list[int], dtype: torch.dtype) -> float:
-    """The relative difference to be expected of one gradient taken twice, in different orders,
-    through sums of so many terms.
+    """Returns the relative difference to be expected of one gradient taken twice, in different
+    orders, through sums of so many terms.
 
     Every sum on the way, forward and back, adds an error of √n·u, independent of the others: their
     squares add up to u²Σn, and two orders make √2 of the root. It holds up to the factor by which
@@ -106,7 +106,7 @@ def gradient_difference(sums: list[int], dtype: torch.dtype) -> float:
 
 
 def signal_floor(inputs: int, dtype: torch.dtype) -> float:
-    """The share of a gradient's largest singular value under which its directions cannot be
+    """Returns the share of a gradient's largest singular value under which its directions cannot be
     explained by inputs taken anew.
 
     dW = Σ_t δ_t x_tᵀ was made of a client's x_t. Ours went through sums in another order, and miss
@@ -120,8 +120,8 @@ def signal_floor(inputs: int, dtype: torch.dtype) -> float:
 
 
 def cancelled_share(dtype: torch.dtype) -> float:
-    """The share of other tensors' size under which a tensor is only what rounding leaves of terms
-    that cancel.
+    """Returns the share of other tensors' size under which a tensor is only what rounding leaves of
+    terms that cancel.
 
     The gradient of a key's bias is a sum over tokens that is zero in exact numbers; rounding leaves
     √n·u of the terms' size. Batches have some hundreds of tokens, and the root makes little of
@@ -131,8 +131,8 @@ def cancelled_share(dtype: torch.dtype) -> float:
 
 
 def backward_error_bound(size: int, dtype: torch.dtype) -> float:
-    """What a decomposition of a matrix of this size may be off by, as a share of the matrix's
-    norm."""
+    """Returns what a decomposition of a matrix of this size may be off by, as a share of the
+    matrix's norm."""
     return LAPACK_ACCEPTS * size * torch.finfo(dtype).eps
 
 

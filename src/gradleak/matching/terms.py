@@ -44,7 +44,7 @@ class Sparse:
 def find_survivors(
     matrices: Float[Tensor, "tensors observations outputs inputs"],
 ) -> Sparse | None:
-    """The entries that are not zero, or none where they are too many for this to pay."""
+    """Returns the entries that are not zero, or none where they are too many for this to pay."""
     flat = matrices.flatten(2)
     if int((flat != 0).sum(-1).max()) * FEW > flat.shape[2]:
         return None
@@ -65,7 +65,7 @@ def sum_survivors(
     observed: Sparse,
     residuals: bool,
 ) -> tuple[Float[Tensor, "m o c"], Float[Tensor, "m o c"]]:
-    """Over survivors only: of |g − G|² and |g − G|, or of g·G and g²."""
+    """Returns sums over survivors only: of |g − G|² and |g − G|, or of g·G and g²."""
     first = second = inputs.new_zeros(inputs.shape[:3])
     at_once = ENTRIES_AT_ONCE.get(inputs.device.type, 2**22) // inputs[..., 0].numel()
     for piece in torch.split(
@@ -93,8 +93,8 @@ def outer_angles(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Thin | Tensor,
 ) -> Sums:
-    """Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form: the
-    smaller is taken."""
+    """Returns Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form:
+    the smaller is taken."""
     m, o, c, uses, d_in = inputs.shape
     d_out = deltas.shape[-1]
     x, d = inputs.reshape(m, o, c * uses, d_in), deltas.reshape(m, o, c * uses, d_out)
@@ -116,8 +116,8 @@ def lookup_angles(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Float[Tensor, "m o rows d_out"],
 ) -> Sums:
-    """The same for an embedding table: its inputs are one-hot, so products with them are
-    look-ups and comparisons."""
+    """Returns the same for an embedding table: its inputs are one-hot, so that products with them
+    are look-ups and comparisons."""
     m, o, c, uses, d_out = deltas.shape
     index = ids.reshape(m, o, c * uses, 1).expand(-1, -1, -1, d_out)
     inner = (
@@ -137,7 +137,8 @@ def lookup_entries(
     residuals: bool,
     reading: Reading,
 ) -> Sums:
-    """The sums for an embedding table whose entries count one by one, without building the table.
+    """Returns the sums for an embedding table whose entries count one by one, without building the
+    table.
 
     Most rows are not looked up and have no gradient: what is seen there speaks against every
     candidate alike.
@@ -173,7 +174,7 @@ def vector_sums(
     residuals: bool,
     reading: Reading,
 ) -> Sums:
-    """The sums for biases, LayerNorms and whatever else is small enough to hold."""
+    """Returns the sums for biases, LayerNorms and whatever else is small enough to hold."""
     seen = observed[:, :, None]
     if residuals:
         difference = reading.residual(gradients, seen)
@@ -193,8 +194,8 @@ def outer_sums(
     residuals: bool,
     reading: Reading,
 ) -> Sums:
-    """The sums for a matrix gradient; it is built only where the distance or the reading asks
-    for its entries."""
+    """Returns the sums for a matrix gradient; it is built only where the distance or the reading
+    asks for its entries."""
     if isinstance(observed, Sparse):
         return sum_survivors(inputs, deltas, observed, residuals)
     if residuals:
@@ -216,8 +217,8 @@ def outer_residuals(
     reading: Reading,
     absolutes: bool = True,
 ) -> Sums:
-    """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is
-    built, a piece at a time."""
+    """Returns Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so that the
+    difference is built, a piece at a time."""
     m, o, c, uses, d_in = inputs.shape
     x, d = inputs.reshape(m * o, c, uses, d_in), deltas.reshape(m * o, c, uses, -1)
     if isinstance(observed, Thin):
@@ -284,7 +285,7 @@ def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) 
 
 
 def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any:
-    """R for a few rows at a time; the yielded buffer is overwritten by the next piece. Rows that
+    """Yields R for a few rows at a time, in a buffer that the next piece overwrites. Rows that
     share a G are neighbours."""
     rows, d_in, d_out = x.shape[0], x.shape[2], d.shape[2]
     step = max(1, min(rows, ENTRIES_AT_ONCE.get(x.device.type, 2**24) // (d_in * d_out)))
@@ -303,8 +304,8 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any
 
 
 def _repeat_observed(dense: Tensor, rows: int, piece: slice) -> Tensor:
-    """What was seen, for some of the rows: one G for all candidates of an observation, copied
-    for no more than these."""
+    """Returns what was seen for some of the rows: one G for all candidates of an observation,
+    copied for no more than these."""
     if len(dense) == rows:
         return dense[piece]
     return dense[torch.arange(piece.start, piece.stop, device=dense.device) // (rows // len(dense))]

@@ -13,7 +13,7 @@ class RateSchedule(ABC):
 
     @abstractmethod
     def factor(self, step: int) -> float:
-        """The multiple at that step (counted from 0)."""
+        """Returns the multiple at that step (counted from 0)."""
 
 
 @dataclass(frozen=True)
