@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks import evidence
-from gradleak.attacks.search.changes import draw_exchanges, draw_orders, reorder
+from gradleak.attacks.search.changes import draw_moves, reorder
 from gradleak.attacks.search.hypotheses import MOST_PAIRINGS, Assumptions, Source, pair_labels
 from gradleak.attacks.search.likelihood import compute_nll, order_by_prior
 from gradleak.attacks.search.search_rows import (
@@ -213,11 +213,7 @@ class Climb:
     def _draw_candidates(self, sentence: int) -> Candidates:
         """Returns the guess itself, with its words moved, and with spare words exchanged."""
         ids, count = self.ids, self.attack.orders
-        orders = draw_orders(self.rows, self.bench, count, self.rounds, sentence, "bag")
-        if ids.shape[1] > 1:
-            purpose = f"bag {sentence}"
-            across = draw_exchanges(self.rows, self.bench, count // 2, self.rounds, purpose)
-            orders = torch.cat([orders, across], dim=1)
+        orders = draw_moves(self.rows, self.bench, count, self.rounds, sentence, "bag")
         repeated = torch.stack([self._exchange_spare(row, sentence) for row in range(len(ids))])
         repeated = repeated.view(len(ids), -1, *ids.shape[1:])
         made = torch.cat([reorder(ids, orders), repeated], dim=1)

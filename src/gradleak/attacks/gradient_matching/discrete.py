@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.attacks.search.changes import Orders, draw_exchanges, draw_orders, reorder
+from gradleak.attacks.search.changes import Orders, draw_exchanges, draw_moves, draw_orders, reorder
 from gradleak.attacks.search.descent import RowAdamState
 from gradleak.attacks.search.likelihood import compute_nll
 from gradleak.attacks.search.matched import Matched
@@ -239,11 +239,7 @@ class Polish:
     ) -> Candidates:
         """Returns the guess itself, reordered, and with single words exchanged."""
         rows, bench = scorer.rows, scorer.bench
-        orders = draw_orders(rows, bench, self.orders, number, sentence, "polish")
-        if rows.mask.shape[1] > 1:  # words may be in the wrong sentence
-            purpose = f"polish {sentence}"
-            across = draw_exchanges(rows, bench, self.orders // 2, number, purpose)
-            orders = torch.cat([orders, across], dim=1)
+        orders = draw_moves(rows, bench, self.orders, number, sentence, "polish")
         exchanged = ids[:, None].expand(-1, self.substitutions, -1, -1).clone()
         every = torch.arange(self.substitutions)
         for row, problem in enumerate(rows.problems):

@@ -78,6 +78,20 @@ def draw_exchanges(rows: Rows, bench: Bench, count: int, number: int, purpose: s
     return orders.to(rows.target.device)
 
 
+def draw_moves(
+    rows: Rows, bench: Bench, count: int, number: int, sentence: int, purpose: str
+) -> Orders:
+    """Returns orders that reorder one sentence and, in a batch, half as many across sentences.
+
+    In a batch words may be in the wrong sentence.
+    """
+    orders = draw_orders(rows, bench, count, number, sentence, purpose)
+    if rows.mask.shape[1] == 1:
+        return orders
+    across = draw_exchanges(rows, bench, count // 2, number, f"{purpose} {sentence}")
+    return torch.cat([orders, across], dim=1)
+
+
 def draw_permutations(
     free: int, count: int, generator: torch.Generator, padded: int | None = None
 ) -> Int[Tensor, "count places"]:
