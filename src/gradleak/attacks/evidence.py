@@ -78,6 +78,7 @@ def _round_counts(expected: Float[Tensor, "classes"], total: int) -> list[int]:
     """Returns whole numbers that add up to the total, by largest remainder."""
     wished = expected.clamp_min(0).tolist()
     counts = [int(value) for value in wished]
+    # Largest remainders first; negative estimates were raised to zero before.
     by_remainder = sorted(range(len(wished)), key=lambda label: counts[label] - wished[label])
     for place in range(max(0, total - sum(counts))):
         counts[by_remainder[place % len(counts)]] += 1
@@ -144,7 +145,7 @@ def _sketch(matrix: Float[Tensor, "outputs inputs"]) -> Tensor:
     The image has the same rank if that is below its size.
     """
     generator = Streams.root("evidence", 0).generator()
-    for _ in range(2):
+    for _ in range(2):  # the rows, then (turned over) the columns
         if min(matrix.shape) > WIDEST:
             drawn = torch.randn(WIDEST, len(matrix), generator=generator, dtype=matrix.dtype)
             matrix = drawn.to(matrix.device) @ matrix
@@ -197,6 +198,7 @@ def _mark_words(observation: Observation) -> Bool[Tensor, "words"] | None:
 
 def _mark_outstanding(sizes: Float[Tensor, "rows"], most: int) -> Bool[Tensor, "rows"]:
     """Marks the largest, up to the widest gap between neighbours in order of size."""
+    # Ratios of neighbours, largest first: words lie above the widest gap.
     ordered, places = sizes.sort(descending=True)
     most = max(1, min(most, len(ordered) - 1))
     gaps = ordered[:most] / ordered[1 : most + 1].clamp_min(torch.finfo(sizes.dtype).tiny)
@@ -211,7 +213,7 @@ def _mark_touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Boo
     Most rows are untouched, and hence of the noise's size.
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
-    floor = norms.quantile(0.25) if through_noise else 0.0
+    floor = norms.quantile(0.25) if through_noise else 0.0  # a quarter is untouched in any case
     above: Tensor = (norms > ABOVE_FLOOR * floor) & (
         norms > cancelled_share(rows.dtype) * norms.max()
     )

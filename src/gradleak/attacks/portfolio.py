@@ -104,6 +104,7 @@ class Portfolio(Attack):
             bench = replace(bench, deadline=deadline)
         for place, member in list(enumerate(self.members))[kept.members :]:
             left = [one for one in observations if not runs[one.index].settled]
+            # Of the time that is left each member gets as much as those after it.
             turn = _limit_turn(early, len(self.members) - place)
             made = _attempt(member, left, turn) if left else []
             for one, (stage, guess) in zip(left, made, strict=True):
@@ -235,6 +236,7 @@ def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> 
     if path is None or not path.is_file():
         return nothing
     plain = json.loads(path.read_text(encoding="utf-8"))
+    # Of other observations it is another call's, and says nothing of these.
     if [*plain["runs"]] != [str(one.index) for one in observations]:
         return nothing
     runs = {one.index: _read_run(one, plain["runs"][str(one.index)]) for one in observations}

@@ -46,19 +46,20 @@ def unit_rounding(dtype: torch.dtype) -> float:
 def sum_error(terms: int, dtype: torch.dtype) -> float:
     """Returns the error to be expected of a sum of products at most, whatever their signs, as a
     share of ‖a‖‖b‖."""
-    return math.sqrt(terms) * unit_rounding(dtype)
+    return math.sqrt(terms) * unit_rounding(dtype)  # Higham & Mary's √n·u
 
 
 def mixed_sum_error(dtype: torch.dtype) -> float:
     """Returns the root mean square of the error where the terms' signs are random, as a share of
     ‖a‖‖b‖, however many there are."""
+    # (u/√3)² a step, times squared partial sums of k/n²: these add up to 1/2
     return unit_rounding(dtype) / math.sqrt(6)
 
 
 def sum_error_bound(terms: int, dtype: torch.dtype) -> float:
     """Returns the largest error a sum of products can have in any order, as a share of ‖a‖‖b‖;
     infinite where none is known."""
-    share = terms * unit_rounding(dtype)
+    share = terms * unit_rounding(dtype)  # γₙ = nu/(1 − nu)
     return share / (1 - share) if share < 1 else math.inf
 
 
@@ -114,6 +115,7 @@ def signal_floor(inputs: int, dtype: torch.dtype) -> float:
     direction found by way of a Gram matrix in double precision (factors.py) better than the root
     of that matrix's own error.
     """
+    # A Gram matrix has squared singular values: an error of nu in these is one of √(nu) below.
     return max(
         gradient_difference([inputs], dtype), math.sqrt(inputs * unit_rounding(torch.float64))
     )
@@ -127,7 +129,7 @@ def cancelled_share(dtype: torch.dtype) -> float:
     √n·u of the terms' size. Batches have some hundreds of tokens, and the root makes little of
     more.
     """
-    return sum_error(256, dtype)
+    return sum_error(256, dtype)  # batches of some hundreds of tokens
 
 
 def backward_error_bound(size: int, dtype: torch.dtype) -> float:

@@ -67,6 +67,7 @@ def certify_all(
             found |= dict.fromkeys(group, Certificate(False, note=NO_TIME))
             continue
         every = tuple(sentence for place in group for sentence in each[place])
+        # One pass for the columns of all guesses of a group; each takes its own.
         made, start = compute_gradients(observations[group[0]], every), 0
         for place in group:
             stop = start + len(each[place]) * count_labels(observations[place].target)

@@ -177,6 +177,7 @@ class PictureObjective:
             batch = Batch.of_pixels(pixels[kept, None], labels[kept, None])
             return self.compute(matcher, batch, kept).detach()
 
+        # Done beside a search: what it may take does not come from the bench's memory.
         fitting = int(BESIDE / matcher.bytes(pixels.shape[1], 1))
         return Chunks(min(ROWS_AT_ONCE.get(device.type, 16), fitting)).run(piece, len(pixels))
 
@@ -230,6 +231,7 @@ class PictureSearch:
         trace, shown, taken = [], 0.0, 0
         for step in range(steps + 1):
             losses, slopes = compute_slopes(state)
+            # The best by loss, not the last: steps along signs do not shrink by themselves.
             better = losses < lowest
             best = torch.where(better[:, None], state, best)
             lowest = torch.where(better, losses, lowest)

@@ -294,7 +294,7 @@ class Inverter(FittedAttack):
     ) -> None:
         self.attack, self.setting, self.features = attack, setting, features
         self.network, self.facts = network.eval(), facts
-        # Learning is a part of the cost: first guesses carry it
+        # Learning is a part of the cost: the first guesses carry it.
         self.unpaid = float(facts["seconds"])
 
     @property
@@ -343,6 +343,7 @@ class Inverter(FittedAttack):
     def refuse_another(self, observation: Observation) -> None:
         """Refuses an update of another setting than this one, by what differs."""
         name, setting, seen = self.attack.name, self.setting, observation.target
+        # Another object may be the same model: its weights decide.
         same = seen is setting.target or all(
             path in seen.parameters and torch.equal(value, seen.parameters[path])
             for path, value in setting.target.parameters.items()

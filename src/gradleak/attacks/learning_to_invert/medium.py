@@ -64,6 +64,7 @@ class Lessons:
 
     def hold_out(self, examples: int) -> Batch:
         """Returns the held-out examples as clients of so many hold them."""
+        # Where too few were held out, those it learns from have to do.
         enough = len(self.held_out) >= examples
         return (self.held_out if enough else self.training[:examples]).batch(examples)
 

@@ -125,6 +125,7 @@ class ByTransform:
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        # Clients are the mapped axis; parameters are shared by all.
         self.each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0, 0))
 
     def __call__(self, batches: Batch) -> Update:
@@ -211,6 +212,7 @@ class Simulation:
         return [streams] * clients
 
     def _compute(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
+        # Several local steps, or a client's own dropout: its own code runs, client by client.
         if self.gradients is None:
             setting = self.setting
             return setting.protocol.update(setting.target, batches, self.per_example, rngs)

@@ -82,6 +82,7 @@ def find_learning_rate(
     """
     if bench.checkpoint is not None and bench.checkpoint.is_file():
         known = torch.load(bench.checkpoint, map_location="cpu", weights_only=True, mmap=True)["of"]
+        # All but the rate itself has to agree, which is what a checkpoint is asked for.
         if {**known, "rate": None} == {**facts, "rate": None}:
             return float(known["rate"])
     trials = RateTrials(network, loss, judge, bench, facts)

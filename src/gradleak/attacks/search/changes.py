@@ -105,10 +105,11 @@ def draw_permutations(
     if free < 2:
         return places
     first, second, third = torch.rand(3, count, generator=generator, dtype=torch.float64)
+    # Two different places, each pair as likely as any other
     one = (first * free).long()
     other = (one + 1 + (second * (free - 1)).long()) % free
     low, high = torch.minimum(one, other), torch.maximum(one, other)
-    kind = (torch.arange(count) - 1) % KINDS
+    kind = (torch.arange(count) - 1) % KINDS  # in turn, from the second on
     swapped = _swap(places, low, high)
     # Moving a token or a block is exchanging two neighbouring blocks [a, b) and [b, c).
     token = _exchange_blocks(places, low, torch.where(one < other, low + 1, high), high + 1)
@@ -209,6 +210,7 @@ def _list_moves(free: list[int], size: int) -> list[list[int]]:
         made.append(order)
         if two - one > 1:
             made += [_move_word(free, size, one, two), _move_word(free, size, two, one)]
+        # Pairs come nearest first, so that what is left out goes furthest.
         if len(made) > MOST_MOVES:
             break
     return made

@@ -261,6 +261,7 @@ class BlendSearch:
             with torch.enable_grad():
                 weights = _normalise(logs, allowed, read.places)
                 fed = self.attention.attend(read.inputs, affinities, values, weights)
+                # Weights sum to one at each position, so that this is the mean over tokens.
                 misses = (weights * self.check.measure_decades(fed)).sum(-1) / sizes
                 (logs.grad,) = torch.autograd.grad(misses.sum(), [logs])
             if not keep_going(step, float(misses.min())) or float(misses.max()) < FITS:

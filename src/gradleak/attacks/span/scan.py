@@ -149,7 +149,9 @@ def count_positions(scan: Scan, observations: Sequence[Observation], longest: in
     found = []
     for observation, space, distances in zip(observations, scan.spaces, closing, strict=True):
         if space.exact:
-            inside = (distances < INSIDE).nonzero()[:, 0] + 1
+            inside = (distances < INSIDE).nonzero()[
+                :, 0
+            ] + 1  # lengths that the closing token allows
             found.append(int(inside.max()) if len(inside) else 0)
         else:
             found.append(_estimate_length(observation, distances))
@@ -160,6 +162,7 @@ def _pass_screen(
     space: RowSpace, misses: Float[Tensor, "positions words"]
 ) -> Bool[Tensor, "positions words"]:
     if space.exact:
+        # A batch's weakest direction may be known less well than the screen is fine.
         return misses < max(SCREEN, INSIDE * space.widest)
     # A ranking is all there is.
     nearest = misses.topk(min(KEPT, misses.shape[1]), largest=False).indices

@@ -104,6 +104,7 @@ class Span(Attack):
         positions = count_positions(scan, observations, self.longest)
         pairs = scan.find_pairs(max(positions))
         shared, early = time.monotonic() - begun, bench.ending_early(CERTIFYING)
+        # Steps 2 to 4 go observation by observation, and certificates all together again.
         searches, guesses = list[SentenceSearch](), list[Guess]()
         each = zip(observations, spaces, pairs, positions, strict=True)
         for place, (observation, space, fitting, used) in enumerate(each):
@@ -171,6 +172,7 @@ class SentenceSearch:
         begun = time.monotonic()
         guess = None
         if self.checks and not self.bench.out_of_time:
+            # Reading ahead, a token's deeper input depends on words that are not chosen yet.
             find = self._assemble if self.checks[0].reads_ahead() else self._grow
             guess = find(self.checks[0])
         guess = guess or self._take_nearest()
@@ -255,6 +257,7 @@ class SentenceSearch:
         That is all there is without a deeper layer, without an exact span or without time.
         """
         prefix, suffix = self.vocabulary.prefix, self.vocabulary.suffix
+        # Each position by itself: nothing here tells which words belong together.
         fitting, words = self.pairs.words, list[int]()
         frame = torch.tensor([*prefix, *suffix, self.vocabulary.pad], device=fitting.device)
         for place in range(len(prefix), max(self.positions - len(suffix), len(prefix) + 1)):
