@@ -30,7 +30,7 @@ import torch
 
 import gradleak.audit  # noqa: F401 (registers every component)
 from gradleak.attacks.certificate import certify
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.defense import Defense, protect_in_turn

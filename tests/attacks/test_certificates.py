@@ -15,7 +15,7 @@ from gradleak.attacks.certificate import certify, certify_all, with_certificates
 from gradleak.attacks.certificate.contributions import compute_gradients, make_contributions
 from gradleak.attacks.certificate.counting import Counting, list_labellings
 from gradleak.attacks.certificate.neighbourhood import Neighbour, Neighbourhood
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.defense import Defense

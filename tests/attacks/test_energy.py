@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.certificate import certify
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.lexicon import rank_words, read_first_layer
 from gradleak.attacks.energy.objective import Energy, choose_matrices
 from gradleak.attacks.energy.structure import Structure, find_structures

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words import BagOfWords, Climb
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.lexicon import read_first_layer
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.gradient_matching import discrete, starts

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.objective import find_needed_layers
 from gradleak.attacks.gradient_matching.discrete import find_nearest_words
 from gradleak.attacks.search.hypotheses import Assumptions

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradleak.attacks import evidence
 from gradleak.attacks.certificate import with_certificates
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.search.hypotheses import Source
 from gradleak.attacks.search.likelihood import order_by_prior

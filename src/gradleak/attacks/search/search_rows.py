@@ -113,6 +113,16 @@ class Rows:
             fixed=self.fixed[places],
         )
 
+    def list_free_places(self) -> list[tuple[Int[Tensor, "rows"], Bool[Tensor, "rows"]]]:
+        """Returns free places in turn, and which rows have that many; others repeat their last."""
+        fixed = self.fixed.flatten(1)
+        order, counts = fixed.to(torch.uint8).argsort(dim=1, stable=True), (~fixed).sum(1)
+        turns = []
+        for number in range(int(counts.max())):
+            places = order.gather(1, (counts - 1).clamp_max(number)[:, None])[:, 0]
+            turns.append((places, number < counts))
+        return turns
+
     def sentences(self, ids: Int[Tensor, "examples tokens"], row: int) -> Sentences:
         """Returns the token ids of one row without its padding."""
         lengths = self.problems[row].hypothesis.lengths
