@@ -35,13 +35,12 @@ from gradleak.attacks.span import Span
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.defense import Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact, Knowledge, Observation, Round
+from gradleak.core.observation import Fact, Knowledge, Observation, Round, View
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import find
 from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.view import View
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.causal_lm import CausalLanguageModel
 from gradleak.targets.text_classifier import TextClassifier

@@ -64,11 +64,10 @@ import torch  # noqa: E402
 
 from gradleak.core.batch import Batch, Example, PrivateBatch  # noqa: E402
 from gradleak.core.defense import Defense, protect_in_turn  # noqa: E402
-from gradleak.core.observation import Knowledge, Observation, Round  # noqa: E402
+from gradleak.core.observation import Knowledge, Observation, Round, View  # noqa: E402
 from gradleak.core.protocol import Protocol  # noqa: E402
 from gradleak.core.streams import Streams  # noqa: E402
 from gradleak.core.target import Target  # noqa: E402
-from gradleak.core.view import View  # noqa: E402
 from gradleak.protocols.fedsgd import FedSGD  # noqa: E402
 from gradleak.targets.minilm import PACKAGE, MiniLM  # noqa: E402
 from gradleak.targets.text_classifier import TextClassifier  # noqa: E402

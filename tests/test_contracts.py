@@ -14,7 +14,7 @@ from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.prior import PriorSpec
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import KINDS, Component, find, registered
@@ -23,7 +23,6 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.priors.english import English

@@ -13,11 +13,10 @@ from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.picture_records import picture_pairs
 from gradleak.core.attack import Attack, Bench, Reconstruction
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.batch import Batch, PrivateBatch, picture_of, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.core.prior import NoWords, PicturePrior
 from gradleak.core.registry import registered
 from gradleak.core.streams import Streams

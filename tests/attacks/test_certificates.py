@@ -19,10 +19,9 @@ from gradleak.attacks.energy.attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.defense import Defense
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.view import View
 from gradleak.defenses.clipping import Clipping
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.rounding import Rounding

@@ -17,11 +17,10 @@ from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.attacks.search.word_search import WordSearch
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation
+from gradleak.core.observation import Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.views import Everything
 from gradleak.views.parts import Parts

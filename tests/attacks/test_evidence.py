@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from gradleak.attacks import evidence
-from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.observation import Fact, Observation, Round, View
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.targets.tiny_causal import TinyCausal
 from gradleak.views import Everything, Lamp, Parts

@@ -12,8 +12,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.registry import registered
 from gradleak.core.specs import from_string, to_dict, to_string
 from gradleak.datasets import Canaries, File, RottenTomatoes, Shapes, resolve_dataset
-from gradleak.datasets.lamp_selection import select
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.datasets.selection import read_numbers, select
 
 CANARIES = Canaries().load()
 

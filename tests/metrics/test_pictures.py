@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from gradleak.core.batch import picture_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Sentence
-from gradleak.core.pixels import picture_of
 from gradleak.metrics import perceptual
 from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
 from gradleak.metrics.picture_differences import structural_similarity

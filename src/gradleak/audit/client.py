@@ -14,7 +14,7 @@ from gradleak.core.observation import Knowledge, Observation, Round, check_updat
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.datasets.selection import read_numbers
 
 PROBLEMS = 10  # that are listed where more are wrong
 

@@ -135,7 +135,7 @@ class Command(PlainHelp):
 
 def find_target(line: str) -> None:
     """Refuses a hub id that neither network nor cache holds, before a library is loaded for it."""
-    from gradleak.core.hub import find_model, is_beside_folders
+    from gradleak.core.hub_access import find_model, is_beside_folders
 
     path = line.partition(":")[0].strip()
     if (

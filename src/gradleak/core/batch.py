@@ -1,7 +1,8 @@
-"""Data shaped like a client's, and the secret itself."""
+"""Data shaped like a client's, and the secret itself; pictures as tensors and back."""
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -114,3 +115,23 @@ class PrivateBatch:
     lengths: tuple[int, ...]  # tokens of each example that the model reads, special ones included
     # Tokens of each example that were cut off; nothing where none were
     dropped: tuple[int, ...] = ()
+
+
+def picture_of(values: Float[Tensor, "channels height width"]) -> Picture:
+    """From numbers between 0 and 1, rounded to the nearest of 256; what lies outside is brought
+    to the edge."""
+    rounded = (
+        (values.detach().cpu().clamp(0, 1) * 255)
+        .round()
+        .to(torch.uint8)
+        .movedim(0, -1)
+        .contiguous()
+    )
+    height, width, channels = rounded.shape
+    return Picture((height, width, channels), rounded.numpy().tobytes())
+
+
+def pixels_of(picture: Picture) -> Float[Tensor, "channels height width"]:
+    """Its numbers between 0 and 1."""
+    array = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.shape)
+    return torch.from_numpy(array.copy()).movedim(-1, 0).float() / 255

@@ -1,5 +1,6 @@
-"""Everything the attacker has of one secret, and nothing else."""
+"""What the server can see of an update, and everything the attacker has of one secret."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,9 +14,23 @@ from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.protocol import Protocol
+from gradleak.core.registry import Component
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
+
+
+class View(Component, ABC):
+    """Selects tensors of an update by name."""
+
+    @abstractmethod
+    def visible(self, target: Target) -> tuple[str, ...]:
+        """Names of the tensors that are seen: of parameters, or of parts (`PARAMETER[query]`)
+        where a slice is seen."""
+
+    def show(self, target: Target, update: Update) -> Update:
+        """What is seen of an update of whole parameters."""
+        return update.cut(target.part(name) for name in self.visible(target))
 
 
 class Fact(StrEnum):

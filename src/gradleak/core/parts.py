@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 
 WITHOUT_LAYER = ("word_embedding", "position_embedding", "pooler", "head")
 MODULES = (

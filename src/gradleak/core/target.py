@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
-from gradleak.core.errors import GradleakError
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.parts import Part, by_name
-from gradleak.core.registry import Component, Medium, did_you_mean
+from gradleak.core.registry import Component, Medium
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,16 +7,15 @@ from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import registered
 from gradleak.core.specs import resolve
-from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2
+from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
 from gradleak.datasets.canaries import Canaries
 from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
-from gradleak.datasets.lamp_selection import Selection
-from gradleak.datasets.pictures import Cifar10, PictureFiles
+from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
+from gradleak.datasets.selection import Selection
 from gradleak.datasets.shapes import Shapes
 from gradleak.datasets.tuning_part import TuningPart
-from gradleak.datasets.wikitext import Wikitext2
 
 __all__ = [
     "Canaries",

@@ -9,8 +9,8 @@ from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
-from gradleak.datasets.lamp_selection import take
 from gradleak.datasets.rows import parse_jsonl
+from gradleak.datasets.selection import take
 
 
 @register("dataset", "canaries")

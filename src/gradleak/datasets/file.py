@@ -8,8 +8,8 @@ from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.registry import register
 from gradleak.datasets.columns import Columns
-from gradleak.datasets.lamp_selection import Selection, select
 from gradleak.datasets.rows import Content, Delimiter, Format, known_format, read_file
+from gradleak.datasets.selection import Selection, select
 
 
 @register("dataset", "file")
@@ -67,7 +67,7 @@ class File(Dataset):
                 f"{self.path} has its columns cut at each {content.delimiter} (to change that:"
                 " delimiter=…)."
             )
-        return (*said, *self._columns().left_out(content.rows))
+        return (*said, *self._columns().describe_left_out(content.rows))
 
     def _content(self) -> Content:
         return read_file(

@@ -10,7 +10,7 @@ from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
-from gradleak.datasets.lamp_selection import take
+from gradleak.datasets.selection import take
 
 PUBLIC, PRIVATE = 2000, 1000  # pictures of each part
 Part = Literal["private", "public"]
@@ -50,13 +50,13 @@ class Shapes(Dataset):
     def _example(self, number: int) -> Example:
         random = np.random.default_rng((ord(self.part[1]), self.side, number))
         label = int(random.integers(4))
-        pixels = (drawn(label, self.side, random) * 255).round().astype(np.uint8)
+        pixels = (draw(label, self.side, random) * 255).round().astype(np.uint8)
         return Example(
             "", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()), row=number
         )
 
 
-def drawn(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
+def draw(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:
     """One picture [height, width, 3] between 0 and 1: a shaded ground, a shape with soft edges,
     a little grain."""
     down, across = np.meshgrid(*[np.linspace(-1, 1, side)] * 2, indexing="ij")

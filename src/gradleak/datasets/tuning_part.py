@@ -11,7 +11,7 @@ from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.core.specs import resolve, to_dict
-from gradleak.datasets.lamp_selection import take
+from gradleak.datasets.selection import take
 
 TEST, TUNE = "lamp_test", "lamp_tune"
 Stage = Literal["coarse", "fine"]

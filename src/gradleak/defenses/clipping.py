@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gradleak.core.defense import Channel, Defense
-from gradleak.core.ranges import Range
-from gradleak.core.registry import register
+from gradleak.core.registry import Bounds, register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
 
@@ -18,7 +17,7 @@ class Clipping(Defense):
     it hides nothing but the size."""
 
     # The largest norm; inf: no clipping
-    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0
+    clip: Annotated[float, Bounds(above=True, infinite=True)] = 1.0
 
     def __post_init__(self) -> None:
         refuse_clip(self.clip)

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.core.batch import pixels_of
 from gradleak.core.metric import Pair
-from gradleak.core.pixels import pixels_of
 
 WINDOW, WINDOW_SPREAD = 11, 1.5  # of SSIM, in pixels
 STABILISERS = (0.01**2, 0.03**2)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub import find_model
+from gradleak.core.hub_access import find_model
 from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.registry import register
 from gradleak.core.target import Target

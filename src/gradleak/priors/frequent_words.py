@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import Prior, PriorSpec
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.drawing import pick

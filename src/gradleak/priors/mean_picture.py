@@ -8,13 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.core.batch import pixels_of
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.picture import Picture
-from gradleak.core.pixels import pixels_of
 from gradleak.core.prior import PicturePrior, PicturePriorSpec
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.specs import resolve
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target

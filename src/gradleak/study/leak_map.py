@@ -18,11 +18,10 @@ from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
 from gradleak.audit.opened_priors import open_priors
 from gradleak.audit.spec import AuditSpec, read
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
 from gradleak.core.metric import Metric
 from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, numbered, read_layers
 from gradleak.core.prior import PriorSpec
-from gradleak.core.registry import did_you_mean
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.metrics import DEFAULT_METRICS

@@ -10,7 +10,7 @@ from typing import Any
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import find, registered
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.datasets.selection import read_numbers
 from gradleak.records import flags
 from gradleak.records.plain import to_plain
 from gradleak.records.published import Batch, Cell, Mark, MetricKind, Published, Source

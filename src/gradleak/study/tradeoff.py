@@ -21,9 +21,8 @@ from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
 from gradleak.core.metric import Metric
-from gradleak.core.registry import did_you_mean
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.datasets import resolve_dataset

@@ -6,8 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.paths import near_paths
+from gradleak.core.errors import GradleakError, near_paths
 from gradleak.core.registry import registered
 from gradleak.core.specs import resolve
 from gradleak.core.target import TargetSpec

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradleak.core.batch import ClassNumber
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 
 GIVEN_BY_LIBRARY = re.compile(r"LABEL_[0-9]+")  # what transformers calls a class that nobody named
 SHOWN = 20  # names in an error

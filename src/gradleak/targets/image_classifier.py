@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
-from gradleak.core.pixels import pixels_of
 from gradleak.core.registry import Medium
 from gradleak.core.target import Target
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradleak.core.ranges import Count
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Medium, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.image_classifier import ImageClassifier

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.hub import HUB_ID, find_model, is_beside_folders
-from gradleak.core.paths import near_paths
+from gradleak.core.errors import GradleakError, near_paths
+from gradleak.core.hub_access import HUB_ID, find_model, is_beside_folders
 
 
 def quiet_transformers() -> Any:

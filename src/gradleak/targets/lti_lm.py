@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.byte_pairs import byte_pair_tokenizer
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.local_data import byte_pair_tokenizer
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.causal_lm import CausalLanguageModel

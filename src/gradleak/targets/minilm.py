@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.huggingface import HeadSpec, open_classifier
 from gradleak.targets.loading import sha256_of

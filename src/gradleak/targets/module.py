@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Count
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Medium, register
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.image_classifier import ImageClassifier
 from gradleak.targets.image_weights import fingerprint_of, load_weights

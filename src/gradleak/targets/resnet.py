@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradleak.core.ranges import Count
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Medium, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.image_classifier import ImageClassifier

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.text_classifier import TextClassifier

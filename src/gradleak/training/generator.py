@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradleak.core.batch import Example
+from gradleak.core.batch import Example, pixels_of
 from gradleak.core.errors import GradleakError
-from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.priors.generator import FIRST_SIDE, GeneratorNetwork, save_generator
 from gradleak.training.adversary import Adversary, Contest

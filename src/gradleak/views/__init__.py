@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from gradleak.core.observation import View
 from gradleak.core.registry import register
 from gradleak.core.target import Target
-from gradleak.core.view import View
 from gradleak.views.parts import Parts
 
 __all__ = ["Everything", "Lamp", "LampStrict", "Parts"]

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.observation import View
 from gradleak.core.parts import Part, check_modules, read_layers, select_parts
 from gradleak.core.registry import register
 from gradleak.core.target import Target
-from gradleak.core.view import View
 
 
 @register("view", "parts")

@@ -13,7 +13,7 @@ from gradleak.core.attack import ROUNDING, Attack, Bench, Reconstruction, Scale
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.ranges import Count
+from gradleak.core.registry import Count
 from gradleak.matching import distance_of_nothing
 
 

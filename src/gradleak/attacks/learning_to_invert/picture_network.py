@@ -21,7 +21,7 @@ from gradleak.attacks.learning_to_invert.medium import (
     assign_slots,
 )
 from gradleak.core.attack import Bench, Reconstruction
-from gradleak.core.pixels import picture_of
+from gradleak.core.batch import picture_of
 from gradleak.matching.linear_algebra import find_eigenvectors
 from gradleak.matching.rough import products_of_10_bits
 

@@ -8,8 +8,7 @@ from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
 from gradleak.attacks.recipes.lamp import CITES, Discrete, LampAttack
 from gradleak.attacks.search.descent import Linear, RowAdam
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching import L2L1, Cosine, SquaredL2
 
 

@@ -6,8 +6,7 @@ from gradleak.attacks.gradient_matching.attack import MatchingAttack
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.gradient_matching.starts import OneGaussian
 from gradleak.attacks.search.descent import RowAdam
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching import SquaredL2
 
 

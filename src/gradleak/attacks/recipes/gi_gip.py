@@ -27,8 +27,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Generator
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Medium, Rate, register
 
 # Standard deviations: numbers further out than this make pictures of nothing.
 MOST_SPREAD = 3.0

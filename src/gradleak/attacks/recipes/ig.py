@@ -22,8 +22,7 @@ from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Medium, Rate, register
 
 
 @register("attack", "ig")

@@ -5,7 +5,7 @@ import pytest
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
-from gradleak.datasets.lamp_selection import select, shuffled_indices
+from gradleak.datasets.selection import select, shuffled_indices
 
 EXAMPLES = [Example("x" * (1 + index * 7 % 311) + f" {index}", index) for index in range(1500)]
 

@@ -10,8 +10,7 @@ import pytest
 
 import gradleak.audit  # noqa: F401  (registers every component)
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import AnyNumber, Range, Rate
-from gradleak.core.registry import KINDS, Component, find, registered
+from gradleak.core.registry import KINDS, AnyNumber, Bounds, Component, Rate, find, registered
 from gradleak.core.specs import _coerce, from_dict, from_string, to_dict
 
 
@@ -92,13 +91,13 @@ def test_a_component_made_in_python_is_refused_when_it_is_written() -> None:
 
 
 def test_a_field_says_its_own_range() -> None:
-    assert 0.5 in Range(0, 1) and 1.5 not in Range(0, 1) and math.nan not in Range(-math.inf)
+    assert 0.5 in Bounds(0, 1) and 1.5 not in Bounds(0, 1) and math.nan not in Bounds(-math.inf)
     assert (
-        math.inf in Range(infinite=True)
-        and math.inf not in Range()
-        and -math.inf not in Range(infinite=True)
+        math.inf in Bounds(infinite=True)
+        and math.inf not in Bounds()
+        and -math.inf not in Bounds(infinite=True)
     )
-    ranges = (Range(), Range(1), Range(above=True), Range(0, 1), Range(0, 1, above=True))
+    ranges = (Bounds(), Bounds(1), Bounds(above=True), Bounds(0, 1), Bounds(0, 1, above=True))
     words = ["0 or more", "1 or more", "above 0", "from 0 to 1", "above 0 and at most 1"]
     assert [str(one) for one in ranges] == words
     assert _coerce("own:shift", -3, AnyNumber) == -3.0

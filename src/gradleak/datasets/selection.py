@@ -1,5 +1,5 @@
-"""Which examples of a dataset are attacked: all in their order, or as LAMP's released code picks
-them."""
+"""Which examples of a data set are attacked: all in their order, chosen rows, or as LAMP's released
+code picks them."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -8,13 +8,13 @@ import numpy as np
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
-from gradleak.datasets.row_numbers import pick
 
 Chosen = TypeVar("Chosen")
 Selection = Literal["all", "lamp_test", "lamp_tune"]
 
 LAMP_SEED = 101
 LAMP_TEST_SIZE = 1000  # what LAMP keeps for testing, however few of them are attacked
+FORM = "rows=200-299, or rows=[0-9,40,60-69], counted from 0"
 
 
 def select(
@@ -45,7 +45,39 @@ def take(
     """The first `count` examples in the order they have, or of the chosen rows."""
     chosen = pick(examples, rows, source)
     where = f"{source}, rows {','.join(rows)}" if rows else source
-    return list(chosen[: _checked(count, len(chosen), where)])
+    return list(chosen[: _check_count(count, len(chosen), where)])
+
+
+def read_numbers(rows: Sequence[str]) -> list[int]:
+    """The numbers that ranges name, both ends included, in the order in which they are written."""
+    numbers: list[int] = []
+    for piece in (piece for written in rows for piece in written.split(",")):
+        first, dash, last = (word.strip() for word in piece.partition("-"))
+        ends = [first, last if dash else first]
+        if not all(end.isdecimal() and end.isascii() for end in ends) or int(ends[0]) > int(
+            ends[1]
+        ):
+            raise GradleakError(f"Rows are written as {FORM}, not {', '.join(rows)!r}.")
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
+    if len(set(numbers)) < len(numbers):
+        raise GradleakError(f"rows={', '.join(rows)} names a row twice: name each once.")
+    return numbers
+
+
+def pick(examples: Sequence[Chosen], rows: Sequence[str], source: str) -> Sequence[Chosen]:
+    """The examples at these places, all of them where none are named; `source` names the data in
+    errors."""
+    if not rows:
+        return examples
+    numbers = read_numbers(rows)
+    beyond = max(numbers)
+    if beyond >= len(examples):
+        there = f"{len(examples)} rows, 0 to {len(examples) - 1}" if examples else "no rows"
+        raise GradleakError(
+            f"There is no row {beyond} in {source}, which has {there} in this selection: change"
+            " rows=…."
+        )
+    return [examples[number] for number in numbers]
 
 
 def lamp_test(examples: Sequence[Example], count: int | None, source: str) -> list[Example]:
@@ -53,7 +85,7 @@ def lamp_test(examples: Sequence[Example], count: int | None, source: str) -> li
     example."""
     available = min(LAMP_TEST_SIZE, len(examples))
     chosen = shuffled_indices(np.random.RandomState(LAMP_SEED), len(examples))[
-        : _checked(count, available, source)
+        : _check_count(count, available, source)
     ]
     return [examples[index] for index in chosen]
 
@@ -68,7 +100,7 @@ def lamp_tune(examples: Sequence[Example], count: int | None, source: str) -> li
     """
     random = np.random.RandomState(LAMP_SEED)
     left_over = shuffled_indices(random, len(examples))[LAMP_TEST_SIZE:]
-    wanted = _checked(
+    wanted = _check_count(
         count, len(left_over), f"{source} (after the {LAMP_TEST_SIZE} kept for testing)"
     )
     by_length = sorted(left_over, key=lambda index: len(examples[index].text))
@@ -85,7 +117,7 @@ def shuffled_indices(random: np.random.RandomState, size: int) -> list[int]:
     return indices
 
 
-def _checked(count: int | None, available: int, source: str) -> int:
+def _check_count(count: int | None, available: int, source: str) -> int:
     if available == 0:
         raise GradleakError(
             f"There are no examples in {source} for this selection; use selection=all or more data."

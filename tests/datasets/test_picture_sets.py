@@ -9,8 +9,7 @@ import pytest
 
 from gradleak.core.errors import GradleakError
 from gradleak.datasets import resolve_dataset
-from gradleak.datasets.picture_files import Pictures, write_npz
-from gradleak.datasets.pictures import Cifar10, PictureFiles
+from gradleak.datasets.picture_sets import Cifar10, PictureFiles, Pictures, write_npz
 from gradleak.datasets.shapes import Shapes
 from gradleak.records import png
 

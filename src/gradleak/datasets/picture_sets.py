@@ -1,20 +1,136 @@
-"""Pictures with labels from files: CIFAR-10's own batches, PNG strips, npz archives, folders of
-pictures."""
+"""Pictures as private data: CIFAR-10 in its known layouts, and pictures of one's own."""
 
-import io
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from gradleak.core.batch import Example
+from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
+from gradleak.core.local_data import ArraysOnly, data_folder
+from gradleak.core.picture import Picture
+from gradleak.core.registry import Medium, register
+from gradleak.datasets.selection import take
 from gradleak.records import png
 from gradleak.records.errors import RecordError
+
+HALF = 5  # classes 0 to 4 are the first half of CIFAR-10, 5 to 9 the second
+
+
+@register("dataset", "cifar10")
+@dataclass(frozen=True)
+class Cifar10(Dataset):
+    """CIFAR-10 from a local folder: `folder`, or cifar10/ in the folder that GRADLEAK_DATA names.
+
+    `first_half_share` mixes the classes 0 to 4 and 5 to 9 in that proportion, `size` pictures in
+    all (Learning to Invert, section 4.1.2). Pictures come in an order drawn from `seed`, or in the
+    files' own order where it is null.
+    """
+
+    medium: ClassVar[Medium] = "image"
+    cites: ClassVar[str] = "Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
+    is_public: ClassVar[bool] = True
+
+    split: Literal["train", "test"] = "test"
+    classes: tuple[int, ...] = ()  # none: all ten
+    first_half_share: float | None = None
+    size: int | None = None  # none: as many as there are
+    seed: int | None = 0
+    folder: str | None = None
+    rows: Rows = ()
+
+    def __post_init__(self) -> None:
+        if self.first_half_share is not None and not 0 <= self.first_half_share <= 1:
+            raise ValueError(f"first_half_share lies between 0 and 1, not {self.first_half_share}.")
+        if self.first_half_share is not None and self.size is None:
+            raise ValueError("first_half_share needs size: how many pictures the mixture has.")
+        if any(not 0 <= label <= 9 for label in self.classes):
+            raise ValueError(f"classes are numbers from 0 to 9, not {list(self.classes)}.")
+
+    def load(self, count: int | None = None) -> list[Example]:
+        pictures = _cifar(str(self._folder()), self.split)
+        order = np.arange(len(pictures.labels))
+        if self.seed is not None:
+            order = np.random.default_rng(self.seed).permutation(order)
+        kept = self._select(order, pictures.labels[order])
+        chosen = take(kept, count, f"cifar10, {self.split} split, with this selection", self.rows)
+        return examples(pictures, chosen)
+
+    def public(self) -> Dataset | None:
+        return Cifar10("train", folder=self.folder) if self.split == "test" else None
+
+    def _select(self, order: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> list[int]:
+        allowed = (
+            np.isin(labels, self.classes) if self.classes else np.ones(len(labels), dtype=bool)
+        )
+        if self.first_half_share is None:
+            return [int(place) for place in order[allowed][: self.size]]
+        assert self.size is not None
+        first = round(self.size * self.first_half_share)
+        halves = [order[allowed & (labels < HALF)], order[allowed & (labels >= HALF)]]
+        for half, wanted in zip(halves, (first, self.size - first), strict=True):
+            if len(half) < wanted:
+                raise GradleakError(
+                    f"A mixture asks for {wanted} pictures of one half of CIFAR-10, which has"
+                    f" {len(half)}."
+                )
+        mixed = np.concatenate([halves[0][:first], halves[1][: self.size - first]])
+        return [int(place) for place in np.random.default_rng(self.seed or 0).permutation(mixed)]
+
+    def _folder(self) -> Path:
+        if self.folder is not None:
+            return Path(self.folder).expanduser()
+        return data_folder("cifar10/", ", or write folder=…") / "cifar10"
+
+
+@register("dataset", "pictures")
+@dataclass(frozen=True)
+class PictureFiles(Dataset):
+    """Pictures of one's own: an npz archive (images, labels), or a folder with one folder of
+    picture files a class."""
+
+    medium: ClassVar[Medium] = "image"
+
+    path: str
+    rows: Rows = ()
+
+    def load(self, count: int | None = None) -> list[Example]:
+        path = Path(self.path).expanduser()
+        if not path.exists():
+            raise GradleakError(
+                f"There is no {self.path}: name an npz archive, or a folder with one folder a"
+                " class."
+            )
+        found = read_folder(path) if path.is_dir() else read_npz(path)
+        return examples(found, take(range(len(found.labels)), count, self.path, self.rows))
+
+
+def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
+    """Some of the pictures as private examples."""
+    height, width, channels = pictures.pixels.shape[1:]
+    shape = (int(height), int(width), int(channels))
+    return [
+        Example(
+            "",
+            int(pictures.labels[place]),
+            picture=Picture(shape, pictures.pixels[place].tobytes()),
+            row=place,
+        )
+        for place in places
+    ]
+
+
+@cache
+def _cifar(folder: str, split: str) -> Pictures:
+    """Read once a run: strips take seconds."""
+    return read_cifar(Path(folder), split)
+
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -120,7 +236,7 @@ def _picture(path: Path) -> Bytes:
 def _npz_split(folder: Path, split: str) -> Pictures | None:
     # whole, or in parts where a transfer is limited
     parts = sorted(folder.glob(f"cifar10_{split}*.npz"))
-    return _joined([read_npz(path) for path in parts]) if parts else None
+    return _join([read_npz(path) for path in parts]) if parts else None
 
 
 def _python_batches(folder: Path, split: str) -> Pictures | None:
@@ -131,11 +247,11 @@ def _python_batches(folder: Path, split: str) -> Pictures | None:
     )
     if not all((base / name).is_file() for name in names):
         return None
-    return _joined([_python_batch(base / name) for name in names])
+    return _join([_python_batch(base / name) for name in names])
 
 
 def _python_batch(path: Path) -> Pictures:
-    plain = ArraysOnly(io.BytesIO(path.read_bytes())).load()
+    plain = ArraysOnly(path.read_bytes(), "bytes").load()
     try:
         rows, labels = np.asarray(plain[b"data"]), plain[b"labels"]
     except (KeyError, TypeError) as error:
@@ -143,27 +259,6 @@ def _python_batch(path: Path) -> Pictures:
     return Pictures(
         np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), np.array(labels)
     )
-
-
-class ArraysOnly(pickle.Unpickler):
-    """Reads pickled numpy arrays and plain values; anything that could run code is refused."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, encoding="bytes")
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {
-            **dict.fromkeys(
-                ["numpy.core.multiarray", "numpy._core.multiarray"], ("_reconstruct", "scalar")
-            ),
-            "numpy": ("ndarray", "dtype"),
-            "_codecs": ("encode",),
-        }
-        if name not in known.get(module, ()):
-            raise GradleakError(
-                f"A pickled file asks for {module}.{name}, which is no array: it is not read."
-            )
-        return super().find_class(module, name)
 
 
 def _strips(folder: Path, split: str) -> Pictures | None:
@@ -183,7 +278,7 @@ def _strips(folder: Path, split: str) -> Pictures | None:
     return Pictures(np.concatenate(pixels), np.array(json.loads(labels.read_text())))
 
 
-def _joined(parts: Sequence[Pictures]) -> Pictures:
+def _join(parts: Sequence[Pictures]) -> Pictures:
     return Pictures(
         np.concatenate([part.pixels for part in parts]),
         np.concatenate([part.labels for part in parts]),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradleak.core.sums import PIECE, sum_over, sum_squares
+from gradleak.core.update import PIECE, sum_over, sum_squares
 
 
 def draw(*shape: int) -> torch.Tensor:
