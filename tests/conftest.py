@@ -71,8 +71,7 @@ from gradleak.core.target import Target  # noqa: E402
 from gradleak.protocols.fedsgd import FedSGD  # noqa: E402
 from gradleak.targets.minilm import PACKAGE, MiniLM  # noqa: E402
 from gradleak.targets.text_classifier import TextClassifier  # noqa: E402
-from gradleak.targets.tiny import Tiny, redraw, tiny_tokenizer  # noqa: E402
-from gradleak.targets.tiny_causal import TinyCausal  # noqa: E402
+from gradleak.targets.tiny import Tiny, TinyCausal, redraw, tiny_tokenizer  # noqa: E402
 from gradleak.views import Everything  # noqa: E402
 
 CPU = torch.device("cpu")

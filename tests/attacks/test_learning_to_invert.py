@@ -47,8 +47,7 @@ from gradleak.defenses.pruning import Pruning
 from gradleak.defenses.sign import Sign
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.tiny import WORDS, Tiny
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import WORDS, Tiny, TinyCausal
 from gradleak.views import Everything, Lamp
 
 QUICK = LtiP(

@@ -10,7 +10,7 @@ import pytest
 
 import gradleak.audit  # noqa: F401  (registers every component)
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import KINDS, AnyNumber, Bounds, Component, Rate, find, registered
+from gradleak.core.registry import KINDS, AnyNumber, Bounds, Component, Rate, find, list_registered
 from gradleak.core.specs import _coerce, from_dict, from_string, to_dict
 
 
@@ -26,7 +26,7 @@ def number_of(hint: Any) -> type | None:
 def numeric_fields() -> list[tuple[str, str, str, type]]:
     found = []
     for kind in KINDS:
-        for name, cls in registered(kind).items():
+        for name, cls in list_registered(kind).items():
             hints = typing.get_type_hints(cls)
             numbers = {
                 field.name: number_of(hints[field.name]) for field in dataclasses.fields(cls)

@@ -9,8 +9,8 @@ import pytest
 
 from gradleak.core.errors import GradleakError
 from gradleak.datasets import resolve_dataset
+from gradleak.datasets.made_up import Shapes
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles, Pictures, write_npz
-from gradleak.datasets.shapes import Shapes
 from gradleak.records import png
 
 COUNT = 40

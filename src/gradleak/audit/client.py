@@ -154,7 +154,7 @@ def look(
         batch_size=len(private.examples),
         defenses=spec.defenses,
     )
-    return Observation(index, (Round(target, seen),), knows.limited_to(spec.granted), spec.protocol)
+    return Observation(index, (Round(target, seen),), knows.limit_to(spec.granted), spec.protocol)
 
 
 def update_norm(observation: Observation) -> float:

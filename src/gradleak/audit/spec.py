@@ -14,7 +14,7 @@ from gradleak.core.metric import Metric
 from gradleak.core.observation import Fact, View
 from gradleak.core.prior import PicturePriorSpec, PriorSpec
 from gradleak.core.protocol import Protocol
-from gradleak.core.registry import Component, registered
+from gradleak.core.registry import Component, list_registered
 from gradleak.core.specs import resolve, to_dict, to_string
 from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
@@ -88,7 +88,7 @@ class AuditSpec:
             if part.medium not in (medium, "any"):
                 fitting = [
                     name
-                    for name, other in registered(part.kind).items()
+                    for name, other in list_registered(part.kind).items()
                     if other.medium in (medium, "any")
                 ]
                 raise GradleakError(

@@ -80,13 +80,13 @@ def check_line(kind: str, line: str) -> None:
 def _may_be_right(kind: str, name: str, line: str) -> bool:
     """Whether a line may be what the index does not know: a path, a chain, a component that the
     user's program registered."""
-    from gradleak.core.registry import registered
+    from gradleak.core.registry import list_registered
 
     is_path = kind in PATHS and (
         any(sign in name for sign in "/\\.-~") or _is_here(line) or _is_here(name)
     )
     is_chain = kind == "defense" and (name == "none" or "+" in line)
-    return is_path or is_chain or name in registered(kind)
+    return is_path or is_chain or name in list_registered(kind)
 
 
 def _is_here(path: str) -> bool:

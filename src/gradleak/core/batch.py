@@ -82,6 +82,12 @@ class Batch:
         return tuple(self.mask.shape[:-1])
 
     @property
+    def flat_labels(self) -> Int[Tensor, "examples"] | Float[Tensor, "examples classes"]:
+        """Labels of classes, hard or soft, all leading axes as one."""
+        hard = self.labels.dtype == torch.int64
+        return self.labels.flatten() if hard else self.labels.flatten(0, -2)
+
+    @property
     def asks_for_gradients(self) -> bool:
         """Whether an attacker differentiates what follows from it."""
         return any(

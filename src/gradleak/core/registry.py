@@ -46,7 +46,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     return add
 
 
-def registered(kind: str) -> dict[str, type[Component]]:
+def list_registered(kind: str) -> dict[str, type[Component]]:
     """All components of one kind, by name, in alphabetical order."""
     return dict(sorted(_registry[kind].items()))
 

@@ -31,7 +31,8 @@ def list_fields(cls: type[Component]) -> "list[dataclasses.Field[Any]]":
     Those it shares with others of its kind are keyword-only, and come last however early its base
     class declares them.
     """
-    return sorted(dataclasses.fields(cls), key=lambda field: bool(field.kw_only))  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return sorted(fields, key=lambda field: bool(field.kw_only))
 
 
 def to_dict(component: Component) -> dict[str, Any]:
@@ -176,9 +177,7 @@ def _write(value: Any) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value) and _reads_as_itself(value):
         return value
     # YAML refuses or folds control characters and odd spaces that JSON leaves as they are.
-    return re.sub(
-        r"[^ -~]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False)
-    )
+    return re.sub(r"[^ -~]", lambda found: _escape(found[0]), json.dumps(value, ensure_ascii=False))
 
 
 def _reads_as_itself(text: str) -> bool:
@@ -188,7 +187,7 @@ def _reads_as_itself(text: str) -> bool:
         return False
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
 
 

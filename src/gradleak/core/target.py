@@ -32,10 +32,24 @@ class Vocabulary:
     def frame(self, length: int) -> tuple[list[int], list[bool]]:
         """Ids of a sentence of that many tokens with only its special ones filled in, and which
         places those are."""
-        inside = length - len(self.prefix) - len(self.suffix)
+        inside = length - self.frame_length
         ids = [*self.prefix, *([self.pad] * inside), *self.suffix]
         fixed = [True] * len(self.prefix) + [False] * inside + [True] * len(self.suffix)
         return ids, fixed
+
+    def fill(self, length: int, words: Sequence[int]) -> list[int]:
+        """A sentence of that many tokens with these words in its free places, begun again where
+        they run out."""
+        ids, fixed = self.frame(length)
+        free = [place for place, special in enumerate(fixed) if not special]
+        for rank, place in enumerate(free):
+            ids[place] = words[rank % len(words)] if words else self.pad
+        return ids
+
+    @property
+    def frame_length(self) -> int:
+        """How many special tokens stand around a sentence."""
+        return len(self.prefix) + len(self.suffix)
 
     @cached_property
     def twins(self) -> Bool[Tensor, "words"]:
@@ -49,10 +63,6 @@ class Vocabulary:
         _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)
         shared: Tensor = count[row] > 1
         return shared.to(self.embeddings.device)
-
-    def has_twins(self, sentences: Sequence[Sequence[int]]) -> bool:
-        """Whether some word of these could as well be another."""
-        return any(bool(self.twins[list(sentence)].any()) for sentence in sentences)
 
     @property
     def mean_norm(self) -> float:

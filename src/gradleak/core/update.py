@@ -1,6 +1,6 @@
 """What leaves clients, and sums over it in a fixed order."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,7 @@ class Update:
             .to(dtype)
         )
 
-    def scaled(self, factors: Tensor) -> "Update":
+    def scale(self, factors: Tensor) -> "Update":
         """Every client (every example, if per example) multiplied by a factor of its own."""
         tensors = self.tensors.items()
         return Update(
@@ -89,6 +89,11 @@ def _map_clients(change: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
         return torch.vmap(change)(tensor)
     except (RuntimeError, ValueError):
         return torch.stack([change(row) for row in tensor])
+
+
+def stack_by_name(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of several clients, or examples, along a new first axis."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 # Sums below are the same bits on every processor, in whatever company a row is summed. A library's

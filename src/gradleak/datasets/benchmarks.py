@@ -2,7 +2,8 @@
 
 cola/{train,dev}.tsv and sst2/{train,dev}.tsv as GLUE lays them out (each packed by gzip or not),
 rotten_tomatoes/rt-polarity.{pos,neg} as Pang & Lee do, wikitext2/{train,valid,test}.txt.xz. With a
-network, the `hub` data set gives the same examples of the first three."""
+network, the `hub` data set gives the same examples of the first three.
+"""
 
 import functools
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.local_data import byte_pairs, local_file
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
-from gradleak.datasets.columns import Columns
+from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import Row, decode_text, read_rows, text_lines
 from gradleak.datasets.selection import Selection, select, take
 
@@ -38,7 +39,7 @@ class Cola(Dataset):
     def load(self, count: int | None = None) -> list[Example]:
         path = local_file(f"cola/{self.split}.tsv", OTHERWISE)
         # source, label, the author's mark, sentence: the only GLUE files without a header
-        examples = Columns(str(path), text="4", label="2").examples(
+        examples = TextColumns(str(path), text="4", label="2").examples(
             read_rows(path, "tsv", header=False)
         )
         return select(examples, self.selection, count, f"cola, {self.split} split", self.rows)
@@ -66,7 +67,7 @@ class Sst2(Dataset):
 
     def load(self, count: int | None = None) -> list[Example]:
         path = local_file(f"sst2/{self.split}.tsv", OTHERWISE)
-        examples = Columns(str(path), text="sentence", label="label").examples(
+        examples = TextColumns(str(path), text="sentence", label="label").examples(
             read_rows(path, "tsv")
         )
         return select(examples, self.selection, count, f"sst2, {self.split} split", self.rows)
@@ -142,7 +143,7 @@ def _reviews(name: str, label: int) -> list[Example]:
     rows = [Row(f"line {number}", {"text": line}) for number, line in enumerate(kept, start=1)]
     return [
         Example(example.text, label)
-        for example in Columns(str(path), text="text", label=None).examples(rows)
+        for example in TextColumns(str(path), text="text", label=None).examples(rows)
     ]
 
 

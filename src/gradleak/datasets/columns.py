@@ -15,7 +15,7 @@ PLACES = 12  # lines that are named for each kind of problem
 
 
 @dataclass(frozen=True)
-class Columns:
+class TextColumns:
     """Which columns to read. `source` names the data in errors; `marked`: a "secrets" column may
     mark spans of the text."""
 

@@ -11,7 +11,7 @@ from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.hub_access import stay_offline_unless_reachable
 from gradleak.core.registry import register
-from gradleak.datasets.columns import Columns
+from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import Row
 from gradleak.datasets.selection import Selection, select
 
@@ -57,8 +57,8 @@ class Hub(Dataset):
             + f", {self.split} split"
         )
 
-    def _columns(self) -> Columns:
-        return Columns(
+    def _columns(self) -> TextColumns:
+        return TextColumns(
             self._source, self.text, self.label, labels=self.labels, skip_bad=self.skip_bad
         )
 

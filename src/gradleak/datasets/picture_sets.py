@@ -21,6 +21,15 @@ from gradleak.records import png
 from gradleak.records.errors import RecordError
 
 HALF = 5  # classes 0 to 4 are the first half of CIFAR-10, 5 to 9 the second
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Many pictures of one shape [pictures, height, width, channels] and their labels."""
+
+    pixels: Bytes
+    labels: npt.NDArray[np.int64]
 
 
 @register("dataset", "cifar10")
@@ -130,17 +139,6 @@ def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
 def _cifar(folder: str, split: str) -> Pictures:
     """Read once a run: strips take seconds."""
     return read_cifar(Path(folder), split)
-
-
-Bytes = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class Pictures:
-    """Many pictures of one shape [pictures, height, width, channels] and their labels."""
-
-    pixels: Bytes
-    labels: npt.NDArray[np.int64]
 
 
 def read_cifar(folder: Path, split: str) -> Pictures:

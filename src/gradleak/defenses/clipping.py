@@ -23,16 +23,16 @@ class Clipping(Defense):
         refuse_clip(self.clip)
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
-        return clipped(update, self.clip)
+        return clip_update(update, self.clip)
 
     def channel(self) -> Channel:
         return Channel(clip=finite(self.clip))
 
 
-def clipped(update: Update, clip: float) -> Update:
+def clip_update(update: Update, clip: float) -> Update:
     """Every client's update (every example's, if per example) scaled down to a norm of at most
     that."""
-    return update.scaled((clip / update.whole_norms()).clamp(max=1.0))
+    return update.scale((clip / update.whole_norms()).clamp(max=1.0))
 
 
 def finite(clip: float) -> float | None:

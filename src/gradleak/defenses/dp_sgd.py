@@ -11,7 +11,7 @@ from gradleak.core.registry import Bounds, register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update, sum_over
 from gradleak.defenses.accounting import gaussian_guarantees, refuse_accounting
-from gradleak.defenses.clipping import clipped, finite, refuse_clip
+from gradleak.defenses.clipping import clip_update, finite, refuse_clip
 from gradleak.defenses.gaussian_noise import with_noise
 
 
@@ -48,7 +48,7 @@ class DpSgd(Defense):
                 "dp_sgd clips the gradient of each example and was given their mean: write it as"
                 " the first defense."
             )
-        small = clipped(update, self.clip)
+        small = clip_update(update, self.clip)
         examples = next(iter(small.tensors.values())).shape[1]
         mean = Update(
             {name: sum_over(tensor, 1) / examples for name, tensor in small.tensors.items()}

@@ -123,7 +123,8 @@ class FactoredSums:
             gradients = torch.stack(
                 [self._vector(member, calls[member.module], shape) for member in group.members]
             )
-            return vector_sums(gradients, kept, self.residuals, self.reading)  # type: ignore[arg-type]
+            residuals, reading = self.residuals, self.reading
+            return vector_sums(gradients, kept, residuals, reading)  # type: ignore[arg-type]
         inputs, deltas = (
             torch.stack(parts)
             for parts in zip(

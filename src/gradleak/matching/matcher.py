@@ -199,7 +199,7 @@ class SimulatedMatcher(Matcher):
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
         sizes = self.weights.new_full((len(rngs),), 1 / observation.gradient_scale)
-        sent = observation.undefended(batch, rngs).scaled(sizes).tensors
+        sent = observation.simulate_undefended(batch, rngs).scale(sizes).tensors
         pairs = []
         for name in self.names:
             seen = _seen(observation, self.target.part(name)).flatten()

@@ -147,13 +147,9 @@ def fingerprint_of(path: str) -> str:
     )
     if not weights:
         return f"hub:{path}"
-    together = (
-        "".join(sha256_of(file) for file in weights) if len(weights) > 1 else sha256_of(weights[0])
-    )
-    return (
-        "sha256:"
-        + (hashlib.sha256(together.encode()).hexdigest() if len(weights) > 1 else together)[:16]
-    )
+    hashes = [sha256_of(file) for file in weights]
+    together = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return f"sha256:{(hashes[0] if len(hashes) == 1 else together)[:16]}"
 
 
 def sha256_of(path: Path) -> str:

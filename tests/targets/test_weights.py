@@ -12,10 +12,10 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import MODULES, Part
 from gradleak.core.target import Target
 from gradleak.targets import resolve_target
-from gradleak.targets.parts import groups_of, parts_of
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
-from gradleak.views import Parts
+from gradleak.targets.weights import groups_of, parts_of
+from gradleak.views import PartsView
 
 CPU = torch.device("cpu")
 EVERY = ["Bert", "DistilBert", "Roberta", "MPNet", "Electra", "Albert", "GPT2", "Llama", "GPTNeoX"]
@@ -149,7 +149,7 @@ def test_slices_of_a_fused_matrix_are_what_they_are_called(
             is not matters
         )
     seen = observe(
-        target, ("the cat is red .",), view=Parts(layers="2", modules=LINEAR[:3])
+        target, ("the cat is red .",), view=PartsView(layers="2", modules=LINEAR[:3])
     ).update.tensors
     asked, offered, given = (int(torch.linalg.matrix_rank(tensor[0])) for tensor in seen.values())
     assert asked == 1 < offered
@@ -164,8 +164,8 @@ def test_a_linear_layer_of_no_known_name_is_other_and_in_its_layer(
     target = TextClassifier("adapted", model, tiny_tokenizer())
     part = target.part("bert.encoder.layer.1.adapter.weight")
     assert (part.module, part.layer) == ("other", 2)
-    assert part.name in Parts().visible(target)
-    assert part.name in Parts(layers="2").visible(target)
+    assert part.name in PartsView().visible(target)
+    assert part.name in PartsView(layers="2").visible(target)
 
 
 def test_a_decoders_layers_count_on_and_lists_side_by_side_do_not(
@@ -211,7 +211,7 @@ def test_numbers_of_parameters_are_those_of_the_papers_table(
 ) -> None:
     """Li, Xu and Dras (2024), Table 1."""
     assert (
-        sum(bert_base.part(name).size for name in Parts(layers, modules).visible(bert_base))
+        sum(bert_base.part(name).size for name in PartsView(layers, modules).visible(bert_base))
         == parameters
     )
 

@@ -17,7 +17,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.rounding import Rounding
+from gradleak.defenses.half_precision import Rounding
 from gradleak.matching.inputs import visible_linear_parts
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.tiny import Tiny
@@ -78,7 +78,7 @@ def test_span_knows_the_rank_and_proves_the_sentence(
     parts = visible_linear_parts(seen, 1, ATTENTION_INPUTS)
     assert read_row_space(seen, parts).rank == len(target.encode([text])[0])
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(target))
-    (guess,) = Span().reconstruct([seen.limited_to({Fact.DEFENSE})], bench)
+    (guess,) = Span().reconstruct([seen.limit_to({Fact.DEFENSE})], bench)
     assert guess.sentences == (tuple(target.encode([text])[0]),)
 
 
@@ -89,7 +89,7 @@ def test_span_proves_nothing_that_is_wrong(
     texts: tuple[str, ...], hidden: int, known: bool, observe: Callable[..., Observation]
 ) -> None:
     target = Tiny(hidden=hidden).open(CPU)
-    seen = observe(target, texts, defenses=(Rounding(),)).limited_to(
+    seen = observe(target, texts, defenses=(Rounding(),)).limit_to(
         {Fact.DEFENSE} if known else set()
     )
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(target))
@@ -109,7 +109,7 @@ def test_minilm_gives_up_canaries_in_bf16(
     ]
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(minilm))
     found = Span().reconstruct(
-        [one.limited_to({Fact.DEFENSE, Fact.BATCH_SIZE}) for one in seen], bench
+        [one.limit_to({Fact.DEFENSE, Fact.BATCH_SIZE}) for one in seen], bench
     )
     assert [guess.sentences for guess in found] == [(tuple(ids),) for ids in minilm.encode(secrets)]
     assert all(guess.certified for guess in found)

@@ -19,19 +19,17 @@ from gradleak.datasets import Canaries, Cola, RottenTomatoes
 from gradleak.targets import resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import WORDS, tiny_tokenizer
-from gradleak.training.finetune import (
+from gradleak.training.classifier_scores import score
+from gradleak.training.fine_tuning import (
     FineTuning,
-    Material,
     News,
     _dropout_from,
     _logits,
     _trainable,
     evaluate,
     fine_tune,
-    lessons,
 )
-from gradleak.training.material import dev_split, hold_out
-from gradleak.training.scores import score
+from gradleak.training.material import Material, dev_split, hold_out, lessons
 
 CPU = torch.device("cpu")
 QUICK = FineTuning(epochs=2, batch_size=16, learning_rate=5e-3)

@@ -1,8 +1,10 @@
-"""A prior over pictures that makes them: a small network from a few numbers to a picture
-(`gradleak prior pictures`)."""
+"""Priors over pictures: grey, the mean of public ones, and a small network that makes pictures of a
+few numbers (`gradleak prior pictures`)."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -10,15 +12,92 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gradleak.core.batch import pixels_of
+from gradleak.core.dataset import as_dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.prior import Generator, PicturePrior, PicturePriorSpec
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.mean_picture import shape_of
 
 MEAN = "mean_picture"
 FIRST_SIDE = 4  # pixels; doubled until the picture is large enough
+
+
+class OnePicture(PicturePrior):
+    """The same picture, whatever is asked."""
+
+    def __init__(self, picture: Float[Tensor, "channels height width"]) -> None:
+        self.picture = picture
+
+    def likely(self) -> Float[Tensor, "channels height width"]:
+        return self.picture
+
+    def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
+        return self.picture
+
+
+class EqualPictures(PicturePrior):
+    """Pictures like the private ones: their mean, and each of them as likely as the next."""
+
+    def __init__(self, pictures: Sequence[Picture]) -> None:
+        self.pictures = pictures
+        self.mean = torch.stack([pixels_of(picture) for picture in pictures]).mean(0)
+
+    def likely(self) -> Float[Tensor, "channels height width"]:
+        return self.mean
+
+    def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
+        share = float(torch.rand(1, generator=streams.generator()))
+        return pixels_of(self.pictures[int(share * len(self.pictures))])
+
+
+@register("prior", "grey")
+@dataclass(frozen=True)
+class Grey(PicturePriorSpec):
+    """Even grey, halfway between black and white."""
+
+    def open(self, target: Target) -> PicturePrior:
+        return OnePicture(torch.full(shape_of(target), 0.5))
+
+
+@register("prior", "mean_picture")
+@dataclass(frozen=True)
+class MeanPicture(PicturePriorSpec):
+    """The mean of public pictures: of all single guesses the one with the least squared error on
+    them."""
+
+    data: str = "shapes:part=public"  # one line
+    limit: Count = 10_000  # pictures
+
+    def open(self, target: Target) -> PicturePrior:
+        public = _public(self.data, self.limit)
+        shape = tuple(public.mean.shape)
+        if shape != shape_of(target):
+            wanted = shape_of(target)
+            found = f"The pictures of {self.data} have shape {shape}"
+            raise GradleakError(f"{found}, the target's {wanted}.")
+        return public
+
+
+def shape_of(target: Target) -> tuple[int, int, int]:
+    """Channels, height and width of what the target reads."""
+    pixels = target.probe(1, 1).pixels
+    if pixels is None:
+        raise GradleakError(
+            "This prior is of pictures, and the target reads text: use --prior auto."
+        )
+    return int(pixels.shape[1]), int(pixels.shape[2]), int(pixels.shape[3])
+
+
+@cache
+def _public(line: str, limit: int) -> EqualPictures:
+    public = as_dataset(line).load()[:limit]
+    pictures = [example.picture for example in public if example.picture is not None]
+    if not pictures:
+        raise GradleakError(f"{line} holds no pictures.")
+    return EqualPictures(pictures)
 
 
 class GeneratorNetwork(nn.Module):
@@ -139,7 +218,7 @@ def load_generator(path: Path) -> OpenedGenerator:
     try:
         with safe_open(path, "pt") as file:
             settings = json.loads((file.metadata() or {})["generator"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  the file is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, ValueError) as error:
         raise GradleakError(
             f"{path} is no generator that gradleak prior pictures wrote."

@@ -6,10 +6,15 @@ import pytest
 import torch
 
 from gradleak.core.errors import GradleakError
+from gradleak.priors.english import pack_prior
 from gradleak.targets.tiny import WORDS, tiny_tokenizer
-from gradleak.training.corpus import HELD_OUT_EVERY, batches, read_corpus
-from gradleak.training.packing import pack_prior
-from gradleak.training.prior import PriorTraining, train_prior
+from gradleak.training.language_model_prior import (
+    HELD_OUT_EVERY,
+    PriorTraining,
+    batches,
+    read_corpus,
+    train_prior,
+)
 
 CPU = torch.device("cpu")
 SETTINGS = PriorTraining(

@@ -1,38 +1,45 @@
 """Fine-tunes a target as LAMP does before it attacks it (Balunović et al. 2022, section 5; their
-train.py)."""
+train.py).
 
-import hashlib
+A checkpoint an epoch is kept on disk, and at the end the model with the facts of its training.
+"""
+
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradleak.core.batch import Example
-from gradleak.core.defense import Defense, Guarantee
+from gradleak.core.defense import Defense, Guarantee, want_each_example
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.protocol import Protocol
+from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.protocols.fedsgd import FedSGD
+from gradleak.records.files import make_private_folder, write_whole, written_aside
+from gradleak.records.plain import to_plain
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.training.defended import (
-    chosen_by_chance,
+from gradleak.training.classifier_scores import Counts, Scores, count_pairs, score_counts
+from gradleak.training.client_steps import (
+    choose_by_chance,
+    deal_out,
     gradient_of_all,
     gradients_of_each,
-    per_example,
+    mean_update,
     refuse_unfit,
+    refuse_unfit_federation,
     run_guarantees,
     step_with,
+    take_round,
 )
-from gradleak.training.federated import dealt, mean_update, refuse_unfit_federation, take_round
-from gradleak.training.kept import refuse_foreign, resume, save_checkpoint, save_model
-from gradleak.training.scores import Counts, Scores, count_pairs, score_counts
+from gradleak.training.material import Lesson, Material
 
-CHECKED_AT_ONCE = 64  # sentences
 EVALUATED_AT_ONCE = 64
 
 
@@ -76,30 +83,6 @@ class FineTuning:
     @property
     def streams(self) -> Streams:
         return Streams.root("fine-tuning", self.seed)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A sentence in tokens, with its class."""
-
-    ids: tuple[int, ...]
-    label: int
-    dropped: int = field(default=0, repr=False, compare=False)  # tokens that were cut off
-
-
-@dataclass(frozen=True)
-class Material:
-    """What is learnt, what it is judged on, and what both are called: `described` is kept with
-    the model."""
-
-    training: tuple[Lesson, ...]
-    evaluation: tuple[Lesson, ...]
-    described: Mapping[str, str]
-
-    def content(self) -> str:
-        """A hash of all tokens and classes, so that a checkpoint of other data is not gone on
-        from."""
-        return hashlib.sha256(repr((self.training, self.evaluation)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,35 +140,6 @@ def guarantees(settings: FineTuning, examples: int) -> tuple[Guarantee, ...]:
     """What training on so many examples proves of any one of them, by every accountant."""
     steps = -(-examples // settings.batch_size) * settings.epochs
     return run_guarantees(settings.defenses, examples, settings.batch_size, steps)
-
-
-def lessons(target: TextClassifier, examples: Sequence[Example], called: str) -> tuple[Lesson, ...]:
-    """Tokenises and truncates; what the target refuses in an audit (empty, no or unknown label)
-    it refuses here."""
-    made: list[Lesson] = []
-    # Sentences of different lengths may not share a private batch
-    size = CHECKED_AT_ONCE if target.padding_is_free else 1
-    for start in range(0, len(examples), size):
-        group = examples[start : start + size]
-        try:
-            private = target.private_batch(group)
-        except GradleakError as error:
-            raise GradleakError(
-                f"Batch of examples {start + 1} to {start + len(group)} of the {called} data:"
-                f" {error}"
-            ) from error
-        assert private.batch.ids is not None
-        rows = zip(
-            private.batch.ids.tolist(), private.lengths, private.batch.labels.tolist(), strict=True
-        )
-        cut = private.dropped or (0,) * len(group)
-        made += [
-            Lesson(tuple(row[:length]), label, lost)
-            for (row, length, label), lost in zip(rows, cut, strict=True)
-        ]
-    if not made:
-        raise GradleakError(f"There are no examples in the {called} data.")
-    return tuple(made)
 
 
 @torch.no_grad()
@@ -258,9 +212,9 @@ def _epoch_batches(
     """The examples of each step: in a random order, or each drawn by chance where that is what
     the accountants assume."""
     starts = range(0, examples, settings.batch_size)
-    if per_example(settings.defenses):
+    if want_each_example(settings.defenses):
         steps = [settings.streams.child("step", first_step + place) for place in range(len(starts))]
-        return [chosen_by_chance(examples, settings.batch_size, stream) for stream in steps]
+        return [choose_by_chance(examples, settings.batch_size, stream) for stream in steps]
     order = torch.randperm(
         examples, generator=settings.streams.child("order", epoch).generator()
     ).tolist()
@@ -281,7 +235,7 @@ def _descend(
     with _dropout_from(streams.child("dropout"), target.device):
         if settings.federated:
             return _round(settings, target, batch, optimiser, streams)
-        if per_example(settings.defenses):
+        if want_each_example(settings.defenses):
             update, loss = gradients_of_each(
                 target.parameters, (_loss(target, [lesson]) for lesson in batch)
             )
@@ -317,7 +271,7 @@ def _round(
     with torch.no_grad():
         loss = target.losses(whole).mean()
     update = mean_update(
-        target, dealt(whole, settings.clients), settings.protocol, settings.defenses, streams
+        target, deal_out(whole, settings.clients), settings.protocol, settings.defenses, streams
     )
     take_round(target, update, settings.protocol)
     if settings.protocol.one_gradient:
@@ -390,3 +344,99 @@ def _dropout_from(streams: Streams, device: torch.device) -> Iterator[None]:
 
 def _seed(streams: Streams) -> int:
     return int(torch.randint(2**62, (), generator=streams.generator()))
+
+
+def facts_of(settings: FineTuning, material: Material) -> dict[str, Any]:
+    """The settings and sizes of a training, as plain values."""
+    sizes = {"examples": len(material.training), "eval_examples": len(material.evaluation)}
+    defenses = (
+        {"defenses": [to_string(defense) for defense in settings.defenses]}
+        if settings.defenses
+        else {}
+    )
+    federation = (
+        {"protocol": to_string(settings.protocol), "clients": settings.clients}
+        if settings.federated
+        else {}
+    )
+    kept = {
+        name: value
+        for name, value in vars(settings).items()
+        if name not in ("defenses", "protocol", "clients")
+    }
+    return {**kept, **material.described, **sizes, **defenses, **federation}
+
+
+def refuse_foreign(out: Path) -> None:
+    """Before anything is computed: a model that is there already is never written over."""
+    if out.exists() and not out.is_dir():
+        raise GradleakError(f"{out} is a file: choose a folder for --out.")
+    if (out / "config.json").exists() and not (out / "checkpoint.pt").is_file():
+        raise GradleakError(f"{out} already holds a model: choose another --out.")
+    make_private_folder(out)  # a model remembers some of what it learnt from
+
+
+def save_checkpoint(
+    out: Path,
+    settings: FineTuning,
+    target: TextClassifier,
+    material: Material,
+    optimiser: torch.optim.Optimizer,
+    epochs_done: int,
+) -> None:
+    """Writes all that is needed to go on after an epoch, whole or not at all."""
+    state = {
+        "facts": facts_of(settings, material),
+        "content": material.content(),
+        "model": target.module.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "epochs_done": epochs_done,
+    }
+    with written_aside(out / "checkpoint.pt") as aside:
+        torch.save(state, aside)
+
+
+def resume(
+    out: Path,
+    settings: FineTuning,
+    target: TextClassifier,
+    material: Material,
+    optimiser: torch.optim.Optimizer,
+) -> int:
+    """Loads the checkpoint, if there is one; returns the epochs done."""
+    if not (out / "checkpoint.pt").is_file():
+        return 0
+    state = torch.load(out / "checkpoint.pt", map_location="cpu", weights_only=True)
+    there, here = state["facts"], facts_of(settings, material)
+    differs = [
+        f"{name} was {there.get(name)!r} and is {value!r}"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
+    if not differs and state["content"] != material.content():
+        differs = ["the examples have changed"]
+    if differs:
+        raise GradleakError(
+            f"{out} holds a checkpoint of other settings ({'; '.join(differs)}): choose another"
+            " --out, or remove it."
+        )
+    target.module.load_state_dict(state["model"])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["epochs_done"])
+
+
+def save_model(
+    out: Path,
+    settings: FineTuning,
+    target: TextClassifier,
+    material: Material,
+    scores: Scores,
+    proven_of_run: Sequence[Guarantee],
+) -> None:
+    """The model in Hugging Face format, and how it was trained beside it."""
+    model: Any = target.module
+    model.save_pretrained(out)
+    target.tokenizer.save_pretrained(out)
+    proven = {"guarantees": [to_plain(one) for one in proven_of_run]} if settings.defenses else {}
+    facts = {**facts_of(settings, material), "scores": asdict(scores), **proven}
+    write_whole(out / "training.json", json.dumps(facts, indent=1) + "\n")

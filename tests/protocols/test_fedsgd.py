@@ -18,10 +18,8 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.protocols.dropout import dropout_from
-from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.tiny import Tiny
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.protocols.fedsgd import FedSGD, dropout_from
+from gradleak.targets.tiny import Tiny, TinyCausal
 
 CPU = torch.device("cpu")
 TEXTS = ("the cat is red .", "my phone number is five .")

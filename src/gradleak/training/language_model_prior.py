@@ -1,22 +1,34 @@
-"""Trains a small causal language model over a target's vocabulary, to be used as a prior."""
+"""Trains a small causal language model over a target's vocabulary, to be used as a prior.
 
+Text files are read as sentences of token ids, grouped by length so that no batch carries padding.
+"""
+
+import bz2
+import gzip
 import json
+import lzma
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
+from gradleak.priors.language_model import token_nll
 from gradleak.records.files import write_whole, written_aside
-from gradleak.training.corpus import Corpus, batches
+
+LINES_AT_ONCE = 50_000
+HELD_OUT_EVERY = 200  # every so many sentences one is kept for validation
+Tables = dict[int, Tensor]  # by length: [sentences, tokens]
+Lists = dict[int, list[np.ndarray[Any, Any]]]
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,69 @@ class PriorTraining:
     warm_up: int = 300  # steps
     weight_decay: float = 0.1
     seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Sentences of one length are one table; training and held-out sentences never mix."""
+
+    training: Tables
+    held_out: Tables
+
+    @property
+    def tokens(self) -> int:
+        return sum(table.numel() for table in self.training.values())
+
+
+def read_corpus(paths: Sequence[Path], tokenizer: Any, longest: int) -> Corpus:
+    """Reads one sentence a line, brackets each with the tokenizer's special tokens and cuts
+    those over `longest` tokens."""
+    parts: tuple[Lists, Lists] = ({}, {})
+    for number, line_ids in enumerate(_encode_lines(paths, tokenizer)):
+        ids = line_ids if len(line_ids) <= longest else line_ids[: longest - 1] + line_ids[-1:]
+        held_out = number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        if len(ids) > 2:
+            parts[held_out].setdefault(len(ids), []).append(np.asarray(ids, dtype=np.int32))
+    if not parts[0] or not parts[1]:
+        raise GradleakError(
+            f"There are too few sentences in {', '.join(map(str, paths))}: "
+            f"one sentence a line is read and every {HELD_OUT_EVERY}th is held out for validation."
+        )
+    training, held = (
+        {length: torch.from_numpy(np.stack(rows)) for length, rows in sorted(part.items())}
+        for part in parts
+    )
+    return Corpus(training, held)
+
+
+def batches(tables: Tables, tokens: int, generator: torch.Generator | None) -> list[Tensor]:
+    """Batches of about `tokens` tokens, each of one length; shuffled if a generator is given."""
+    made = []
+    for length, table in tables.items():
+        order = (
+            torch.arange(len(table))
+            if generator is None
+            else torch.randperm(len(table), generator=generator)
+        )
+        made += list(torch.split(table[order], max(1, tokens // length)))
+    if generator is None:
+        return made
+    return [made[place] for place in torch.randperm(len(made), generator=generator).tolist()]
+
+
+def _encode_lines(paths: Sequence[Path], tokenizer: Any) -> Iterator[list[int]]:
+    for path in paths:
+        if not path.is_file():
+            raise GradleakError(f"There is no corpus file {path}.")
+        opener = OPENERS.get(path.suffix, open)
+        with opener(path, "rt", encoding="utf-8") as file:
+            while lines := _some_lines(file):
+                yield from tokenizer(lines, add_special_tokens=True, verbose=False)["input_ids"]
+
+
+def _some_lines(file: IO[str]) -> list[str]:
+    lines = [line.strip() for line, _ in zip(file, range(LINES_AT_ONCE), strict=False)]
+    return [line for line in lines if line] or ([""] if lines else [])
 
 
 def train_prior(
@@ -124,13 +199,10 @@ def new_model(settings: PriorTraining, vocabulary: int, tokenizer: Any) -> Any:
 
 
 def token_losses(model: Any, ids: Tensor) -> Tensor:
-    """The negative log-likelihood of every token after the first, [sentences, tokens − 1]."""
-    autocast = torch.autocast("cuda", torch.bfloat16) if ids.is_cuda else nullcontext()
-    with autocast:
-        logits = model(input_ids=ids[:, :-1]).logits
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
-    ).view(ids.shape[0], -1)
+    """The negative log-likelihood of every token after the first, [sentences, tokens − 1]; in
+    half precision on a GPU."""
+    with torch.autocast("cuda", torch.bfloat16) if ids.is_cuda else nullcontext():
+        return token_nll(model, ids)
 
 
 @torch.no_grad()

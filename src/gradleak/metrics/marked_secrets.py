@@ -34,7 +34,7 @@ class SecretEditDistance(Metric):
         ]
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Letters and digits only, case and accents folded: WordPiece moves spaces and punctuation,
     uncased models drop the rest."""
     decomposed = unicodedata.normalize("NFKD", text.casefold())
@@ -56,6 +56,6 @@ def edits_to_nearest(span: str, text: str) -> int:
 
 def _mean_over_spans(pair: Pair, value: Callable[[str, str], float]) -> float | None:
     """None where nothing is marked, or nothing with a letter or digit in it."""
-    guess = normalised(pair.guess.text)
-    spans = [span for span in map(normalised, pair.marked) if span]
+    guess = normalise(pair.guess.text)
+    spans = [span for span in map(normalise, pair.marked) if span]
     return mean(value(span, guess) for span in spans) if spans else None

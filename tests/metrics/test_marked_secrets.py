@@ -5,7 +5,11 @@ import random
 import pytest
 
 from gradleak.core.metric import Pair, Sentence
-from gradleak.metrics.secrets import SecretEditDistance, SecretRecall, edits_to_nearest, normalised
+from gradleak.metrics.marked_secrets import (
+    SecretEditDistance,
+    SecretRecall,
+    edits_to_nearest,
+)
 
 
 def pair(guess: str, *marked: str) -> Pair:
@@ -46,7 +50,7 @@ def test_lower_leaks_more_for_distances() -> None:
 
 def test_normalising_twice_changes_nothing() -> None:
     for text in ("Straße 5", "ＡＢＣ", "naïve", "½ cup", "İstanbul"):
-        assert normalised(normalised(text)) == normalised(text)
+        assert normalise(normalise(text)) == normalise(text)
 
 
 def _levenshtein(a: str, b: str) -> int:

@@ -1,13 +1,16 @@
-"""What each parameter of a Hugging Face model is: its layer by where it lies, its module by its
-exact path within the layer."""
+"""What each parameter of a Hugging Face model is, and which of them train.
 
-from collections.abc import Mapping
+A layer is known by where it lies, a module by its exact path within the layer.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from gradleak.core.parts import Cut, Part
+from gradleak.core.errors import GradleakError
+from gradleak.core.parts import MODULES, Cut, Part, select_parts
 from gradleak.matching.capture import Kind, kind_of
 
 PATHS = {  # of linear layers within a transformer layer
@@ -45,6 +48,35 @@ FUSED_BY_HEAD = {
     "attention.query_key_value": True,  # GPT-NeoX
     "self_attention.query_key_value": True,  # BLOOM
 }
+LAYERS = "layers:"  # `layers:1-3` among the names
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A model's parameters: those that train by name, by role and by part, and those that do
+    not."""
+
+    parameters: Mapping[str, Tensor]
+    groups: Mapping[str, tuple[str, ...]]
+    parts: tuple[Part, ...]
+    frozen_parts: tuple[Part, ...]
+
+
+def weights_of(name: str, model: Any, classes: int, frozen: Sequence[str]) -> Weights:
+    """Sorts the parameters; `frozen` names groups, modules or layers."""
+    groups = groups_of(model, classes)
+    parts = parts_of(model, groups)
+    left_out = frozen_parameters(name, parts, groups, frozen)
+    return Weights(
+        {
+            parameter: value
+            for parameter, value in model.named_parameters()
+            if parameter not in left_out
+        },
+        groups,
+        tuple(part for part in parts if part.parameter not in left_out),
+        tuple(part for part in parts if part.parameter in left_out),
+    )
 
 
 @dataclass(frozen=True)
@@ -184,3 +216,52 @@ def _place(model: Any, module_path: str, stacks: Mapping[str, int]) -> Place:
         if isinstance(model.get_submodule(".".join(names[:end])), nn.ModuleList)
     ]
     return Place(layer, ".".join(names[lists[-1] + 1 :]))
+
+
+def frozen_parameters(
+    name: str, parts: Sequence[Part], groups: Mapping[str, tuple[str, ...]], frozen: Sequence[str]
+) -> frozenset[str]:
+    """Names of the parameters that `frozen` names; refuses what names nothing, half a matrix, or
+    all there is."""
+    chosen = {part for word in frozen for part in _find_named(name, parts, groups, word)}
+    parameters = frozenset(part.parameter for part in chosen)
+    for part in parts:
+        if part.parameter in parameters and part not in chosen:
+            raise GradleakError(
+                f"{name} keeps query, key and value in one matrix, {part.parameter}, which trains"
+                " as a whole or not at all: freeze all three, or a layer (layers:1)."
+            )
+    if len(parameters) == len({part.parameter for part in parts}):
+        raise GradleakError(
+            f"With {', '.join(frozen)} frozen nothing of {name} trains and no update is sent:"
+            " freeze less."
+        )
+    return parameters
+
+
+def _find_named(
+    name: str, parts: Sequence[Part], groups: Mapping[str, tuple[str, ...]], word: str
+) -> list[Part]:
+    if word.startswith(LAYERS):
+        return list(_layers(name, parts, word))
+    if word not in groups and word not in MODULES:
+        known = ", ".join(dict.fromkeys([*groups, *MODULES]))
+        raise GradleakError(
+            f"{name} has no group of parameters called {word!r} to freeze; groups are {known}, and"
+            " layers as in layers:1-3."
+        )
+    found = (
+        [part for part in parts if part.parameter in groups[word]]
+        if word in groups
+        else select_parts(parts, modules=[word])
+    )
+    if not found:
+        raise GradleakError(f"{name} has no {word} to freeze.")
+    return list(found)
+
+
+def _layers(name: str, parts: Sequence[Part], word: str) -> Sequence[Part]:
+    try:
+        return select_parts(parts, layers=word.removeprefix(LAYERS).strip() or "?")
+    except GradleakError as error:
+        raise GradleakError(f"{name} cannot freeze {word!r}. {error}") from error

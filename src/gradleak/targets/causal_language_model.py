@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.targets import transformer
-from gradleak.targets.opened import OpenedTransformer
+from gradleak.targets.opened import OpenedTransformer, name_example, same_logits
+from gradleak.targets.weights import weights_of
 
 
 class CausalLanguageModel(OpenedTransformer):
-    """Eval mode, gradients off, as any target. Labels are the tokens themselves; a label of the
-    data is not read.
+    """Labels are the tokens themselves; a label of the data is not read.
 
     The loss of an example is the mean over its predicted tokens, all but the first; padding does
     not count. A batch's loss is the mean over its examples. (Hugging Face takes one mean over all
@@ -35,19 +34,14 @@ class CausalLanguageModel(OpenedTransformer):
         frozen: Sequence[str] = (),
         reads_ahead: bool = False,
     ) -> None:
-        self.name = name
+        super().__init__(name, model, tokenizer)
         self.reads_ahead = reads_ahead  # no causal mask, and meant so
-        self.module: nn.Module = model.eval().requires_grad_(False)
         model.config.use_cache = False  # of keys and values, which only generating needs
-        self.tokenizer = tokenizer
-        self.vocabulary = transformer.vocabulary_of(name, model, tokenizer)
-        self.classes, self.hidden_size = (int(size) for size in self.vocabulary.embeddings.shape)
-        self._weights = transformer.weights_of(name, model, self.classes, frozen)
-        self._aliases = transformer.aliases_of(model)
+        self.classes = len(self.vocabulary.embeddings)
+        self._weights = weights_of(name, model, self.classes, frozen)
         self.words_are_outputs = any(
             len(self._aliases[word]) > 1 for word in self.groups["word_embedding"]
         )
-        self.longest = transformer.longest_of(model.config, tokenizer)
         self.padding_is_free = self._probe()
 
     @property
@@ -74,13 +68,13 @@ class CausalLanguageModel(OpenedTransformer):
         )
 
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        read = self._encoded(examples)
+        read = self._encode_examples(examples)
         for place, (example, tokens) in enumerate(
             zip(examples, read.lengths, strict=True), start=1
         ):
             if tokens < 2:
                 raise GradleakError(
-                    f"{transformer.called(example, place)} has one token, of which a language model"
+                    f"{name_example(example, place)} has one token, of which a language model"
                     " learns nothing: each token is predicted from those before it. Remove it from"
                     " the data."
                 )
@@ -104,32 +98,23 @@ class CausalLanguageModel(OpenedTransformer):
     def _probe(self) -> bool:
         """Refuses a model that does not accept embeddings as it accepts ids, or reads ahead;
         tells whether padding is free."""
-        words = transformer.ordinary(self.vocabulary, 6)
+        words = self._ordinary_words(6)
         ids, other = (
             torch.tensor([[*self.vocabulary.prefix, *row]], device=self.device)
             for row in (words[:5], words[1:])
         )
-        whole = torch.ones_like(ids).bool()
-        by_ids = self._logits(Batch(ids=ids, mask=whole, labels=ids), None)
-        transformer.refuse_unreachable(
-            self.name,
-            by_ids,
-            lambda: self._logits(Batch(embeddings=self.embed(ids), mask=whole, labels=ids), None),
-        )
+        by_ids = self._read_ids(ids)
+        self._refuse_unreachable(ids, by_ids)
         if by_ids.shape[-1] != self.classes:
             raise GradleakError(
                 f"{self.name} predicts {by_ids.shape[-1]} words and embeds {self.classes}: it"
                 " cannot be audited."
             )
         changed = torch.cat([ids[:, :-1], other[:, -1:]], dim=1)
-        if not self.reads_ahead and not transformer.same_logits(
-            by_ids[:, :-1], self._logits(Batch(ids=changed, mask=whole, labels=ids), None)[:, :-1]
+        if not self.reads_ahead and not same_logits(
+            by_ids[:, :-1], self._read_ids(changed)[:, :-1]
         ):
             raise GradleakError(
                 f"{self.name} reads the tokens it is to predict: it is not a causal language model."
             )
-        padded, mask = F.pad(ids, (0, 3), value=self.vocabulary.pad), F.pad(whole, (0, 3))
-        with_padding = self._logits(
-            Batch(embeddings=self.embed(padded), mask=mask, labels=padded), None
-        )
-        return transformer.same_logits(by_ids, with_padding[:, : ids.shape[1]])
+        return self._ignores_padding(ids, by_ids)

@@ -21,9 +21,10 @@ from gradleak.defenses.sign import Sign
 from gradleak.targets import resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import WORDS
-from gradleak.training.defended import chosen_by_chance
-from gradleak.training.finetune import FineTuning, Material, fine_tune, guarantees, lessons
-from gradleak.training.scores import Scores
+from gradleak.training.classifier_scores import Scores
+from gradleak.training.client_steps import choose_by_chance
+from gradleak.training.fine_tuning import FineTuning, fine_tune, guarantees
+from gradleak.training.material import Material, lessons
 
 
 def toy(count: int = 64) -> list[Example]:
@@ -116,7 +117,7 @@ def test_every_example_is_clipped_and_the_noise_is_that_of_the_expected_batch(
 
 def test_examples_are_drawn_by_chance_at_the_rate_that_is_accounted_for() -> None:
     streams = FineTuning().streams
-    sizes = [len(chosen_by_chance(1000, 32, streams.child(step))) for step in range(200)]
+    sizes = [len(choose_by_chance(1000, 32, streams.child(step))) for step in range(200)]
     assert sum(sizes) / 200 == pytest.approx(32, rel=0.05)
     assert len(set(sizes)) > 5
 

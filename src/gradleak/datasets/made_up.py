@@ -1,6 +1,10 @@
-"""Made-up pictures, drawn when they are asked for: nothing to download, nobody to harm."""
+"""Made-up messages with made-up secrets, and made-up pictures.
+
+There is nothing to download and nobody to harm.
+"""
 
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -10,10 +14,43 @@ from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
+from gradleak.datasets.columns import TextColumns
+from gradleak.datasets.rows import parse_jsonl
 from gradleak.datasets.selection import take
 
 PUBLIC, PRIVATE = 2000, 1000  # pictures of each part
 Part = Literal["private", "public"]
+
+
+@register("dataset", "canaries")
+@dataclass(frozen=True)
+class Canaries(Dataset):
+    """253 English messages of 3 to 30 words, written for gradleak; 145 carry a secret whose span is
+    marked.
+
+    Label 1: the writer asks the reader to do or answer something; 0: the message only tells. Both
+    kinds carry secrets, so the label does not give a secret away. Phone numbers are 555-01xx and
+    mail addresses example.*, which belong to nobody.
+    """
+
+    made_up: ClassVar[bool] = True
+    is_public: ClassVar[bool] = True
+
+    secrets_only: bool = False
+    rows: Rows = ()
+
+    def load(self, count: int | None = None) -> list[Example]:
+        content = files("gradleak.datasets").joinpath("canaries.jsonl").read_text(encoding="ascii")
+        examples = TextColumns("canaries", text="text", label="label", marked=True).examples(
+            list(parse_jsonl(content))
+        )
+        kept = [example for example in examples if example.secrets or not self.secrets_only]
+        return take(
+            kept,
+            count,
+            "canaries that carry a secret" if self.secrets_only else "canaries",
+            self.rows,
+        )
 
 
 @register("dataset", "shapes")
