@@ -9,6 +9,7 @@ from gradleak.metrics.marked_secrets import (
     SecretEditDistance,
     SecretRecall,
     edits_to_nearest,
+    normalise,
 )
 
 

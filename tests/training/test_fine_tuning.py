@@ -19,7 +19,7 @@ from gradleak.datasets import Canaries, Cola, RottenTomatoes
 from gradleak.targets import resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import WORDS, tiny_tokenizer
-from gradleak.training.classifier_scores import score
+from gradleak.training.classifier_scores import Scores, count_pairs, score_counts
 from gradleak.training.fine_tuning import (
     FineTuning,
     News,
@@ -354,6 +354,10 @@ def test_data_with_a_dev_split_is_judged_on_it() -> None:
         None,
         None,
     ]
+
+
+def score(labels: torch.Tensor, predictions: torch.Tensor, classes: int) -> Scores:
+    return score_counts(count_pairs(labels, predictions, classes))
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")

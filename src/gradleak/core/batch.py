@@ -1,5 +1,6 @@
 """Data shaped like a client's, and the secret itself; pictures as tensors and back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -121,6 +122,12 @@ class PrivateBatch:
     lengths: tuple[int, ...]  # tokens of each example that the model reads, special ones included
     # Tokens of each example that were cut off; nothing where none were
     dropped: tuple[int, ...] = ()
+
+
+def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> Int[Tensor, "rows tokens"]:
+    """Rows of ids as one tensor, padded at the end."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
 
 
 def picture_of(values: Float[Tensor, "channels height width"]) -> Picture:

@@ -12,6 +12,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -105,6 +106,15 @@ def is_reachable(address: str) -> bool:
     asking.start()
     asking.join(2 * PATIENCE)  # a server may have two addresses, the first of which leads nowhere
     return bool(answered)
+
+
+def quiet_transformers() -> Any:
+    """Returns the library, without its warnings and progress bars."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
 
 
 def _endpoint() -> str:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch, pad_rows
 from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.parts import Part, by_name
 from gradleak.core.registry import Component, Medium
@@ -235,9 +235,7 @@ class Target(ABC):
         """Sentences as a client would batch them; without labels the sentences themselves are
         the labels."""
         lengths = [len(sentence) for sentence in sentences]
-        ids = torch.full((len(sentences), max(lengths)), self.vocabulary.pad)
-        for row, sentence in enumerate(sentences):
-            ids[row, : len(sentence)] = torch.tensor(sentence)
+        ids = pad_rows(sentences, self.vocabulary.pad)
         classes = ids if labels is None else torch.tensor(list(labels))
         return Batch(
             ids=ids.to(self.device),

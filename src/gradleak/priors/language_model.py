@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.core.batch import pad_rows
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub_access import find_model
+from gradleak.core.hub_access import find_model, quiet_transformers
 from gradleak.core.prior import Prior, PriorSpec, pick
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
@@ -37,10 +38,7 @@ class CausalLMPrior(PriorSpec):
     def open(self, target: Target) -> Prior:
         if not Path(self.path).exists():
             find_model(self.path)
-        import transformers
-
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
+        transformers = quiet_transformers()
         file = Path(self.path)
         options: dict[str, Any] = {"trust_remote_code": False}
         source = self.path
@@ -185,11 +183,7 @@ class OwnVocabulary(Prior):
 
     def _nll(self, rows: list[list[int]]) -> Tensor:
         lengths = torch.tensor([len(row) for row in rows], device=self.target.device)
-        ids = torch.full(
-            (len(rows), int(lengths.max())), int(self.start), device=self.target.device
-        )
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row)
+        ids = pad_rows(rows, int(self.start)).to(self.target.device)
         counted = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
         return (token_nll(self.model, ids) * counted).sum(1) / (lengths - 1)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.hub_access import quiet_transformers
 from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -18,7 +19,6 @@ from gradleak.targets.loading import (
     is_language_model,
     load_model,
     load_tokenizer,
-    quiet_transformers,
     source_of,
 )
 from gradleak.targets.text_classifier import TextClassifier

@@ -11,16 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError, near_paths
-from gradleak.core.hub_access import HUB_ID, find_model, is_beside_folders
-
-
-def quiet_transformers() -> Any:
-    """The library, without its warnings and progress bars."""
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
+from gradleak.core.hub_access import HUB_ID, find_model, is_beside_folders, quiet_transformers
 
 
 def source_of(path: str) -> str | Path:

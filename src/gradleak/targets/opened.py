@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example
+from gradleak.core.batch import Batch, Example, pad_rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.target import Target, Vocabulary
@@ -108,9 +108,7 @@ class OpenedTransformer(Target):
         lengths = tuple(len(row) for row in rows)
         self._refuse_lengths(examples, lengths)
         lost = tuple(len(before) - after for before, after in zip(whole, lengths, strict=True))
-        ids = torch.full((len(rows), max(lengths)), self.vocabulary.pad)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row)
+        ids = pad_rows(rows, self.vocabulary.pad)
         return Encoded(tuple(read), ids.to(self.device), lengths, lost if any(lost) else ())
 
     def _keep_secrets(self, example: Example) -> Example:

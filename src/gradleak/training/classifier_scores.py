@@ -11,6 +11,8 @@ from torch import Tensor
 from gradleak.records.statistics import Interval, clopper_pearson
 
 Counts = Float[Tensor, "true predicted"]
+CONFIDENCE = 0.95
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,10 @@ class Scores:
     examples: int
 
 
-def score(
-    labels: Int[Tensor, "examples"], predictions: Int[Tensor, "examples"], classes: int
-) -> Scores:
-    """Compares predicted with true class numbers, 0 to classes − 1."""
-    return score_counts(count_pairs(labels, predictions, classes))
-
-
 def count_pairs(
     labels: Int[Tensor, "examples"], predictions: Int[Tensor, "examples"], classes: int
 ) -> Counts:
-    """The table of counts."""
+    """How often each class, 0 to classes − 1, was taken for each."""
     return (
         torch.bincount(labels * classes + predictions, minlength=classes**2)
         .view(classes, classes)
@@ -49,9 +44,7 @@ def score_counts(counts: Counts) -> Scores:
     )
 
 
-def intervals(
-    counts: Counts, confidence: float = 0.95, resamples: int = 2000
-) -> dict[str, Interval]:
+def intervals(counts: Counts) -> dict[str, Interval]:
     """Every score with its interval over the examples: exact for accuracy, bootstrapped for the
     others.
 
@@ -61,15 +54,15 @@ def intervals(
     """
     found, examples, classes = score_counts(counts), int(counts.sum()), len(counts)
     chances = (counts + 1 / classes).flatten() / (examples + classes)
-    drawn = np.random.default_rng(0).multinomial(examples, chances.numpy(), size=resamples)
-    tables = torch.from_numpy(drawn).double().view(resamples, classes, classes)
-    made = {"mcc": _ends(found.mcc, [matthews(table) for table in tables], examples, confidence)}
-    made["f1"] = _ends(found.f1, [f1(table) for table in tables], examples, confidence)
-    return made | {"accuracy": clopper_pearson(round(float(counts.trace())), examples, confidence)}
+    drawn = np.random.default_rng(0).multinomial(examples, chances.numpy(), size=RESAMPLES)
+    tables = torch.from_numpy(drawn).double().view(RESAMPLES, classes, classes)
+    made = {"mcc": _ends(found.mcc, [matthews(table) for table in tables], examples)}
+    made["f1"] = _ends(found.f1, [f1(table) for table in tables], examples)
+    return made | {"accuracy": clopper_pearson(round(float(counts.trace())), examples, CONFIDENCE)}
 
 
-def _ends(value: float, redrawn: list[float], examples: int, confidence: float) -> Interval:
-    low, high = np.quantile(redrawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+def _ends(value: float, redrawn: list[float], examples: int) -> Interval:
+    low, high = np.quantile(redrawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(value, min(float(low), value), max(float(high), value), examples)
 
 

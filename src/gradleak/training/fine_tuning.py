@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradleak.core.batch import pad_rows
 from gradleak.core.defense import Defense, Guarantee, want_each_example
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.protocol import Protocol
@@ -298,12 +299,9 @@ def _loss(target: TextClassifier, batch: Sequence[Lesson]) -> Tensor:
 
 def _logits(target: TextClassifier, batch: Sequence[Lesson]) -> Tensor:
     """Padded to the longest of the batch, padding masked, whatever the target's clients do."""
+    ids = pad_rows([lesson.ids for lesson in batch], target.vocabulary.pad)
     lengths = torch.tensor([len(lesson.ids) for lesson in batch])
-    width = int(lengths.max())
-    ids = torch.tensor(
-        [[*lesson.ids, *[target.vocabulary.pad] * (width - len(lesson.ids))] for lesson in batch]
-    )
-    mask = (torch.arange(width) < lengths[:, None]).long()
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
     logits: Tensor = target.module(
         input_ids=ids.to(target.device), attention_mask=mask.to(target.device)
     ).logits
