@@ -30,7 +30,7 @@ from gradleak.core.defense import protect_in_turn
 from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 
 
 def main() -> None:

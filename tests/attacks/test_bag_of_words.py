@@ -18,7 +18,7 @@ from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import TinyCausal
 from gradleak.views import Lamp
 
 Observe = Callable[..., Observation]
@@ -33,7 +33,7 @@ def attacked(
     return [
         found.sentences
         for found in attack.reconstruct(
-            [one.limited_to(attack.requires) for one in observations], bench
+            [one.limit_to(attack.requires) for one in observations], bench
         )
     ]
 

@@ -23,7 +23,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import TinyCausal
 
 TEXTS = (
     "my phone number is five five zero one .",

@@ -110,7 +110,7 @@ def test_derived_labels_and_lengths_are_exact_for_one_sentence(
         seen = observe(tiny, [TEXTS[0]], [label])
         known = Tag(steps=2).reconstruct([seen], bench_for(tiny))[0]
         derived = Tag(steps=2, labels="derived", lengths="derived").reconstruct(
-            [seen.limited_to([Fact.BATCH_SIZE])], bench_for(tiny)
+            [seen.limit_to([Fact.BATCH_SIZE])], bench_for(tiny)
         )[0]
         assert derived.labels == known.labels == (label,)
         assert derived.sentences == known.sentences

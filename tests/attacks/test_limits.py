@@ -87,7 +87,7 @@ def batches_of(target: Target, observe: Observe) -> list[Observation]:
 
 
 def limited(attack: Attack, seen: Sequence[Observation]) -> list[Observation]:
-    return [one.limited_to(attack.requires) for one in seen]
+    return [one.limit_to(attack.requires) for one in seen]
 
 
 @pytest.fixture

@@ -29,10 +29,10 @@ from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.lenet import TinyImage
+from gradleak.targets.image_networks import TinyImage
 from gradleak.views import Everything
 
 PLAIN = {"target": "tiny_image", "data": "shapes:side=8"}

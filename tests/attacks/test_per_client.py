@@ -10,9 +10,8 @@ from gradleak.attacks.learning_to_invert.simulation import ByTransform, ClosedFo
 from gradleak.core.batch import Batch
 from gradleak.core.target import Target, TargetSpec
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.lenet import TinyImage
-from gradleak.targets.resnet import ResNet20
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.image_networks import ResNet20, TinyImage
+from gradleak.targets.tiny import TinyCausal
 
 
 def batches(target: Target, clients: int = 3, examples: int = 2) -> Batch:

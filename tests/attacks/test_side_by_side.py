@@ -17,11 +17,11 @@ from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.lenet import TinyImage
+from gradleak.targets.image_networks import TinyImage
 from gradleak.views import Everything
 
 ATTACK = LtiPictures(steps=60, training_batch=32, width=96, directions=96, learning_rate=3e-3)

@@ -16,7 +16,7 @@ from gradleak.cli.study_names import check_names
 from gradleak.cli.write_index import index_text
 from gradleak.core import registry
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.core.specs import resolve
 from gradleak.study import axes
 
@@ -138,7 +138,7 @@ def test_what_may_be_right_is_let_through(
 def test_a_component_that_a_program_has_registered_is_let_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(registry._registry["view"], "mine", registered("view")["everything"])
+    monkeypatch.setitem(registry._registry["view"], "mine", list_registered("view")["everything"])
     check_line("view", "mine")
 
 
@@ -226,7 +226,7 @@ def test_what_is_no_typo_is_left_to_who_reads_it_in_full(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "study.yaml").write_text(line + "\n")
-    monkeypatch.setattr("gradleak.cli.study_names.registered", lambda kind: {"my_own": object})
+    monkeypatch.setattr("gradleak.cli.study_names.list_registered", lambda kind: {"my_own": object})
     check_names([tmp_path / "study.yaml"], ())
 
 

@@ -125,7 +125,7 @@ def by_hand(
     seen: Observation, batch: Batch, names: tuple[str, ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Gradients of a batch and what was seen, tensor by tensor."""
-    gradients = seen.undefended(batch, []).tensors
+    gradients = seen.simulate_undefended(batch, []).tensors
     return [(gradients[name].flatten(), seen.update.tensors[name].flatten()) for name in names]
 
 
@@ -282,7 +282,7 @@ def test_the_naive_attack_is_the_attack_of_one_who_knows_of_no_defense(
         add_axes(make_private(tiny64, OTHER).batch, 2),
         observe(tiny64, TEXTS, defenses=defenses),
     )
-    unaware = seen.limited_to(set(Fact) - {Fact.DEFENSE})
+    unaware = seen.limit_to(set(Fact) - {Fact.DEFENSE})
     naive, ignorant = (
         for_observations([one], Cosine(), adaptive=how)
         for one, how in ((seen, False), (unaware, True))

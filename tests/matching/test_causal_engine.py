@@ -17,10 +17,9 @@ from gradleak.core.target import Target
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.factored import FactoredMatcher
 from gradleak.matching.kinds import Kind, kind_of
-from gradleak.targets.causal_lm import CausalLanguageModel
-from gradleak.targets.tiny import tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Parts
+from gradleak.targets.causal_language_model import CausalLanguageModel
+from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
+from gradleak.views import PartsView
 
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
 UNEQUAL = [
@@ -94,7 +93,7 @@ def test_it_agrees_on_parts(
 ) -> None:
     if modules == ("head",) and causal.words_are_outputs:
         pytest.skip("its output layer is its word embeddings")
-    view = Parts("", modules)
+    view = PartsView("", modules)
     assert_agree(
         [observe(causal, pair, index=place, view=view) for place, pair in enumerate(UNEQUAL)],
         distance,

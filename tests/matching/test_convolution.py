@@ -16,7 +16,7 @@ from gradleak.matching.factors import thin_factors
 from gradleak.matching.kinds import patches
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.image_classifier import ImageClassifier
-from gradleak.targets.lenet import TinyImage
+from gradleak.targets.image_networks import TinyImage
 
 SHAPE = (3, 8, 8)
 DEFENSES = {"sign": Sign(), "pruning": Pruning()}

@@ -20,7 +20,7 @@ from gradleak.matching.factors import Thin
 from gradleak.matching.matcher import SimulatedMatcher
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
-from gradleak.views import Everything, Parts
+from gradleak.views import Everything, PartsView
 
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
 UNEQUAL = [
@@ -143,7 +143,7 @@ def test_it_agrees_on_a_noisy_update_which_has_no_thin_factors(
         for place, texts in enumerate(SHORT)
     ]
     # So that the reference simulates no noise
-    unaware = [one.limited_to(set(Fact) - {Fact.DEFENSE}) for one in noisy]
+    unaware = [one.limit_to(set(Fact) - {Fact.DEFENSE}) for one in noisy]
     matcher = for_observations(unaware, distance)
     assert isinstance(matcher, FactoredMatcher)
     assert not any(isinstance(seen, Thin) for seen in matcher.observed)
@@ -220,11 +220,11 @@ def test_observations_with_different_views_share_a_pass_and_give_what_each_gives
 
 
 VIEWS = [
-    Parts("2", ("query",)),
+    PartsView("2", ("query",)),
     Everything(),
-    Parts("", ("layernorm", "value")),
-    Parts("1"),
-    Parts("", ("head",)),
+    PartsView("", ("layernorm", "value")),
+    PartsView("1"),
+    PartsView("", ("head",)),
 ]
 
 
@@ -257,14 +257,14 @@ def test_a_map_of_parts_in_one_pass_gives_what_each_part_gives_alone(
 @pytest.mark.parametrize(
     ("architecture", "view"),
     [
-        ("GPT2", Parts("2", ("query",))),
-        ("GPT2", Parts("1", ("key", "value", "attention_output"))),
-        ("GPTNeoX", Parts("2", ("query",))),
-        ("GPTNeoX", Parts()),
-        ("Llama", Parts("1", ("key", "ffn_in"))),
-        ("Llama", Parts("", ("layernorm",))),  # RMSNorm alone
-        ("Bert", Parts("2", ("query",))),
-        ("Albert", Parts("1", ("ffn_out",))),
+        ("GPT2", PartsView("2", ("query",))),
+        ("GPT2", PartsView("1", ("key", "value", "attention_output"))),
+        ("GPTNeoX", PartsView("2", ("query",))),
+        ("GPTNeoX", PartsView()),
+        ("Llama", PartsView("1", ("key", "ffn_in"))),
+        ("Llama", PartsView("", ("layernorm",))),  # RMSNorm alone
+        ("Bert", PartsView("2", ("query",))),
+        ("Albert", PartsView("1", ("ffn_out",))),
     ],
     ids=str,
 )
@@ -272,7 +272,7 @@ def test_it_agrees_on_parts(
     random_target: Callable[..., Target],
     observe: Observe,
     architecture: str,
-    view: Parts,
+    view: PartsView,
     dtype: torch.dtype,
     distance: Distance,
 ) -> None:
@@ -292,7 +292,7 @@ def test_it_agrees_on_a_slice_that_is_left_to_autograd(
     second.weight = first.weight
     target = TextClassifier("tied", model, tiny_tokenizer())
     observations = [
-        observe(target, pair, index=place, view=Parts("1", ("query", "value")))
+        observe(target, pair, index=place, view=PartsView("1", ("query", "value")))
         for place, pair in enumerate(EQUAL)
     ]
     matcher = for_observations(observations, distance)
@@ -307,7 +307,7 @@ def test_only_what_is_seen_is_computed(
     random_target: Callable[..., Target], observe: Observe
 ) -> None:
     matcher = for_observations(
-        [observe(random_target("GPT2"), EQUAL[0], view=Parts("2", ("query",)))], Cosine()
+        [observe(random_target("GPT2"), EQUAL[0], view=PartsView("2", ("query",)))], Cosine()
     )
     assert isinstance(matcher, FactoredMatcher)
     assert matcher.names == ("transformer.h.1.attn.c_attn.weight[query]",)
@@ -317,7 +317,7 @@ def test_only_what_is_seen_is_computed(
 def test_an_observation_with_nothing_to_match_is_refused_among_others(
     tiny: Target, observe: Observe
 ) -> None:
-    views = (Everything(), Parts("", ("word_embedding",)))
+    views = (Everything(), PartsView("", ("word_embedding",)))
     with pytest.raises(GradleakError, match="Nothing in the visible update can be matched"):
         for_observations(
             [observe(tiny, index=place, view=view) for place, view in enumerate(views)], Cosine()

@@ -23,8 +23,8 @@ from gradleak.study.tradeoff import (
     read_chain,
     run_tradeoff,
 )
-from gradleak.training.finetune import FineTuning
-from gradleak.training.scores import intervals
+from gradleak.training.classifier_scores import intervals
+from gradleak.training.fine_tuning import FineTuning
 
 DEFENSES = ("none", "sign", "dp_sgd")
 

@@ -29,8 +29,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.matching import Cosine, for_observations
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.batch import picture_of
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
-from gradleak.core.pixels import picture_of
 from gradleak.core.prior import PicturePrior
 from gradleak.core.registry import Medium, register
 from gradleak.core.specs import to_string

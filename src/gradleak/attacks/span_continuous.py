@@ -26,8 +26,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching.chunking import (
     FORWARD_AND_BACK,
     Chunks,

@@ -14,7 +14,7 @@ from gradleak.core.observation import Knowledge, Observation, Round, check_updat
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.datasets.selection import read_numbers
 
 PROBLEMS = 10  # that are listed where more are wrong
 
@@ -154,7 +154,7 @@ def look(
         batch_size=len(private.examples),
         defenses=spec.defenses,
     )
-    return Observation(index, (Round(target, seen),), knows.limited_to(spec.granted), spec.protocol)
+    return Observation(index, (Round(target, seen),), knows.limit_to(spec.granted), spec.protocol)
 
 
 def update_norm(observation: Observation) -> float:

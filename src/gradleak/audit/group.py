@@ -287,7 +287,7 @@ class AuditGroup:
         )
 
     def _limit(self, attack: Attack, observation: Observation) -> Observation:
-        return observation.limited_to(self.shared.told(attack) | {Fact.DEFENSE})
+        return observation.limit_to(self.shared.told(attack) | {Fact.DEFENSE})
 
     def _without_refused(self, seen: Sequence[Observation]) -> list[Observation]:
         return [one for one in seen if self._result_of(one).refusal is None]

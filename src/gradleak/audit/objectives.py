@@ -8,9 +8,8 @@ import torch
 
 from gradleak.attacks.blind import Blind
 from gradleak.core.attack import Attack, Bench, Reconstruction, Sentences
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.batch import Batch, PrivateBatch, pixels_of
 from gradleak.core.observation import Observation
-from gradleak.core.pixels import pixels_of
 from gradleak.core.prior import Prior
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import nearest_pictures

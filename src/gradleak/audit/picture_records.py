@@ -3,10 +3,9 @@
 import torch
 
 from gradleak.core.attack import Reconstruction
-from gradleak.core.batch import Example, PrivateBatch
+from gradleak.core.batch import Example, PrivateBatch, picture_of, pixels_of
 from gradleak.core.metric import Pair, Sentence
 from gradleak.core.picture import Picture
-from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.metrics.alignment import nearest_pictures
 from gradleak.records.png import Pixels, data_uri, from_data_uri
 

@@ -118,7 +118,7 @@ def _blind(
     bench = SharedBench(root, priors.words, pictures=priors.pictures, by_index=streams)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [
-        observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)
+        observe(spec, target, batch, index).limit_to(told) for index, batch in enumerate(private)
     ]
     guess = Blind().reconstruct(observations, bench)
     return guess, draw_beside(attack, observations, bench)

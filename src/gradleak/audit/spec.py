@@ -9,16 +9,15 @@ from typing import Any, TypeVar, cast
 from gradleak.core.attack import Attack
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense, refuse_wrong_order
-from gradleak.core.errors import GradleakError
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.metric import Metric
-from gradleak.core.observation import Fact
+from gradleak.core.observation import Fact, View
 from gradleak.core.prior import PicturePriorSpec, PriorSpec
 from gradleak.core.protocol import Protocol
-from gradleak.core.registry import Component, did_you_mean, registered
+from gradleak.core.registry import Component, list_registered
 from gradleak.core.specs import resolve, to_dict, to_string
 from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
-from gradleak.core.view import View
 from gradleak.datasets import resolve_dataset
 from gradleak.metrics import DEFAULT_METRICS, PICTURE_METRICS
 from gradleak.records.schema import spec_id
@@ -89,7 +88,7 @@ class AuditSpec:
             if part.medium not in (medium, "any"):
                 fitting = [
                     name
-                    for name, other in registered(part.kind).items()
+                    for name, other in list_registered(part.kind).items()
                     if other.medium in (medium, "any")
                 ]
                 raise GradleakError(

@@ -21,8 +21,7 @@ Kind = Annotated[
 def list_components(kind: Kind = None) -> None:
     """Lists components of a kind with their fields and papers; without a kind, the kinds with
     the names of each."""
-    from gradleak.core.errors import GradleakError
-    from gradleak.core.registry import did_you_mean
+    from gradleak.core.errors import GradleakError, did_you_mean
 
     if kind is None:
         print_kinds()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gradleak.core.defense import Defense
     from gradleak.core.protocol import Protocol
     from gradleak.targets.image_classifier import ImageClassifier
-    from gradleak.training.finetune import FineTuning, News
+    from gradleak.training.fine_tuning import FineTuning, News
 
 SECONDS_BETWEEN_LINES = 2.0
 
@@ -77,7 +77,7 @@ def finetune(
     from gradleak.targets import resolve_target
     from gradleak.targets.image_classifier import ImageClassifier
     from gradleak.targets.text_classifier import TextClassifier
-    from gradleak.training.finetune import FineTuning, fine_tune, guarantees
+    from gradleak.training.fine_tuning import FineTuning, fine_tune, guarantees
     from gradleak.training.material import read_material
 
     defenses, steps = read_defenses(defense or []), read_protocol(protocol)
@@ -134,7 +134,7 @@ def train_on_pictures(
     """The same for a classifier of pictures, written as one safetensors file; a tenth is held
     out where nothing is named."""
     from gradleak.core.errors import GradleakError
-    from gradleak.training.image_classifier import ImageTraining, train_image_classifier
+    from gradleak.training.picture_models import ImageTraining, train_image_classifier
 
     if settings.defenses or settings.gradient_noise or settings.federated:
         raise GradleakError(

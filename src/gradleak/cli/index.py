@@ -80,13 +80,13 @@ def check_line(kind: str, line: str) -> None:
 def _may_be_right(kind: str, name: str, line: str) -> bool:
     """Whether a line may be what the index does not know: a path, a chain, a component that the
     user's program registered."""
-    from gradleak.core.registry import registered
+    from gradleak.core.registry import list_registered
 
     is_path = kind in PATHS and (
         any(sign in name for sign in "/\\.-~") or _is_here(line) or _is_here(name)
     )
     is_chain = kind == "defense" and (name == "none" or "+" in line)
-    return is_path or is_chain or name in registered(kind)
+    return is_path or is_chain or name in list_registered(kind)
 
 
 def _is_here(path: str) -> bool:
@@ -135,7 +135,7 @@ class Command(PlainHelp):
 
 def find_target(line: str) -> None:
     """Refuses a hub id that neither network nor cache holds, before a library is loaded for it."""
-    from gradleak.core.hub import find_model, is_beside_folders
+    from gradleak.core.hub_access import find_model, is_beside_folders
 
     path = line.partition(":")[0].strip()
     if (

@@ -45,8 +45,7 @@ def train(
     import torch
 
     from gradleak.cli.device import resolve_device
-    from gradleak.training.corpus import read_corpus
-    from gradleak.training.prior import PriorTraining, train_prior
+    from gradleak.training.language_model_prior import PriorTraining, read_corpus, train_prior
 
     feed_forward = int(width * 2.7) // 32 * 32
     settings = PriorTraining(
@@ -83,7 +82,7 @@ def evaluate(
     from gradleak.cli.device import resolve_device
     from gradleak.core.prior import PriorSpec
     from gradleak.targets import resolve_target
-    from gradleak.training.corpus import read_corpus
+    from gradleak.training.language_model_prior import read_corpus
 
     opened = resolve_target(target).open(torch.device(resolve_device(device)))
     tables = read_corpus(corpus, _tokenizer(target), 64).held_out
@@ -113,7 +112,7 @@ def pack(
     body_bits: Annotated[int, option("Of all other matrices. [6]")] = 6,
 ) -> None:
     """Writes a trained prior in a few bits a weight, as the shipped one is."""
-    from gradleak.training.packing import pack_prior
+    from gradleak.priors.english import pack_prior
 
     size = pack_prior(folder, out, embedding_bits, body_bits)
     typer.echo(f"{out}: {size / 1e6:.2f} MB")
@@ -161,7 +160,12 @@ def pictures(
     from gradleak.cli.device import resolve_device
     from gradleak.core.errors import GradleakError
     from gradleak.datasets import resolve_dataset
-    from gradleak.training.generator import RATES, GeneratorTraining, stacked, train_generator
+    from gradleak.training.picture_models import (
+        RATES,
+        GeneratorTraining,
+        stack_pictures,
+        train_generator,
+    )
 
     if how not in RATES:
         raise GradleakError(f"--how {how}: a generator is trained as {' or '.join(RATES)}.")
@@ -170,7 +174,7 @@ def pictures(
     if not out.parent.is_dir():
         raise GradleakError(f"There is no folder {out.parent} to write the generator into.")
     settings = GeneratorTraining(latents, width, epochs, how=how, seed=seed)
-    known = stacked(resolve_dataset(data).load(limit))
+    known = stack_pictures(resolve_dataset(data).load(limit))
     typer.echo(f"{len(known)} pictures", err=True)
     for news in train_generator(settings, known, out, torch.device(resolve_device(device))):
         typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gradleak.cli.index import check_line, read_index
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered, unknown_component, unknown_field
+from gradleak.core.registry import list_registered, unknown_component, unknown_field
 from gradleak.study.axes import Problem, in_order, read_grids, read_yaml, refusal
 
 # Fields of a study that hold components, and of which kind
@@ -63,7 +63,7 @@ def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:
 
 def _check_mapping(kind: str, described: dict[Any, Any]) -> None:
     name, known = described.get("name"), read_index()[kind]
-    if not isinstance(name, str) or name in registered(kind):
+    if not isinstance(name, str) or name in list_registered(kind):
         # Without a name it is refused later, and what a program registered is looked at then
         return
     if name not in known:

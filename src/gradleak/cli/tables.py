@@ -98,8 +98,7 @@ def tables(
 
 
 def _chosen(names: Sequence[str] | None) -> "list[PaperTable]":
-    from gradleak.core.errors import GradleakError
-    from gradleak.core.registry import did_you_mean
+    from gradleak.core.errors import GradleakError, did_you_mean
     from gradleak.report.papers.paper_tables import read_paper_tables
 
     known = [one.name for one in read_paper_tables()]

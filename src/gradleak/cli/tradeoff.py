@@ -100,7 +100,7 @@ def tradeoff(
     from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
     from gradleak.study.tradeoff import FILE, PICTURE, plan_tradeoff, run_tradeoff
-    from gradleak.training.finetune import FineTuning
+    from gradleak.training.fine_tuning import FineTuning
 
     settings = {
         "target": target,

@@ -9,7 +9,7 @@ import gradleak.audit.spec  # noqa: F401  registers every component
 from gradleak.cli.index import FILE
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import KINDS, Component, registered
+from gradleak.core.registry import KINDS, Component, list_registered
 from gradleak.core.specs import from_dict, list_fields, to_string
 from gradleak.records.files import write_to_publish
 
@@ -17,7 +17,7 @@ from gradleak.records.files import write_to_publish
 def index_text() -> str:
     """The file as it should be."""
     kinds = {
-        kind: {name: describe(cls) for name, cls in registered(kind).items()} for kind in KINDS
+        kind: {name: describe(cls) for name, cls in list_registered(kind).items()} for kind in KINDS
     }
     return json.dumps(kinds, indent=1, ensure_ascii=False) + "\n"
 

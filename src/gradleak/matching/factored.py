@@ -230,7 +230,8 @@ class FactoredMatcher(Matcher):
             gradients = torch.stack(
                 [self._vector(member, calls[member.module], shape) for member in group.members]
             )
-            return vector_sums(gradients, kept, self.distance.residuals, self.reading)  # type: ignore[arg-type]
+            residuals, reading = self.distance.residuals, self.reading
+            return vector_sums(gradients, kept, residuals, reading)  # type: ignore[arg-type]
         inputs, deltas = (
             torch.stack(parts)
             for parts in zip(

@@ -161,7 +161,7 @@ class SimulatedMatcher(Matcher):
         # Streams of its own, the same each time: an objective must not change between two looks.
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
         sizes = self.weights.new_full((len(rngs),), 1 / observation.gradient_scale)
-        sent = observation.undefended(batch, rngs).scaled(sizes).tensors
+        sent = observation.simulate_undefended(batch, rngs).scale(sizes).tensors
         pairs = []
         for name in self.names:
             seen = show_part(observation, self.target.part(name)).flatten()

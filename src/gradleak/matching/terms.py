@@ -229,7 +229,8 @@ def outer_residuals(
     else:
         dense = observed.flatten(0, 1)
     rows = (x.flatten(0, 1), d.flatten(0, 1))
-    squares, sizes = _Residual.apply(*rows, dense, reading, absolutes)  # type: ignore[no-untyped-call]
+    apply: Any = _Residual.apply
+    squares, sizes = apply(*rows, dense, reading, absolutes)
     return squares.view(m, o, c), sizes.view(m, o, c)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 
 
 class Lines:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.records.errors import RecordError
 from gradleak.records.judgement import (
     DOUBTS,

@@ -250,7 +250,8 @@ class Grid:
         with full_disk_explained(f"write {failure}"):
             write_whole(
                 failure,
-                f"{cell.title}\n{cell.spec.to_dict()}\n\n{''.join(traceback.format_exception(error))}",
+                f"{cell.title}\n{cell.spec.to_dict()}\n\n"
+                f"{''.join(traceback.format_exception(error))}",
             )
         self.display.say(f"Failed ({type(error).__name__}); the traceback is in {failure}.")
         refused = isinstance(error, GradleakError) and not isinstance(error, RunFailed)

@@ -18,11 +18,10 @@ from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
 from gradleak.audit.opened_priors import open_priors
 from gradleak.audit.spec import AuditSpec, read
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
 from gradleak.core.metric import Metric
-from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, numbered, read_layers
+from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, number_layers, read_layers
 from gradleak.core.prior import PriorSpec
-from gradleak.core.registry import did_you_mean
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.metrics import DEFAULT_METRICS
@@ -37,7 +36,7 @@ from gradleak.records.store import check_writable
 from gradleak.report.pictures.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead, draw_heat_map
 from gradleak.study.cells import Cell
 from gradleak.study.grid import by_group_key, run_cells
-from gradleak.views import Parts
+from gradleak.views import PartsView
 
 MAPPED = (WHOLE, "query", "key", "value", "attention_output", "ffn_in", "ffn_out")
 IN_LAYERS = (WHOLE, *(module for module in MODULES if module not in WITHOUT_LAYER))
@@ -64,7 +63,7 @@ class MapPlan:
 
     def numbers(self, target: Target) -> tuple[int, ...]:
         """The layers of the map."""
-        return tuple(sorted(numbered(self.layers, (*target.parts, *target.frozen_parts))))
+        return tuple(sorted(number_layers(self.layers, (*target.parts, *target.frozen_parts))))
 
     def cells(self, target: Target) -> tuple[list[MapCell], list[Absent]]:
         """The cells there are, layer by layer, and those the model lacks or does not train; none
@@ -81,7 +80,7 @@ class MapPlan:
         return cells, absent
 
     def _cell(self, target: Target, layer: int, module: str) -> MapCell:
-        view = Parts(str(layer), () if module == WHOLE else (module,))
+        view = PartsView(str(layer), () if module == WHOLE else (module,))
         seen = tuple(target.part(name) for name in view.visible(target))
         return MapCell(layer, module, replace(self.base, view=view), seen)
 

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.records.files import write_whole
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA
 from gradleak.study.cells import Cell, Study

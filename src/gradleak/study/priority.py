@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.study.axes import read_yaml
 from gradleak.study.cells import Cell
 from gradleak.study.plan import any_fits

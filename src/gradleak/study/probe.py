@@ -122,7 +122,7 @@ def _try(
         private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1)
     )
     observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
-    limited = [one.limited_to(spec.told(attack) | {Fact.DEFENSE}) for one in observations]
+    limited = [one.limit_to(spec.told(attack) | {Fact.DEFENSE}) for one in observations]
     progress, began = Progress(), time.monotonic()
     streams = Streams.root("attacker", spec.seed)
     bench = Bench(streams, priors.words, progress, began + seconds, pictures=priors.pictures)

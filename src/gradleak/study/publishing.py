@@ -9,8 +9,8 @@ from typing import Any
 
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import find, registered
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.core.registry import find, list_registered
+from gradleak.datasets.selection import read_numbers
 from gradleak.records import flags
 from gradleak.records.plain import to_plain
 from gradleak.records.published import Batch, Cell, Mark, MetricKind, Published, Source
@@ -41,11 +41,11 @@ def published_runs(run: Path) -> list[Published]:
 def _refuse_private(record: Record, path: Path) -> None:
     """Only data that anyone can get: of other data even row numbers and scores are its owner's."""
     name = str(record.spec["data"].get("name"))
-    data = registered("dataset").get(name)
+    data = list_registered("dataset").get(name)
     if data is None or not issubclass(data, Dataset) or not data.is_public:
         public = [
             known
-            for known, one in registered("dataset").items()
+            for known, one in list_registered("dataset").items()
             if issubclass(one, Dataset) and one.is_public
         ]
         raise GradleakError(

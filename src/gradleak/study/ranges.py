@@ -11,8 +11,7 @@ import torch
 
 from gradleak.audit.spec import read
 from gradleak.core.attack import Attack
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.specs import list_fields, to_dict
 from gradleak.core.streams import Streams
 

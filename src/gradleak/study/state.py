@@ -7,7 +7,7 @@ from pathlib import Path
 import gradleak.attacks  # noqa: F401  (registers them)
 from gradleak.audit.outcomes import KEPT, begun_calls
 from gradleak.core.attack import Attack
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.records.run_folder import PlannedCell, last_line, read_plan
 from gradleak.records.schema import Record
 from gradleak.records.summary import RECORD, read_summary
@@ -131,7 +131,7 @@ def _read(cells: Iterable[PlannedCell], there: Mapping[str, Path]) -> dict[str, 
 def _newer_versions() -> dict[str, int]:
     """Attacks whose answers have changed since their first version, so that there may be records
     of an older one."""
-    found = registered("attack").items()
+    found = list_registered("attack").items()
     return {
         name: attack.version
         for name, attack in found

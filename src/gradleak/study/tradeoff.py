@@ -21,9 +21,8 @@ from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
 from gradleak.core.metric import Metric
-from gradleak.core.registry import did_you_mean
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.datasets import resolve_dataset
@@ -41,9 +40,9 @@ from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, dr
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, Clock, run_cells
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.training.finetune import FineTuning, Lesson, Material, News, count, guarantees, train
-from gradleak.training.material import read_material
-from gradleak.training.scores import intervals
+from gradleak.training.classifier_scores import intervals
+from gradleak.training.fine_tuning import FineTuning, News, count, guarantees, train
+from gradleak.training.material import Lesson, Material, read_material
 
 NONE = "none"
 UTILITIES = ("mcc", "f1", "accuracy")

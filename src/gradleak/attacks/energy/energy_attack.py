@@ -34,8 +34,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.matching.chunking import BESIDE, Chunks
 from gradleak.matching.precision import rough_products
 

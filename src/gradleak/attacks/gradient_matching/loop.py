@@ -40,7 +40,7 @@ from gradleak.core.attack import ROUNDING, Attack, Bench, Cost, Reconstruction, 
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.ranges import Count
+from gradleak.core.registry import Count
 from gradleak.matching import Distance, Matcher, distance_of_nothing, for_observations
 from gradleak.matching.precision import rough_products
 

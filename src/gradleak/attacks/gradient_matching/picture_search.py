@@ -15,11 +15,10 @@ from gradleak.attacks.gradient_matching.slopes import RECORDED, SlopesInPieces
 from gradleak.attacks.search.descent import RowAdam
 from gradleak.attacks.search.hypotheses import MOST_HYPOTHESES, Source, list_labels
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Trace
-from gradleak.core.batch import Batch
+from gradleak.core.batch import Batch, picture_of
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.pixels import picture_of
 from gradleak.core.registry import Medium
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target

@@ -37,11 +37,9 @@ from gradleak.attacks.learning_to_invert.medium import (
 )
 from gradleak.attacks.learning_to_invert.training import Precision
 from gradleak.core.attack import Bench, Reconstruction
-from gradleak.core.batch import Batch, Example
+from gradleak.core.batch import Batch, Example, picture_of
 from gradleak.core.errors import GradleakError
-from gradleak.core.pixels import picture_of
-from gradleak.core.ranges import Count, Range, Rate, Share
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Bounds, Count, Medium, Rate, Share, register
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 from gradleak.matching.linear_algebra import find_eigenvectors
@@ -390,7 +388,7 @@ class PictureInversion(Inversion):
     # Of the guess's total variation beside its squared error (the paper's section 5).
     variation_weight: float = 0.0
     # Of the entries that are seen, as bins they are summed in; 1: as they are.
-    fraction: Annotated[float, Range(most=1, above=True)] = 1.0
+    fraction: Annotated[float, Bounds(most=1, above=True)] = 1.0
     signed: bool = False  # hashed entries get random signs before they are summed
     hashing_seed: int = 0
     # What is read of entries where only the largest are sent: sizes, as the paper does, or signs.

@@ -43,8 +43,7 @@ from gradleak.attacks.learning_to_invert.training import Precision
 from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Count, Range, Rate, Share
-from gradleak.core.registry import register
+from gradleak.core.registry import Bounds, Count, Rate, Share, register
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 
@@ -225,7 +224,7 @@ class TextInversion(Inversion):
     decay: Share = 0.5
     features: Literal["hashed", "factors"] = "hashed"
     # bins, of the entries that are seen
-    fraction: Annotated[float, Range(most=1, above=True)] = 0.1
+    fraction: Annotated[float, Bounds(most=1, above=True)] = 0.1
     signed: bool = False  # entries get random signs before they are summed
     hashing_seed: int = 0
     # What is hashed of entries where only the largest are sent; the paper takes their sizes.

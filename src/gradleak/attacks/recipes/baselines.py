@@ -10,8 +10,7 @@ from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
 from gradleak.attacks.gradient_matching.starts import FreeLabels, OneGaussian
 from gradleak.attacks.recipes.lamp import CITES, make_adamw
 from gradleak.attacks.search.descent import RowAdam
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching import L2L1, SquaredL2
 
 

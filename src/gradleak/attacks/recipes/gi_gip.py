@@ -23,8 +23,7 @@ from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.prior import Generator
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 
 # Standard deviations: numbers further out than this make pictures of nothing.
 MOST_SPREAD = 3.0

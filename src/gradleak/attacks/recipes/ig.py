@@ -15,8 +15,7 @@ from gradleak.attacks.search.descent import Drops, RowAdam
 from gradleak.attacks.search.hypotheses import Source
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.observation import Observation
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 
 
 @register("attack", "ig")

@@ -19,8 +19,7 @@ from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.search.descent import Linear, RowAdam, StepDecay
 from gradleak.attacks.search.word_search import SearchEffort
 from gradleak.core.defense import Channel
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
 
 Discrete = Literal["alternate", "at_end", "none"]

@@ -30,8 +30,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import ATTENTION_INPUTS
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs, visible_linear_parts
 
