@@ -236,7 +236,6 @@ def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> 
     if path is None or not path.is_file():
         return nothing
     plain = json.loads(path.read_text(encoding="utf-8"))
-    # Of other observations it is another call's, and says nothing of these.
     if [*plain["runs"]] != [str(one.index) for one in observations]:
         return nothing
     runs = {one.index: _read_run(one, plain["runs"][str(one.index)]) for one in observations}
