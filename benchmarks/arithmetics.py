@@ -39,7 +39,7 @@ FEWEST = 4  # different fingerprints that any processor has been seen to give
 # What `make test` runs under one other fingerprint: tests that failed on another processor, and
 # whatever proves something
 OTHER = (
-    "tests/core/test_sums.py",
+    "tests/core/test_update.py",
     "tests/matching/test_linear_algebra.py",
     "tests/test_contracts.py",
     "tests/test_picture_contracts.py",

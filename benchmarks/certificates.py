@@ -30,23 +30,22 @@ import torch
 
 import gradleak.audit  # noqa: F401 (registers every component)
 from gradleak.attacks.certificate import certify
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.defense import Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact, Knowledge, Observation, Round
+from gradleak.core.observation import Fact, Knowledge, Observation, Round, View
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import find
 from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.view import View
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.targets.causal_lm import CausalLanguageModel
+from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import redraw, tiny_tokenizer
-from gradleak.views.parts import Parts
+from gradleak.views import PartsView
 
 Sentences = tuple[tuple[int, ...], ...]
 GROUP = 25  # cases on one model
@@ -235,7 +234,7 @@ def _guesses(
             (Span(steps=20), (Fact.BATCH_SIZE,)),
             (EnergyAttack(restarts=0, sweeps=2), tuple(Fact)),
         ):
-            found = _attacked(attack, case.observation.limited_to([*facts, Fact.DEFENSE]), bench)
+            found = _attacked(attack, case.observation.limit_to([*facts, Fact.DEFENSE]), bench)
             if found:
                 yield case, found, "attack"
                 break
@@ -285,9 +284,9 @@ def draw_case(rng: Random, target: Target, index: int, everyday: bool) -> Case:
         view = rng.choice(
             [
                 *named,
-                *(Parts(layer, (module,)) for module in MODULES),
-                Parts(layer),
-                Parts("1", MODULES[:3]),
+                *(PartsView(layer, (module,)) for module in MODULES),
+                PartsView(layer),
+                PartsView("1", MODULES[:3]),
             ]
         )
     kind = rng.choice(("plain", "plain", "repeated", "apart")) if index % 2 else "plain"

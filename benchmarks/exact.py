@@ -127,7 +127,7 @@ def one_batch(
     limit: float | None,
 ) -> Line:
     (attack,) = spec.attacks
-    observation = observe(spec, target, private, index).limited_to(spec.facts_for(attack))
+    observation = observe(spec, target, private, index).limit_to(spec.facts_for(attack))
     deadline = None if limit is None else time.monotonic() + limit
     bench = Bench(Streams.root("attacker", spec.seed), prior, deadline=deadline)
     processor, wall = time.process_time(), time.monotonic()

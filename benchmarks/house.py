@@ -38,7 +38,7 @@ IRREGULAR = frozenset(
     " proven run said seen sent set shown shut slept sold spent split spoken stuck sunk sworn taken"
     " taught thought thrown told torn understood won worn written".split()
 )
-# After one of these a participle is a name by itself (`limited_to`); before a noun it is not one
+# After one of these a participle is a name by itself (`limit_to`); before a noun it is not one
 # (`paired_difference`)
 LINKS = frozenset(
     "against as at back before beside by for from in into of off on or out over to under".split()

@@ -15,9 +15,14 @@ from collections.abc import Callable
 
 import torch
 
-from gradleak.attacks.learning_to_invert.features import Features, HashedFeatures, WholeFeatures
+from gradleak.attacks.learning_to_invert.features import (
+    Features,
+    HashedFeatures,
+    SimulatedFeatures,
+    WholeFeatures,
+)
 from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
-from gradleak.attacks.learning_to_invert.simulation import SimulatedFeatures, Simulation
+from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
@@ -25,7 +30,7 @@ from gradleak.core.defense import protect_in_turn
 from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 
 
 def main() -> None:

@@ -34,8 +34,7 @@ from curve_picture import Curve, CurvePoint, draw_curves
 from side_by_side import SideBySide
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion
-from gradleak.attacks.learning_to_invert.picture_lessons import read_pictures
+from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion, read_pictures
 from gradleak.attacks.learning_to_invert.training import find_peak_memory
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
@@ -44,10 +43,10 @@ from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.core.trainable import ClientSetting
-from gradleak.metrics.perceptual import opened_weights, perceptual_distance
+from gradleak.metrics.picture_distances import load_weights, perceptual_distance
 from gradleak.records.statistics import interval
 from gradleak.targets.image_classifier import ImageClassifier
-from gradleak.training.image_classifier import ImageTraining, train_image_classifier
+from gradleak.training.picture_models import ImageTraining, train_image_classifier
 
 KEPT = 200  # guesses of every inverter that are kept, for LPIPS
 ACROSS = {
@@ -232,7 +231,7 @@ def add_lpips(out: Path) -> None:
             ]
         pieces = zip(*(torch.split(one, 50) for one in pair), strict=True)
         point |= _scored(
-            "lpips", torch.cat([perceptual_distance(*piece, opened_weights()) for piece in pieces])
+            "lpips", torch.cat([perceptual_distance(*piece, load_weights()) for piece in pieces])
         )
     (out / "points.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     draw(out, points)

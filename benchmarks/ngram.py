@@ -189,7 +189,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     from gradleak.targets.minilm import installed_folder
-    from gradleak.training.corpus import read_corpus
+    from gradleak.training.language_model_prior import read_corpus
 
     watch = time.monotonic
     began = watch()

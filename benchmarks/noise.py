@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches, update_norm
 from gradleak.audit.objectives import objectives

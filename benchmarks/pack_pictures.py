@@ -13,7 +13,7 @@ import argparse
 import os
 from pathlib import Path
 
-from gradleak.datasets.picture_files import Pictures, read_cifar, write_npz
+from gradleak.datasets.picture_sets import Pictures, read_cifar, write_npz
 
 
 def main() -> None:

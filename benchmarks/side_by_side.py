@@ -12,15 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.features import SimulatedFeatures
 from gradleak.attacks.learning_to_invert.medium import split
-from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion
-from gradleak.attacks.learning_to_invert.picture_lessons import PublicPictures
-from gradleak.attacks.learning_to_invert.picture_network import Errors
-from gradleak.attacks.learning_to_invert.simulation import (
-    SimulatedFeatures,
-    Simulation,
-    open_generator,
+from gradleak.attacks.learning_to_invert.picture_attacks import (
+    Errors,
+    PictureGallery,
+    PictureInversion,
 )
+from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator, per_client
 from gradleak.attacks.learning_to_invert.training import (
     TrainingSchedule,
     choose_dtype,
@@ -33,7 +32,6 @@ from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
-from gradleak.matching.per_client import per_client
 
 MEASURED = 1024  # clients by which features are scaled, at least
 AT_ONCE = 512
@@ -50,7 +48,7 @@ class SideBySide:
         attack: PictureInversion,
         setting: ClientSetting,
         defenses: Sequence[tuple[Defense, ...]],
-        galleries: Sequence[PublicPictures],
+        galleries: Sequence[PictureGallery],
         bench: Bench,
     ) -> None:
         protocol = setting.protocol

@@ -64,16 +64,14 @@ import torch  # noqa: E402
 
 from gradleak.core.batch import Batch, Example, PrivateBatch  # noqa: E402
 from gradleak.core.defense import Defense, protect_in_turn  # noqa: E402
-from gradleak.core.observation import Knowledge, Observation, Round  # noqa: E402
+from gradleak.core.observation import Knowledge, Observation, Round, View  # noqa: E402
 from gradleak.core.protocol import Protocol  # noqa: E402
 from gradleak.core.streams import Streams  # noqa: E402
 from gradleak.core.target import Target  # noqa: E402
-from gradleak.core.view import View  # noqa: E402
 from gradleak.protocols.fedsgd import FedSGD  # noqa: E402
 from gradleak.targets.minilm import PACKAGE, MiniLM  # noqa: E402
 from gradleak.targets.text_classifier import TextClassifier  # noqa: E402
-from gradleak.targets.tiny import Tiny, redraw, tiny_tokenizer  # noqa: E402
-from gradleak.targets.tiny_causal import TinyCausal  # noqa: E402
+from gradleak.targets.tiny import Tiny, TinyCausal, redraw, tiny_tokenizer  # noqa: E402
 from gradleak.views import Everything  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -15,12 +15,12 @@ import torch
 import gradleak
 from gradleak import __version__
 from gradleak.attacks.blind import Blind
-from gradleak.attacks.recipes.dlg import Dlg
+from gradleak.attacks.recipes.baselines import Dlg
 from gradleak.audit.group import AuditGroup
 from gradleak.cli import main
 from gradleak.cli.command import KINDS
 from gradleak.core.parts import MODULES
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.records.summary import RECORD
 from gradleak.targets.tiny import Tiny
 
@@ -160,7 +160,7 @@ def test_show_draws_a_record_or_lists_a_folder(tmp_path: Path, capsys: Captured)
 def test_every_kind_is_listed_with_all_its_components(kind: str, capsys: Captured) -> None:
     assert main(["list", kind]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in registered(KINDS[kind]))
+    assert all(name in out for name in list_registered(KINDS[kind]))
 
 
 def test_attacks_are_listed_with_fields_requirements_and_papers(capsys: Captured) -> None:

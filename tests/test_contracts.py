@@ -14,16 +14,15 @@ from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.prior import PriorSpec
 from gradleak.core.protocol import Protocol
-from gradleak.core.registry import KINDS, Component, find, registered
+from gradleak.core.registry import KINDS, Component, find, list_registered
 from gradleak.core.specs import from_dict, from_string, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.priors.english import English
@@ -31,7 +30,7 @@ from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.tiny import Tiny
 from gradleak.views import Everything
 
-EVERY = [cls for kind in KINDS for cls in registered(kind).values()]
+EVERY = [cls for kind in KINDS for cls in list_registered(kind).values()]
 TEXTS = [("the cat is red .", "my phone number is five ."), ("we owes the bank .", "she left")]
 EQUAL = [("the cat is red .", "my dog was bad !"), ("he paid our doctor ?", "i saw the car soon")]
 
@@ -44,7 +43,9 @@ def each(kind: str) -> Any:
     """Parametrises a test over a kind's components at their defaults; test_picture_contracts.py
     has those for pictures."""
     components = [
-        cls() for cls in registered(kind).values() if not required(cls) and cls.medium != "image"
+        cls()
+        for cls in list_registered(kind).values()
+        if not required(cls) and cls.medium != "image"
     ]
     return pytest.mark.parametrize(kind, components, ids=lambda component: component.name)
 
@@ -60,7 +61,7 @@ def required(cls: type[Component]) -> dict[str, Any]:
 
 
 def test_there_is_something_of_every_kind() -> None:
-    assert all(registered(kind) for kind in KINDS)
+    assert all(list_registered(kind) for kind in KINDS)
 
 
 @pytest.mark.parametrize("cls", EVERY, ids=named)
@@ -105,7 +106,7 @@ def three_clients(
         labels=torch.stack([batch.labels for batch in batches]),
     )
     return (
-        registered("protocol")["fedsgd"]()
+        list_registered("protocol")["fedsgd"]()
         .update(target, stacked, per_example=per_example)
         .detached_clone()
     )
@@ -304,7 +305,7 @@ def attacked(attack: Attack, observations: Sequence[Observation]) -> list[Recons
         )
         ready = ready.fit(setting, [Example(text, 0) for texts in EQUAL for text in texts], bench)
     return ready.reconstruct(
-        [one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
+        [one.limit_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
     )
 
 

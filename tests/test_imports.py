@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from house import House
 
 import gradleak
 
@@ -127,6 +128,31 @@ def test_the_rule_catches_what_it_should() -> None:
     assert allowed("attacks", "matching")
     assert allowed("audit", "records")
     assert not allowed("matching", "attacks")
+
+
+def test_no_modules_import_one_another_in_a_ring() -> None:
+    assert House.read(SOURCE.parent).cycles() == []
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "from gradleak.first import one\n",
+        "def late():\n    from .first import one\n",
+        "if TYPE_CHECKING:\n    import gradleak.first\n",
+        "from gradleak import first\n",
+    ],
+    ids=["at the top", "in a function", "under TYPE_CHECKING", "by its package"],
+)
+def test_a_ring_is_found_wherever_its_imports_stand(tmp_path: Path, second: str) -> None:
+    source = tmp_path / "gradleak"
+    source.mkdir()
+    (source / "__init__.py").write_text("")
+    (source / "first.py").write_text("from gradleak.second import two\n")
+    (source / "second.py").write_text("two = 2\n")
+    assert House.read(tmp_path).cycles() == []
+    (source / "second.py").write_text(second)
+    assert House.read(tmp_path).cycles() == [("gradleak.first", "gradleak.second")]
 
 
 def test_the_search_kit_imports_no_attack() -> None:

@@ -67,7 +67,7 @@ def test_what_cannot_be_drawn_is_refused(
 
 
 def test_a_mixture_has_the_share_it_is_asked_for(curves: Any) -> None:
-    from gradleak.datasets.shapes import Shapes
+    from gradleak.datasets.made_up import Shapes
 
     mixed = curves.mixture(Shapes("public", 8).load(400), 0.1, 100, 2)
     assert len(mixed) == 100

@@ -21,11 +21,10 @@ from gradleak.audit import AuditSpec, group, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.runner import Finished, run_audits
 from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
-from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.picture import Picture
-from gradleak.core.pixels import pixels_of
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack

@@ -13,19 +13,18 @@ from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.scoring import picture_pairs
 from gradleak.core.attack import Attack, Bench, Reconstruction
-from gradleak.core.batch import Batch, PrivateBatch
+from gradleak.core.batch import Batch, PrivateBatch, picture_of, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Sentence
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.core.prior import NoWords, PicturePrior
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting, TrainableAttack
-from gradleak.datasets.shapes import Shapes
-from gradleak.priors.generator import load_generator
-from gradleak.targets.lenet import TinyImage
-from gradleak.training.generator import GeneratorTraining, stacked, train_generator
+from gradleak.datasets.made_up import Shapes
+from gradleak.priors.picture_priors import load_generator
+from gradleak.targets.image_networks import TinyImage
+from gradleak.training.picture_models import GeneratorTraining, stack_pictures, train_generator
 from gradleak.views import Everything
 
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ PLAIN = {
 
 
 def each(kind: str, that: Callable[[Any], bool] = lambda component: True) -> Any:
-    components = [cls() for cls in registered(kind).values() if cls.medium == "image"]
+    components = [cls() for cls in list_registered(kind).values() if cls.medium == "image"]
     kept = [component for component in components if that(component)]
     assert kept
     return pytest.mark.parametrize(kind, kept, ids=lambda component: component.name)
@@ -63,7 +62,7 @@ def searches(attack: Attack) -> bool:
 @pytest.fixture(scope="module")
 def prior(tmp_path_factory: pytest.TempPathFactory) -> PicturePrior:
     path: Path = tmp_path_factory.mktemp("prior") / "generator.safetensors"
-    pictures = stacked(Shapes("public", 8).load(64))
+    pictures = stack_pictures(Shapes("public", 8).load(64))
     assert (
         len(
             list(
@@ -103,7 +102,7 @@ def attacked(
         )
         quick = quick.fit(setting, Shapes("public", 8).load(40), bench)
     return quick.reconstruct(
-        [one.limited_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
+        [one.limit_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
     )
 
 

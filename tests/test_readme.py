@@ -16,7 +16,7 @@ import gradleak
 from gradleak.audit import AuditSpec
 from gradleak.cli.command import KINDS, read_index
 from gradleak.cli.main import app, main
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.records.flags import FLAGS
 
 ROOT = Path(__file__).parents[1]
@@ -232,7 +232,7 @@ def test_components_named_in_the_readme_exist(kind: str) -> None:
         return
     named = set(re.findall(r"`(\w+)`", row[1]))
     assert named
-    assert named <= set(registered(TABLE_KINDS[kind]))
+    assert named <= set(list_registered(TABLE_KINDS[kind]))
 
 
 def test_the_page_of_components_names_all_of_them_and_no_others() -> None:

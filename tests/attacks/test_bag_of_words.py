@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words import BagOfWords, find_spare, read_bag
-from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.search.hypotheses import Hypothesis, pair_labels
 from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.core.attack import Attack, Bench
@@ -18,7 +18,7 @@ from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import TinyCausal
 from gradleak.views import Lamp
 
 Observe = Callable[..., Observation]
@@ -33,7 +33,7 @@ def attacked(
     return [
         found.sentences
         for found in attack.reconstruct(
-            [one.limited_to(attack.requires) for one in observations], bench
+            [one.limit_to(attack.requires) for one in observations], bench
         )
     ]
 

@@ -15,26 +15,24 @@ from gradleak.attacks.certificate import certify, certify_all, with_certificates
 from gradleak.attacks.certificate.contributions import compute_gradients, make_contributions
 from gradleak.attacks.certificate.counting import Counting, list_labellings
 from gradleak.attacks.certificate.neighbourhood import Neighbour, Neighbourhood
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.defense import Defense
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.view import View
 from gradleak.defenses.clipping import Clipping
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.rounding import Rounding
+from gradleak.defenses.half_precision import Rounding
 from gradleak.defenses.sign import Sign
 from gradleak.matching.exact import gradients_of
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.targets.tiny import Tiny, tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Everything, Lamp, Parts
+from gradleak.targets.tiny import Tiny, TinyCausal, tiny_tokenizer
+from gradleak.views import Everything, Lamp, PartsView
 
 Observe = Callable[..., Observation]
 A, B, C = "the cat is red .", "my phone number is five .", "she sold my car soon"
@@ -72,7 +70,7 @@ def test_the_hunt_finds_no_false_certificate(number: int) -> None:
 def test_a_sentence_that_is_there_twice_is_counted_twice_or_nothing_is_proven(
     tiny: Target, observe: Observe, defenses: Sequence[Defense], labels: Sequence[int]
 ) -> None:
-    seen = observe(tiny, (A, A, B), labels, defenses=tuple(defenses)).limited_to(
+    seen = observe(tiny, (A, A, B), labels, defenses=tuple(defenses)).limit_to(
         [Fact.BATCH_SIZE, Fact.DEFENSE]
     )
     (found,) = Span().reconstruct([seen], bench_for(tiny))
@@ -86,7 +84,7 @@ def test_what_a_rotary_model_was_fed_has_no_order_and_still_nothing_wrong_is_pro
 ) -> None:
     target = TinyCausal(shape="llama").open(torch.device("cpu"))
     text = "she gave her friend a red book"
-    seen = observe(target, (text,), view=Parts("1", ("query", "key", "value")))
+    seen = observe(target, (text,), view=PartsView("1", ("query", "key", "value")))
     (right,) = encode(target, text)
     for order in ((3, 6, 1, 5, 0, 2, 4), (0, 2, 1, 3, 4, 5, 6), (6, 5, 4, 3, 2, 1, 0)):
         inside = right[: len(order)]
@@ -118,7 +116,7 @@ def test_exact_gradients_are_those_of_plain_autograd(
             assert float(mine.products(mine)) == pytest.approx(
                 float(tensor.square().sum()), abs=1e-12 * size
             )
-            assert float(mine.paired(mine)) == pytest.approx(
+            assert float(mine.pair_up(mine)) == pytest.approx(
                 float(mine.products(mine)), abs=1e-12 * size
             )
 
@@ -157,7 +155,7 @@ def test_what_a_channel_rounds_off_is_part_of_the_floor(
 
 
 def test_a_batch_whose_size_is_not_known_is_not_certified(tiny: Target, observe: Observe) -> None:
-    told = certify(observe(tiny, (A, B), (1, 0)).limited_to(()), encode(tiny, A, B))
+    told = certify(observe(tiny, (A, B), (1, 0)).limit_to(()), encode(tiny, A, B))
     assert not told.proven and "batch size" in told.note
     assert sorted(told.sentences) == sorted(encode(tiny, A, B))
 
@@ -190,7 +188,7 @@ def test_words_with_nearly_one_embedding_are_not_told_apart_where_their_rows_are
 def test_the_last_word_of_a_text_is_not_proven_where_another_is_predicted_alike(
     observe: Observe,
 ) -> None:
-    text, view = "she sold my red car", Parts("1")
+    text, view = "she sold my red car", PartsView("1")
     plain, alike = (TinyCausal(shape="llama").open(torch.device("cpu")) for _ in range(2))
     (right,) = encode(plain, text)
     other = next(
@@ -214,7 +212,7 @@ def test_a_place_that_does_not_matter_is_not_proven(
         for layer in model.bert.encoder.layer:
             layer.attention.output.dense.weight.zero_()
     target = TextClassifier("deaf", model, tiny_tokenizer())
-    seen = observe(target, (A,), (1,), view=Parts("2", ("query", "ffn_in")))
+    seen = observe(target, (A,), (1,), view=PartsView("2", ("query", "ffn_in")))
     assert not certify(seen, encode(target, A)).proven
 
 
@@ -311,7 +309,7 @@ class Late(Bench):
 
 def test_a_certificate_that_runs_out_of_time_says_so(tiny: Target, observe: Observe) -> None:
     # So that other words have to be tried
-    seen, guess = observe(tiny, (A,), (1,), view=Parts(layers="2")), encode(tiny, A)
+    seen, guess = observe(tiny, (A,), (1,), view=PartsView(layers="2")), encode(tiny, A)
     late = Late(Streams.root("attacker", 0), FrequentWords().open(tiny))
     (found,) = certify_all([seen], [guess], late)
     assert (found.proven, found.note) == (
@@ -326,7 +324,7 @@ def test_minilm_is_certified_and_one_word_away_is_not(minilm: Target, observe: O
         "the patient in room seven is allergic to penicillin.",
         "the patient in room eight is allergic to penicillin.",
     )
-    for view in (Lamp(), Parts("3", ("query",))):
+    for view in (Lamp(), PartsView("3", ("query",))):
         seen = observe(minilm, (text,), (1,), view=view)
         assert certify(seen, encode(minilm, text)).proven
         assert not certify(seen, encode(minilm, other)).proven

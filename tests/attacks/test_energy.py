@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.certificate import certify
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.lexicon import rank_words, read_first_layer
 from gradleak.attacks.energy.objective import Energy, choose_matrices
 from gradleak.attacks.energy.structure import Structure, find_structures
@@ -17,14 +17,12 @@ from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.attacks.search.word_search import WordSearch
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation
+from gradleak.core.observation import Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.views import Everything
-from gradleak.views.parts import Parts
+from gradleak.views import Everything, PartsView
 
 TEXTS = ("my phone number is five zero .", "the cat is red .", "she never paid the bank again")
 Observe = Callable[..., Observation]
@@ -67,12 +65,14 @@ def truth(search: WordSearch) -> Tensor:
 def test_the_truth_explains_every_matrix_of_every_layer(
     module: str, layer: str, tiny64: Target, observe: Observe
 ) -> None:
-    search = search_of(seen_of(tiny64, observe, Parts(layers=layer, modules=(module,))))
+    search = search_of(seen_of(tiny64, observe, PartsView(layers=layer, modules=(module,))))
     assert bool((search.score(truth(search)[:, None])[:, 0] < -11).all())
 
 
 def test_the_share_explained_is_that_of_a_projection(tiny64: Target, observe: Observe) -> None:
-    search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("query",)), TEXTS[:1]))
+    search = search_of(
+        seen_of(tiny64, observe, PartsView(layers="1", modules=("query",)), TEXTS[:1])
+    )
     wrong = truth(search)
     wrong[0, 0, 2] = wrong[0, 0, 3]
     batch = search._embed(wrong[:, None], slice(None))
@@ -97,7 +97,9 @@ def test_structure_is_read_off_the_architecture(tiny64: Target) -> None:
     assert structure(2, "value") == Structure()
 
 
-@pytest.mark.parametrize("view", [Parts("1", ("query",)), Parts("1", ("ffn_in",)), Parts("1")])
+@pytest.mark.parametrize(
+    "view", [PartsView("1", ("query",)), PartsView("1", ("ffn_in",)), PartsView("1")]
+)
 def test_sentences_come_out_of_one_matrix_and_are_certified(
     view: View, tiny64: Target, observe: Observe
 ) -> None:
@@ -112,7 +114,9 @@ def test_sentences_come_out_of_one_matrix_and_are_certified(
 def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(
     tiny64: Target, observe: Observe
 ) -> None:
-    search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), TEXTS[:1]))
+    search = search_of(
+        seen_of(tiny64, observe, PartsView(layers="1", modules=("value",)), TEXTS[:1])
+    )
     right = truth(search)
     wrong = right.clone()
     # A word lost, those after it moved up
@@ -127,14 +131,16 @@ def test_a_slip_opens_one_gap_and_a_fitting_one_comes_first(
 def test_many_words_are_tried_at_weak_places_and_special_ones_stay(
     tiny64: Target, observe: Observe
 ) -> None:
-    search = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=("value",)), ("red",)))
+    search = search_of(
+        seen_of(tiny64, observe, PartsView(layers="1", modules=("value",)), ("red",))
+    )
     search.many = search.rows.words[None]
     found = search.try_many_words(torch.where(search.rows.fixed, search.rows.frame, search.filler))
     assert found[0, 0].tolist() == tiny64.encode(["red"])[0]
 
 
 def test_near_misses_are_not_certified(tiny64: Target, observe: Observe) -> None:
-    for seen, text in zip(seen_of(tiny64, observe, Parts(layers="2")), TEXTS, strict=True):
+    for seen, text in zip(seen_of(tiny64, observe, PartsView(layers="2")), TEXTS, strict=True):
         (right,) = tiny64.encode([text])
         dog = tiny64.encode(["dog"])[0][1]
         assert certify(seen, [right]).proven
@@ -145,9 +151,9 @@ def test_near_misses_are_not_certified(tiny64: Target, observe: Observe) -> None
 def test_a_batch_of_which_tokens_have_not_mixed_is_certified_only_if_it_is_right(
     tiny64: Target, observe: Observe
 ) -> None:
-    unmixed = Parts(layers="1", modules=("query", "key", "value"))
+    unmixed = PartsView(layers="1", modules=("query", "key", "value"))
     right = sorted(map(tuple, tiny64.encode(TEXTS[:2])))
-    for view, proven in ((unmixed, None), (Parts(layers="1"), True)):
+    for view, proven in ((unmixed, None), (PartsView(layers="1"), True)):
         found = ATTACK.reconstruct(
             [observe(tiny64, list(TEXTS[:2]), [1, 0], view=view)], bench_for(tiny64)
         )[0]
@@ -155,7 +161,7 @@ def test_a_batch_of_which_tokens_have_not_mixed_is_certified_only_if_it_is_right
 
 
 def test_noise_is_never_certified(tiny64: Target, observe: Observe) -> None:
-    seen = seen_of(tiny64, observe, Parts(layers="1"), TEXTS[:1])[0]
+    seen = seen_of(tiny64, observe, PartsView(layers="1"), TEXTS[:1])[0]
     generator = Streams.root("noise", 0).generator()
     noisy = {
         name: (
@@ -177,7 +183,7 @@ def test_noise_is_never_certified(tiny64: Target, observe: Observe) -> None:
 
 
 def test_a_length_that_is_not_known_is_found(tiny64: Target, observe: Observe) -> None:
-    seen = seen_of(tiny64, observe, Parts(layers="1"), TEXTS[1:2])
+    seen = seen_of(tiny64, observe, PartsView(layers="1"), TEXTS[1:2])
     guess = EnergyAttack(restarts=2, proposals=64, lengths="enumerate", longest=9).reconstruct(
         seen, bench_for(tiny64)
     )[0]
@@ -196,12 +202,12 @@ def test_moves_are_permutations_of_free_places(tiny64: Target, observe: Observe)
 def test_an_update_without_matrices_of_layers_is_refused(tiny64: Target, observe: Observe) -> None:
     with pytest.raises(GradleakError, match="none is visible"):
         ATTACK.reconstruct(
-            seen_of(tiny64, observe, Parts(modules=("layernorm",))), bench_for(tiny64)
+            seen_of(tiny64, observe, PartsView(modules=("layernorm",))), bench_for(tiny64)
         )
 
 
 def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe: Observe) -> None:
-    seen = seen_of(tiny64, observe, Parts(layers="1", modules=("value",)))
+    seen = seen_of(tiny64, observe, PartsView(layers="1", modules=("value",)))
     words = tiny64.vocabulary.allowed.nonzero()[:, 0]
     pairs = list(zip(*choose_matrices(seen, None), strict=True))
     misfits = rank_words(seen, words, pairs, bench_for(tiny64))
@@ -217,7 +223,7 @@ def test_the_words_of_a_text_stand_first_in_its_lexicon(tiny64: Target, observe:
 
 def test_the_first_layer_says_every_word_at_once(tiny64: Target, observe: Observe) -> None:
     for module in ("query", "key", "value"):
-        rows = search_of(seen_of(tiny64, observe, Parts(layers="1", modules=(module,)))).rows
+        rows = search_of(seen_of(tiny64, observe, PartsView(layers="1", modules=(module,)))).rows
         found = read_first_layer(rows, bench_for(tiny64))
         for row, problem in enumerate(rows.problems):
             expected = tiny64.encode([TEXTS[problem.observation.index]])[0]

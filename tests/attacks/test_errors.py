@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gradleak.attacks.energy.attack import EnergyAttack
-from gradleak.attacks.energy.entry_errors import estimate_error_std
+from gradleak.attacks.energy.energy_attack import EnergyAttack
+from gradleak.attacks.energy.objective import estimate_error_std
 from gradleak.core.attack import Bench
 from gradleak.core.defense import Defense
 from gradleak.core.observation import Observation

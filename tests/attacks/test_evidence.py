@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from gradleak.attacks import evidence
-from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.observation import Fact, Observation, Round, View
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Everything, Lamp, Parts
+from gradleak.targets.tiny import TinyCausal
+from gradleak.views import Everything, Lamp, PartsView
 
 Observe = Callable[..., Observation]
 
@@ -88,7 +87,7 @@ def test_a_sentence_that_hardly_counts_still_gives_its_words_away(
 def test_noise_nobody_told_of_shows_in_rows_that_should_be_zero(
     tiny: Target, observe: Observe
 ) -> None:
-    seen = observe(tiny, ["the cat is red ."], defenses=(GaussianNoise(1e-6),)).limited_to(
+    seen = observe(tiny, ["the cat is red ."], defenses=(GaussianNoise(1e-6),)).limit_to(
         {Fact.LENGTHS}
     )
     found = evidence.bag_of_words(seen)
@@ -105,7 +104,11 @@ def test_the_rank_of_the_first_layer_counts_different_inputs(
     texts: tuple[str, ...], tiny: Target, observe: Observe
 ) -> None:
     inputs = {pair for row in tiny.encode(texts) for pair in enumerate(row)}
-    for view in (Everything(), Parts("1", ("query", "key", "value")), Parts("1", ("value",))):
+    for view in (
+        Everything(),
+        PartsView("1", ("query", "key", "value")),
+        PartsView("1", ("value",)),
+    ):
         found = evidence.distinct_tokens(observe(tiny, texts, view=view))
         assert found is not None
         assert (found.values, found.exact) == ((len(inputs),), True)
@@ -114,7 +117,7 @@ def test_the_rank_of_the_first_layer_counts_different_inputs(
 def test_the_rank_says_nothing_of_deeper_layers_or_of_more_inputs_than_the_layer_is_wide(
     tiny: Target, observe: Observe
 ) -> None:
-    assert evidence.distinct_tokens(observe(tiny, view=Parts("2", ("query",)))) is None
+    assert evidence.distinct_tokens(observe(tiny, view=PartsView("2", ("query",)))) is None
     many = [
         "the cat is red . my phone number is five five zero one . she left the house at night and"
         " never moved on again soon ."
@@ -139,7 +142,7 @@ def test_a_wide_matrix_is_sketched_and_keeps_its_rank(
     assert found.values == (7,)
 
 
-@pytest.mark.parametrize("view", [Everything(), Lamp(), Parts("2", ("ffn_in",))], ids=repr)
+@pytest.mark.parametrize("view", [Everything(), Lamp(), PartsView("2", ("ffn_in",))], ids=repr)
 def test_all_that_can_be_read_is_listed_by_name_and_the_rest_left_out(
     view: View, tiny: Target, observe: Observe
 ) -> None:

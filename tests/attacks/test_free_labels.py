@@ -9,8 +9,8 @@ import torch
 
 from gradleak.attacks.blind import Blind
 from gradleak.attacks.gradient_matching import loop, starts
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.recipes.lamp import LampCos
-from gradleak.attacks.recipes.tag import Tag
 from gradleak.attacks.search.search_rows import (
     Rows,
     SearchProblem,
@@ -23,7 +23,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import TinyCausal
 
 TEXTS = (
     "my phone number is five five zero one .",

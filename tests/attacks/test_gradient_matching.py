@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.recipes.dlg import Dlg
+from gradleak.attacks.recipes.baselines import Dlg, Tag
 from gradleak.attacks.recipes.lamp import LampCos
-from gradleak.attacks.recipes.tag import Tag
 from gradleak.attacks.search.hypotheses import Hypothesis
 from gradleak.attacks.search.search_rows import SearchProblem, lay_out
 from gradleak.core.attack import Attack, Bench, Reconstruction
@@ -111,7 +110,7 @@ def test_derived_labels_and_lengths_are_exact_for_one_sentence(
         seen = observe(tiny, [TEXTS[0]], [label])
         known = Tag(steps=2).reconstruct([seen], bench_for(tiny))[0]
         derived = Tag(steps=2, labels="derived", lengths="derived").reconstruct(
-            [seen.limited_to([Fact.BATCH_SIZE])], bench_for(tiny)
+            [seen.limit_to([Fact.BATCH_SIZE])], bench_for(tiny)
         )[0]
         assert derived.labels == known.labels == (label,)
         assert derived.sentences == known.sentences

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching import polish
+from gradleak.attacks.gradient_matching import discrete
 from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.starts import OneGaussian, TwoStep
 from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampPlus
@@ -222,8 +222,8 @@ def test_a_last_search_over_words_gives_the_same_alone_and_in_company(
     tiny64: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # words; the promise does not depend on how many are tried
-    monkeypatch.setattr(polish, "MANY", 8)
-    monkeypatch.setattr(polish, "NEAREST", 2)
+    monkeypatch.setattr(discrete, "MANY", 8)
+    monkeypatch.setattr(discrete, "NEAREST", 2)
     seen = [
         observe(tiny64, texts, index=index)
         for index, texts in enumerate([("she left", "my cat"), ("the bank", "we paid")])

@@ -15,10 +15,12 @@ from gradleak.attacks.learning_to_invert.features import HashedFeatures
 from gradleak.attacks.learning_to_invert.inversion import Inverter, InverterFit
 from gradleak.attacks.learning_to_invert.medium import SeenClients
 from gradleak.attacks.learning_to_invert.simulation import Simulation
-from gradleak.attacks.learning_to_invert.text_attacks import Lti, LtiP, TextInversion
-from gradleak.attacks.learning_to_invert.text_lessons import (
+from gradleak.attacks.learning_to_invert.text_attacks import (
+    Lti,
+    LtiP,
     MarginalTokens,
     RunningText,
+    TextInversion,
     read_texts,
 )
 from gradleak.attacks.learning_to_invert.text_network import (
@@ -35,21 +37,19 @@ from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation
+from gradleak.core.observation import Observation, View
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
-from gradleak.core.view import View
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.masking import Masking
 from gradleak.defenses.pruning import Pruning
 from gradleak.defenses.sign import Sign
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.tiny import WORDS, Tiny
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import WORDS, Tiny, TinyCausal
 from gradleak.views import Everything, Lamp
 
 QUICK = LtiP(

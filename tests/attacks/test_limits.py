@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.bag_of_words import BagOfWords, Climb
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.lexicon import read_first_layer
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.gradient_matching import discrete, starts
-from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.attacks.gradient_matching.polish import WordPolish
+from gradleak.attacks.gradient_matching.discrete import WordPolish
+from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.portfolio import Portfolio
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.recipes.lamp import LampCos, LampPlus, LampQuick
-from gradleak.attacks.recipes.tag import Tag
 from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.attacks.search.word_search import WEAKEST, SearchEffort, WordSearch
 from gradleak.attacks.span import Span
@@ -88,7 +87,7 @@ def batches_of(target: Target, observe: Observe) -> list[Observation]:
 
 
 def limited(attack: Attack, seen: Sequence[Observation]) -> list[Observation]:
-    return [one.limited_to(attack.requires) for one in seen]
+    return [one.limit_to(attack.requires) for one in seen]
 
 
 @pytest.fixture

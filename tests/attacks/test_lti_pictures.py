@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures, LtiPicturesPaper
-from gradleak.attacks.learning_to_invert.picture_lessons import ChangedPictures, read_pictures
-from gradleak.attacks.learning_to_invert.picture_network import (
+from gradleak.attacks.learning_to_invert.picture_attacks import (
+    ChangedPictures,
+    LtiPictures,
+    LtiPicturesPaper,
     PictureNetwork,
     decorrelate,
     find_scale,
+    read_pictures,
 )
 from gradleak.attacks.learning_to_invert.training import TrainingSchedule
 from gradleak.audit import AuditSpec, run_audit
@@ -27,10 +29,10 @@ from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.lenet import TinyImage
+from gradleak.targets.image_networks import TinyImage
 from gradleak.views import Everything
 
 PLAIN = {"target": "tiny_image", "data": "shapes:side=8"}

@@ -13,7 +13,7 @@ from gradleak.core.parts import MODULES
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.views import Parts
+from gradleak.views import PartsView
 
 Observe = Callable[..., Observation]
 TEXT = "my dog was bad !"
@@ -34,7 +34,7 @@ def test_it_is_lamps_search_with_lamps_settings() -> None:
 def test_one_matrix_of_the_update_tells_more_than_a_blind_guess(
     tiny: Target, observe: Observe
 ) -> None:
-    seen = observe(tiny, [TEXT], [1], view=Parts("1", ("query",)))
+    seen = observe(tiny, [TEXT], [1], view=PartsView("1", ("query",)))
     assert len(seen.update.tensors) == 1
     assert right_words(PartialGradients(steps=250, starts=30), seen) > right_words(Blind(), seen)
 
@@ -43,7 +43,7 @@ def test_one_matrix_of_the_update_tells_more_than_a_blind_guess(
     "module", [module for module in MODULES if module not in ("word_embedding", "convolution")]
 )
 def test_any_module_alone_can_be_matched(module: str, tiny: Target, observe: Observe) -> None:
-    seen = observe(tiny, [TEXT], [1], view=Parts("", (module,)))
+    seen = observe(tiny, [TEXT], [1], view=PartsView("", (module,)))
     assert 0 <= right_words(PartialGradients(steps=2, starts=3), seen) <= 5
 
 
@@ -51,5 +51,5 @@ def test_any_module_alone_can_be_matched(module: str, tiny: Target, observe: Obs
 def test_a_slice_of_a_fused_matrix_can_be_matched(
     architecture: str, random_target: Callable[..., Target], observe: Observe
 ) -> None:
-    seen = observe(random_target(architecture), [TEXT], [1], view=Parts("1", ("value",)))
+    seen = observe(random_target(architecture), [TEXT], [1], view=PartsView("1", ("value",)))
     assert 0 <= right_words(PartialGradients(steps=2, starts=3), seen) <= 5

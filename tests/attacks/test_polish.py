@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradleak.attacks.gradient_matching.discrete import Polish
 from gradleak.attacks.gradient_matching.loop import Search
-from gradleak.attacks.gradient_matching.polish import Polish
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.search.search_rows import group_problems, lay_out
 from gradleak.core.attack import Bench

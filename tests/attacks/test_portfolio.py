@@ -17,8 +17,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.views import Everything
-from gradleak.views.parts import Parts
+from gradleak.views import Everything, PartsView
 
 TEXTS = ("my phone number is five zero .", "the cat is red .")
 Observe = Callable[..., Observation]
@@ -41,7 +40,7 @@ def test_what_span_proves_is_not_attacked_again(tiny64: Target, observe: Observe
 
 
 def test_where_the_first_layer_is_not_seen_energy_begins(tiny64: Target, observe: Observe) -> None:
-    seen = [observe(tiny64, [TEXTS[1]], [1], view=Parts(layers="2"))]
+    seen = [observe(tiny64, [TEXTS[1]], [1], view=PartsView(layers="2"))]
     span, energy, *_ = ATTACK.reconstruct(seen, bench_for(tiny64))[0].stages
     assert (span.attack, span.fate, span.sentences) == ("span", "refused", ())
     assert "span needs the gradient of the first layer's query, key or value" in span.reason
@@ -80,7 +79,7 @@ def test_a_view_nothing_applies_to_is_refused_with_every_members_reason(
 ) -> None:
     loud = (GaussianNoise(std=10.0),)  # not even the words can be told
     seen = [
-        observe(tiny64, [TEXTS[1]], [1], view=Parts(modules=("word_embedding",)), defenses=loud)
+        observe(tiny64, [TEXTS[1]], [1], view=PartsView(modules=("word_embedding",)), defenses=loud)
     ]
     with pytest.raises(GradleakError, match="No attack of the portfolio applies") as refused:
         ATTACK.reconstruct(seen, bench_for(tiny64))
@@ -90,7 +89,7 @@ def test_a_view_nothing_applies_to_is_refused_with_every_members_reason(
 def test_where_no_member_applies_the_update_speaks_for_itself(
     tiny64: Target, observe: Observe
 ) -> None:
-    seen = [observe(tiny64, [TEXTS[1]], [1], view=Parts(modules=("word_embedding",)))]
+    seen = [observe(tiny64, [TEXTS[1]], [1], view=PartsView(modules=("word_embedding",)))]
     (guess,) = ATTACK.reconstruct(seen, bench_for(tiny64))
     assert [(stage.attack, stage.fate) for stage in guess.stages] == [
         ("span", "refused"), ("energy", "refused"), ("lamp_plus", "refused"), ("outright", "ran"),
@@ -103,7 +102,7 @@ def test_more_words_than_a_prior_can_be_asked_for_are_said_in_turn(
     tiny64: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(portfolio, "MOST_ORDERED", 0)
-    seen = observe(tiny64, TEXTS, [1, 1], view=Parts(modules=("word_embedding",)))
+    seen = observe(tiny64, TEXTS, [1, 1], view=PartsView(modules=("word_embedding",)))
     said = portfolio.say_outright(seen, bench_for(tiny64))
     assert said is not None and tuple(map(len, said)) == seen.knows.lengths
     words = {word for sentence in said for word in sentence}
@@ -197,7 +196,7 @@ def test_where_there_is_no_time_at_all_an_answer_says_so(
     tiny64: Target, observe: Observe, clock: Clock
 ) -> None:
     clock.now = 1.0
-    for view, words in ((Parts(layers="2"), False), (Everything(), True)):
+    for view, words in ((PartsView(layers="2"), False), (Everything(), True)):
         (guess,) = ATTACK.reconstruct(
             [observe(tiny64, [TEXTS[1]], [1], view=view)], limited(tiny64, 0.5)
         )

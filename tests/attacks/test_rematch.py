@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.objective import find_needed_layers
-from gradleak.attacks.gradient_matching.polish import find_nearest_words
+from gradleak.attacks.gradient_matching.discrete import find_nearest_words
 from gradleak.attacks.search.hypotheses import Assumptions
 from gradleak.attacks.search.matched import Matched, find_labels
 from gradleak.attacks.search.rematch import Rematch
@@ -153,7 +153,7 @@ def test_labels_are_known_or_read_and_left_alone_where_sentences_could_have_eith
     tiny64: Target, observe: Observe
 ) -> None:
     one = observe(tiny64, [TEXTS[0]], [1])
-    assert find_labels(one) == find_labels(one.limited_to({Fact.LENGTHS, Fact.BATCH_SIZE})) == (1,)
+    assert find_labels(one) == find_labels(one.limit_to({Fact.LENGTHS, Fact.BATCH_SIZE})) == (1,)
     assert find_labels(observe(tiny64, TEXTS[:2], [1, 1])) == (1, 1)
     assert find_labels(observe(tiny64, TEXTS[:2], [0, 1])) is None
 

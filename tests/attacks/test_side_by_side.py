@@ -6,19 +6,22 @@ import pytest
 import torch
 from side_by_side import SideBySide
 
-from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
-from gradleak.attacks.learning_to_invert.picture_lessons import PublicPictures, read_pictures
+from gradleak.attacks.learning_to_invert.picture_attacks import (
+    LtiPictures,
+    PictureGallery,
+    read_pictures,
+)
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
 from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.targets.lenet import TinyImage
+from gradleak.targets.image_networks import TinyImage
 from gradleak.views import Everything
 
 ATTACK = LtiPictures(steps=60, training_batch=32, width=96, directions=96, learning_rate=3e-3)
@@ -30,7 +33,7 @@ def target() -> Target:
 
 
 def group_of(
-    target: Target, galleries: list[PublicPictures], attack: LtiPictures = ATTACK
+    target: Target, galleries: list[PictureGallery], attack: LtiPictures = ATTACK
 ) -> SideBySide:
     setting = ClientSetting(TinyImage(), target, FedSGD(), (), Everything(), 1)
     return SideBySide(

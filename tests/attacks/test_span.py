@@ -23,13 +23,11 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.matching.additive import additive_of
-from gradleak.matching.inputs import ModuleInputs, first_inputs, visible_linear_parts
+from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.targets.tiny import Tiny, tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Everything, Lamp, Parts
+from gradleak.targets.tiny import Tiny, TinyCausal, tiny_tokenizer
+from gradleak.views import Everything, Lamp, PartsView
 
 Observe = Callable[..., Observation]
 TEXTS = (
@@ -48,7 +46,7 @@ WIDE = {
 
 def attacked(observation: Observation, attack: Span | None = None) -> Reconstruction:
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(observation.target))
-    (guess,) = (attack or Span()).reconstruct([observation.limited_to([Fact.BATCH_SIZE])], bench)
+    (guess,) = (attack or Span()).reconstruct([observation.limit_to([Fact.BATCH_SIZE])], bench)
     return guess
 
 
@@ -150,7 +148,7 @@ def test_a_batch_comes_back_with_its_labels_and_repetitions(
 def test_one_matrix_of_the_first_layer_is_enough_for_the_words(
     wide: Target, observe: Observe, module: str
 ) -> None:
-    guess = attacked(observe(wide, TEXTS[:1], [0], view=Parts(layers="1", modules=(module,))))
+    guess = attacked(observe(wide, TEXTS[:1], [0], view=PartsView(layers="1", modules=(module,))))
     if module != "key":  # key sees centred inputs only
         assert set(guess.sentences) == ids_of(wide, TEXTS[:1])
 
@@ -182,7 +180,7 @@ def test_a_view_without_the_first_layer_is_refused_by_name(wide: Target, observe
         GradleakError,
         match="span needs the gradient of the first layer's query, key or value.*use energy",
     ):
-        attacked(observe(wide, TEXTS[:1], view=Parts(layers="2")))
+        attacked(observe(wide, TEXTS[:1], view=PartsView(layers="2")))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-2, 1.0])
@@ -223,7 +221,7 @@ def wrong_guesses(target: Target, text: str) -> dict[str, tuple[int, ...]]:
 def test_a_near_miss_is_never_certified(
     wide: Target, observe: Observe, kind: str, beside: tuple[str, ...]
 ) -> None:
-    observation = observe(wide, (TEXTS[0], *beside)).limited_to([Fact.BATCH_SIZE])
+    observation = observe(wide, (TEXTS[0], *beside)).limit_to([Fact.BATCH_SIZE])
     right = sorted(ids_of(wide, (TEXTS[0], *beside)), key=len, reverse=True)
     wrong = [wrong_guesses(wide, TEXTS[0])[kind], *right[1:]]
     assert certify(observation, right).proven
@@ -241,7 +239,7 @@ def search_of(observation: Observation) -> SentenceSearch:
 
 
 def test_a_missing_sentence_is_not_certified(wide: Target, observe: Observe) -> None:
-    observation = observe(wide, TEXTS[:2]).limited_to([Fact.BATCH_SIZE])
+    observation = observe(wide, TEXTS[:2]).limit_to([Fact.BATCH_SIZE])
     told = certify(observation, sorted(ids_of(wide, TEXTS[:1])))
     assert not told.proven and told.misfit > 100
 
@@ -279,7 +277,7 @@ def test_the_first_layer_written_out_reads_like_the_models_own(
     target = TextClassifier(
         architecture, random_model(architecture, **WIDE[architecture]), tiny_tokenizer()
     )
-    search = search_of(observe(target, TEXTS[:1]).limited_to(()))
+    search = search_of(observe(target, TEXTS[:1]).limit_to(()))
     assert write_out_attention(search.checks[0]) is not None  # it compares the two itself
 
 
@@ -287,12 +285,12 @@ def test_a_layer_that_cannot_be_written_out_is_left_alone(
     random_model: Callable[..., Any], observe: Observe
 ) -> None:
     target = TextClassifier("GPT2", random_model("GPT2", **WIDE["GPT2"]), tiny_tokenizer())
-    search = search_of(observe(target, TEXTS[:1]).limited_to(()))
+    search = search_of(observe(target, TEXTS[:1]).limit_to(()))
     assert write_out_attention(search.checks[0]) is None
 
 
 def test_blends_slide_into_the_sentences_of_a_batch(wide: Target, observe: Observe) -> None:
-    search = search_of(observe(wide, TEXTS).limited_to(()))
+    search = search_of(observe(wide, TEXTS).limit_to(()))
     check, choices = search.checks[0], search.make_choices([])
     attention = write_out_attention(check)
     assert choices is not None and attention is not None
@@ -308,8 +306,8 @@ def test_blends_slide_into_the_sentences_of_a_batch(wide: Target, observe: Obser
 def test_taking_a_sentence_out_leaves_the_gradient_of_the_others(
     wide: Target, observe: Observe
 ) -> None:
-    search = search_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
-    other = observe(wide, TEXTS[1:2], [1]).limited_to(())
+    search = search_of(observe(wide, TEXTS[:2], [0, 1]).limit_to(()))
+    other = observe(wide, TEXTS[1:2], [1]).limit_to(())
     assert search.remainder is not None
     left = search.remainder.subtract(wide_sentences(wide, TEXTS[:1]))
     parts = visible_linear_parts(other, 1, ATTENTION_INPUTS)
@@ -320,7 +318,7 @@ def test_taking_a_sentence_out_leaves_the_gradient_of_the_others(
 
 
 def test_a_sentence_that_was_not_there_is_not_taken_out(wide: Target, observe: Observe) -> None:
-    search = search_of(observe(wide, TEXTS[:2], [0, 1]).limited_to(()))
+    search = search_of(observe(wide, TEXTS[:2], [0, 1]).limit_to(()))
     assert search.remainder is not None
     assert search.remainder.subtract(wide_sentences(wide, TEXTS[2:])) is None
 
@@ -350,6 +348,6 @@ def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
     words, directions = target.vocabulary.allowed.nonzero()[:20, 0], torch.eye(96)[:, ::12]
     additive = additive_of(inputs, words, 7)
     assert additive is not None
-    fed = next(iter(first_inputs(inputs, words, 7).values()))
+    fed = first_inputs(inputs, words, 7)
     slowly = (fed @ directions).norm(dim=-1) / fed.norm(dim=-1)
     assert torch.allclose(additive.misses(directions), slowly, rtol=1e-3, atol=1e-4)

@@ -8,14 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gradleak.datasets.made_up import Shapes
-from gradleak.priors.picture_priors import Grey, MeanPicture, load_generator
-from gradleak.targets.image_networks import TinyImage
-from gradleak.training.picture_models import GeneratorTraining, stacked, train_generator
 
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.attacks.recipes.dlg import Dlg
-from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.recipes.baselines import Dlg, Tag
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli import main
 from gradleak.core.attack import Attack, Bench
@@ -23,13 +18,17 @@ from gradleak.core.observation import Observation
 from gradleak.core.prior import NoWords, pick
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.datasets.made_up import Shapes
 from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.picture_priors import Grey, MeanPicture, load_generator
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.scores import gain_of
 from gradleak.records.settings import settings_of, worst_score, worst_values
 from gradleak.records.store import read_record
 from gradleak.records.summary import Column, Columns, columns_of, read_summaries, record_paths
 from gradleak.report.verdict import write_worst_case
+from gradleak.targets.image_networks import TinyImage
+from gradleak.training.picture_models import GeneratorTraining, stack_pictures, train_generator
 
 TAG = Tag()
 TWO = ["tag:steps=3", "dlg:steps=3"]
@@ -100,7 +99,7 @@ def test_a_generator_draws_other_pictures_a_mean_public_ones_and_grey_is_grey(
     path = tmp_path / "generator.safetensors"
     public = Shapes("public", 8).load(32)
     settings = GeneratorTraining(latents=4, width=4, epochs=1)
-    list(train_generator(settings, stacked(public), path, torch.device("cpu")))
+    list(train_generator(settings, stack_pictures(public), path, torch.device("cpu")))
     priors = [
         load_generator(path),
         MeanPicture("shapes:part=public,side=8", 32).open(target),
@@ -112,7 +111,7 @@ def test_a_generator_draws_other_pictures_a_mean_public_ones_and_grey_is_grey(
         assert all(bool(((picture >= 0) & (picture <= 1)).all()) for picture in pictures)
         assert torch.equal(pictures[0], pictures[1])
     assert not torch.equal(drawn[0][0], drawn[0][2])
-    known = stacked(public)
+    known = stack_pictures(public)
     assert all(bool((known == picture).flatten(1).all(1).any()) for picture in drawn[1])
     assert len({picture.numpy().tobytes() for picture in drawn[1]}) > 1
     assert all(torch.equal(picture, priors[2].likely()) for picture in drawn[2])

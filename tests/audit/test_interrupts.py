@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit

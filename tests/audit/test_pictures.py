@@ -11,6 +11,7 @@ from gradleak.datasets.picture_sets import Pictures, write_npz
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli.main import main
 from gradleak.core.errors import GradleakError
+from gradleak.datasets.picture_sets import Pictures, write_npz
 from gradleak.records import png
 from gradleak.records.store import read_record
 

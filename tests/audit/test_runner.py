@@ -105,8 +105,7 @@ def test_the_worst_case_is_the_best_attack_example_by_example() -> None:
 def test_an_interrupted_audit_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradleak.attacks.recipes.dlg import Dlg
-    from gradleak.attacks.recipes.tag import Tag
+    from gradleak.attacks.recipes.baselines import Dlg, Tag
 
     undisturbed = comparable(run_audit(settings()).record)
     plain_dlg, plain_tag = Dlg.reconstruct, Tag.reconstruct

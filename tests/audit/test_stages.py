@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.span import Span
 from gradleak.audit import AuditSpec, run_audit

@@ -226,7 +226,7 @@ def test_what_is_no_typo_is_left_to_who_reads_it_in_full(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "study.yaml").write_text(line + "\n")
-    monkeypatch.setattr("gradleak.cli.check.registered", lambda kind: {"my_own": object})
+    monkeypatch.setattr("gradleak.cli.check.list_registered", lambda kind: {"my_own": object})
     check_names([tmp_path / "study.yaml"], ())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gradleak.attacks.recipes.tag import Tag
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
 from gradleak.records.store import read_record

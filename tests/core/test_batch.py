@@ -100,6 +100,6 @@ def test_limited_knowledge_holds_the_named_facts_only() -> None:
     whole = Knowledge(torch.zeros(1, dtype=torch.int64), (5,), 1, ())
     assert whole.facts == set(Fact)
     for fact in Fact:
-        assert whole.limited_to({fact}).facts == {fact}
-    assert whole.limited_to([]).facts == set()
-    assert Knowledge().limited_to(Fact).facts == set()
+        assert whole.limit_to({fact}).facts == {fact}
+    assert whole.limit_to([]).facts == set()
+    assert Knowledge().limit_to(Fact).facts == set()

@@ -10,7 +10,7 @@ from gradleak.core.observation import Observation, check_update
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.targets.tiny import Tiny
-from gradleak.views import Parts
+from gradleak.views import PartsView
 
 QUERY = "bert.encoder.layer.0.attention.self.query.weight"
 
@@ -83,7 +83,7 @@ def test_what_a_client_would_have_sent_is_cut_as_what_was_seen(
 ) -> None:
     target = random_target("GPT2", torch.float64)
     texts = ("the cat is red .",)
-    observation = observe(target, texts, view=Parts(layers="2", modules=("key",)))
+    observation = observe(target, texts, view=PartsView(layers="2", modules=("key",)))
     batch = make_private(target, texts).batch  # type: ignore[attr-defined]
     alone = type(batch)(ids=batch.ids[None], mask=batch.mask[None], labels=batch.labels[None])
     again = observation.simulate(alone, []).tensors

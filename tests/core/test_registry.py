@@ -6,7 +6,7 @@ import pytest
 
 import gradleak.audit  # noqa: F401  (registers every component)
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import KINDS, Component, find, register, registered
+from gradleak.core.registry import KINDS, Component, find, list_registered, register
 
 
 def test_what_is_not_a_frozen_dataclass_is_refused() -> None:
@@ -20,7 +20,7 @@ def test_what_is_not_a_frozen_dataclass_is_refused() -> None:
     for cls in (Plain, Thawed):
         with pytest.raises(TypeError, match=f"{cls.__name__} must be a frozen dataclass"):
             register("attack", "new")(cls)
-    assert "new" not in registered("attack")
+    assert "new" not in list_registered("attack")
 
 
 def test_a_subclass_that_forgot_to_be_a_frozen_dataclass_is_refused() -> None:
@@ -33,7 +33,7 @@ def test_a_subclass_that_forgot_to_be_a_frozen_dataclass_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Child must be a frozen dataclass"):
         register("attack", "child")(Child)
-    assert "child" not in registered("attack")
+    assert "child" not in list_registered("attack")
 
 
 def test_a_name_taken_and_an_unknown_kind_are_refused() -> None:
@@ -51,16 +51,16 @@ def test_a_name_taken_and_an_unknown_kind_are_refused() -> None:
 
 def test_names_are_found_and_listed_in_order() -> None:
     for kind in KINDS:
-        assert list(registered(kind)) == sorted(registered(kind))
+        assert list(list_registered(kind)) == sorted(list_registered(kind))
         assert all(
             find(kind, name) is cls and (cls.kind, cls.name) == (kind, name)
-            for name, cls in registered(kind).items()
+            for name, cls in list_registered(kind).items()
         )
 
 
 def test_a_list_of_components_is_a_copy() -> None:
-    registered("attack").clear()
-    assert registered("attack")
+    list_registered("attack").clear()
+    assert list_registered("attack")
 
 
 def test_a_near_miss_is_answered_with_a_suggestion() -> None:

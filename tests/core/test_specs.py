@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import gradleak.audit  # noqa: F401  (registers every component)
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import KINDS, Component, find, registered
+from gradleak.core.registry import KINDS, Component, find, list_registered
 from gradleak.core.specs import from_dict, from_string, resolve, to_dict, to_string
 
-EVERY = [(kind, name) for kind in KINDS for name in registered(kind)]
+EVERY = [(kind, name) for kind in KINDS for name in list_registered(kind)]
 NASTY = [
     "a,b",
     "a:b",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.core.specs import from_string, to_string
 from gradleak.datasets import Canaries, Cola, File, Hub, resolve_dataset
 
@@ -66,7 +66,7 @@ def test_unknown_names_and_fields_are_refused(described: str, message: str) -> N
 
 def test_every_dataset_of_the_package_is_registered() -> None:
     assert {"canaries", "cola", "file", "hub", "rotten_tomatoes", "sst2"} <= set(
-        registered("dataset")
+        list_registered("dataset")
     )
 
 

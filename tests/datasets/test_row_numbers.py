@@ -9,18 +9,17 @@ from gradleak.audit import AuditSpec
 from gradleak.audit.client import batch_name, stream_of
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered
+from gradleak.core.registry import list_registered
 from gradleak.core.specs import from_string, to_dict, to_string
 from gradleak.datasets import Canaries, File, RottenTomatoes, Shapes, resolve_dataset
-from gradleak.datasets.lamp_selection import select
-from gradleak.datasets.row_numbers import read_numbers
+from gradleak.datasets.selection import read_numbers, select
 
 CANARIES = Canaries().load()
 
 
-@pytest.mark.parametrize("name", registered("dataset"))
+@pytest.mark.parametrize("name", list_registered("dataset"))
 def test_every_data_set_has_rows_and_keeps_the_id_it_had_without_them(name: str) -> None:
-    cls = registered("dataset")[name]
+    cls = list_registered("dataset")[name]
     needed = [
         field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING
     ]  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from gradleak.datasets import (
     TuningPart,
     resolve_dataset,
 )
-from gradleak.datasets.lamp_selection import Selection
+from gradleak.datasets.selection import Selection
 from gradleak.datasets.tuning_part import for_tuning
 
 real_data = pytest.mark.skipif(

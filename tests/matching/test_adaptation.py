@@ -22,8 +22,8 @@ from gradleak.defenses.sign import Sign
 from gradleak.defenses.top_k import TopK
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.distances import WrongSigns, WrongSignSquares
-from gradleak.matching.matcher import FactoredMatcher
-from gradleak.matching.survivors import Sparse
+from gradleak.matching.factored import FactoredMatcher
+from gradleak.matching.terms import Sparse
 
 TEXTS = ("the cat is red .", "my phone number is five .")
 OTHER = ("we owes the bank .", "she left")
@@ -125,7 +125,7 @@ def by_hand(
     seen: Observation, batch: Batch, names: tuple[str, ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Gradients of a batch and what was seen, tensor by tensor."""
-    gradients = seen.undefended(batch, []).tensors
+    gradients = seen.simulate_undefended(batch, []).tensors
     return [(gradients[name].flatten(), seen.update.tensors[name].flatten()) for name in names]
 
 
@@ -282,7 +282,7 @@ def test_the_naive_attack_is_the_attack_of_one_who_knows_of_no_defense(
         add_axes(make_private(tiny64, OTHER).batch, 2),
         observe(tiny64, TEXTS, defenses=defenses),
     )
-    unaware = seen.limited_to(set(Fact) - {Fact.DEFENSE})
+    unaware = seen.limit_to(set(Fact) - {Fact.DEFENSE})
     naive, ignorant = (
         for_observations([one], Cosine(), adaptive=how)
         for one, how in ((seen, False), (unaware, True))
@@ -299,8 +299,8 @@ def test_where_few_entries_are_left_only_these_are_computed(
     )
     assert isinstance(few, FactoredMatcher)
     assert isinstance(many, FactoredMatcher)
-    assert any(isinstance(one, Sparse) for one in few._sums.observed)
-    assert not any(isinstance(one, Sparse) for one in many._sums.observed)
+    assert any(isinstance(one, Sparse) for one in few.observed)
+    assert not any(isinstance(one, Sparse) for one in many.observed)
 
 
 def test_updates_under_different_defenses_are_not_read_alike(

@@ -15,12 +15,11 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
-from gradleak.matching.capture import Kind, kind_of
-from gradleak.matching.matcher import FactoredMatcher
-from gradleak.targets.causal_lm import CausalLanguageModel
-from gradleak.targets.tiny import tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
-from gradleak.views import Parts
+from gradleak.matching.factored import FactoredMatcher
+from gradleak.matching.kinds import Kind, kind_of
+from gradleak.targets.causal_language_model import CausalLanguageModel
+from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
+from gradleak.views import PartsView
 
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
 UNEQUAL = [
@@ -94,7 +93,7 @@ def test_it_agrees_on_parts(
 ) -> None:
     if modules == ("head",) and causal.words_are_outputs:
         pytest.skip("its output layer is its word embeddings")
-    view = Parts("", modules)
+    view = PartsView("", modules)
     assert_agree(
         [observe(causal, pair, index=place, view=view) for place, pair in enumerate(UNEQUAL)],
         distance,
@@ -108,7 +107,7 @@ def test_tied_words_are_left_out_and_the_rest_has_a_closed_form(
 ) -> None:
     matcher = for_observations([observe(causal)], distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert matcher._sums.plan.by_autograd == ()
+    assert matcher.plan.by_autograd == ()
     assert set(causal.parameters) - set(matcher.names) == set(causal.groups["word_embedding"])
     assert set(causal.groups["head"]) <= set(matcher.names)
 
@@ -179,5 +178,5 @@ def test_an_rms_norm_of_another_kind_goes_to_autograd(observe: Observe, distance
     observations = [observe(target, pair, index=place) for place, pair in enumerate(UNEQUAL)]
     matcher = for_observations(observations, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert matcher._sums.plan.by_autograd == ("model.norm.weight",)
+    assert matcher.plan.by_autograd == ("model.norm.weight",)
     assert_agree(observations, distance, "tied")

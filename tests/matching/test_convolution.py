@@ -12,11 +12,11 @@ from gradleak.core.target import Target
 from gradleak.defenses.pruning import Pruning
 from gradleak.defenses.sign import Sign
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
-from gradleak.matching.convolution import patches
 from gradleak.matching.factors import thin_factors
+from gradleak.matching.kinds import patches
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.image_classifier import ImageClassifier
-from gradleak.targets.lenet import TinyImage
+from gradleak.targets.image_networks import TinyImage
 
 SHAPE = (3, 8, 8)
 DEFENSES = {"sign": Sign(), "pruning": Pruning()}

@@ -15,11 +15,12 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
+from gradleak.matching.factored import FactoredMatcher
 from gradleak.matching.factors import Thin
-from gradleak.matching.matcher import FactoredMatcher, SimulatedMatcher
+from gradleak.matching.matcher import SimulatedMatcher
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
-from gradleak.views import Everything, Parts
+from gradleak.views import Everything, PartsView
 
 DISTANCES = [Cosine(), SquaredL2(), L2L1()]
 UNEQUAL = [
@@ -127,7 +128,7 @@ def test_it_agrees_where_the_observed_gradients_are_kept_as_thin_factors(
     observations = [observe(target, texts, index=place) for place, texts in enumerate(SHORT)]
     matcher = for_observations(observations, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert any(isinstance(seen, Thin) for seen in matcher._sums.observed)
+    assert any(isinstance(seen, Thin) for seen in matcher.observed)
     assert_agree(observations, distance)
 
 
@@ -142,10 +143,10 @@ def test_it_agrees_on_a_noisy_update_which_has_no_thin_factors(
         for place, texts in enumerate(SHORT)
     ]
     # So that the reference simulates no noise
-    unaware = [one.limited_to(set(Fact) - {Fact.DEFENSE}) for one in noisy]
+    unaware = [one.limit_to(set(Fact) - {Fact.DEFENSE}) for one in noisy]
     matcher = for_observations(unaware, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert not any(isinstance(seen, Thin) for seen in matcher._sums.observed)
+    assert not any(isinstance(seen, Thin) for seen in matcher.observed)
     batch = candidates(noisy)
     assert_agree(unaware, distance, batch)
 
@@ -219,11 +220,11 @@ def test_observations_with_different_views_share_a_pass_and_give_what_each_gives
 
 
 VIEWS = [
-    Parts("2", ("query",)),
+    PartsView("2", ("query",)),
     Everything(),
-    Parts("", ("layernorm", "value")),
-    Parts("1"),
-    Parts("", ("head",)),
+    PartsView("", ("layernorm", "value")),
+    PartsView("1"),
+    PartsView("", ("head",)),
 ]
 
 
@@ -256,14 +257,14 @@ def test_a_map_of_parts_in_one_pass_gives_what_each_part_gives_alone(
 @pytest.mark.parametrize(
     ("architecture", "view"),
     [
-        ("GPT2", Parts("2", ("query",))),
-        ("GPT2", Parts("1", ("key", "value", "attention_output"))),
-        ("GPTNeoX", Parts("2", ("query",))),
-        ("GPTNeoX", Parts()),
-        ("Llama", Parts("1", ("key", "ffn_in"))),
-        ("Llama", Parts("", ("layernorm",))),  # RMSNorm alone
-        ("Bert", Parts("2", ("query",))),
-        ("Albert", Parts("1", ("ffn_out",))),
+        ("GPT2", PartsView("2", ("query",))),
+        ("GPT2", PartsView("1", ("key", "value", "attention_output"))),
+        ("GPTNeoX", PartsView("2", ("query",))),
+        ("GPTNeoX", PartsView()),
+        ("Llama", PartsView("1", ("key", "ffn_in"))),
+        ("Llama", PartsView("", ("layernorm",))),  # RMSNorm alone
+        ("Bert", PartsView("2", ("query",))),
+        ("Albert", PartsView("1", ("ffn_out",))),
     ],
     ids=str,
 )
@@ -271,7 +272,7 @@ def test_it_agrees_on_parts(
     random_target: Callable[..., Target],
     observe: Observe,
     architecture: str,
-    view: Parts,
+    view: PartsView,
     dtype: torch.dtype,
     distance: Distance,
 ) -> None:
@@ -291,12 +292,12 @@ def test_it_agrees_on_a_slice_that_is_left_to_autograd(
     second.weight = first.weight
     target = TextClassifier("tied", model, tiny_tokenizer())
     observations = [
-        observe(target, pair, index=place, view=Parts("1", ("query", "value")))
+        observe(target, pair, index=place, view=PartsView("1", ("query", "value")))
         for place, pair in enumerate(EQUAL)
     ]
     matcher = for_observations(observations, distance)
     assert isinstance(matcher, FactoredMatcher)
-    assert matcher._sums.plan.by_autograd == tuple(
+    assert matcher.plan.by_autograd == tuple(
         f"transformer.h.0.attn.c_attn.weight[{part}]" for part in ("query", "value")
     )
     assert_agree(observations, distance)
@@ -306,17 +307,17 @@ def test_only_what_is_seen_is_computed(
     random_target: Callable[..., Target], observe: Observe
 ) -> None:
     matcher = for_observations(
-        [observe(random_target("GPT2"), EQUAL[0], view=Parts("2", ("query",)))], Cosine()
+        [observe(random_target("GPT2"), EQUAL[0], view=PartsView("2", ("query",)))], Cosine()
     )
     assert isinstance(matcher, FactoredMatcher)
     assert matcher.names == ("transformer.h.1.attn.c_attn.weight[query]",)
-    assert matcher._sums.plan.modules == ("transformer.h.1.attn.c_attn",)
+    assert matcher.plan.modules == ("transformer.h.1.attn.c_attn",)
 
 
 def test_an_observation_with_nothing_to_match_is_refused_among_others(
     tiny: Target, observe: Observe
 ) -> None:
-    views = (Everything(), Parts("", ("word_embedding",)))
+    views = (Everything(), PartsView("", ("word_embedding",)))
     with pytest.raises(GradleakError, match="Nothing in the visible update can be matched"):
         for_observations(
             [observe(tiny, index=place, view=view) for place, view in enumerate(views)], Cosine()
@@ -426,7 +427,7 @@ def test_a_shared_table_goes_to_autograd_and_linear_layers_do_not(
 ) -> None:
     matcher = for_observations([observe(random_target("MPNet"))], Cosine())
     assert isinstance(matcher, FactoredMatcher)
-    assert matcher._sums.plan.by_autograd == ("mpnet.encoder.relative_attention_bias.weight",)
+    assert matcher.plan.by_autograd == ("mpnet.encoder.relative_attention_bias.weight",)
 
 
 def test_plain_asks_for_the_reference(tiny: Target, observe: Observe) -> None:

@@ -9,7 +9,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
-from gradleak.matching.capture import captured
+from gradleak.matching.capture import capture_calls
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of, module_of
 
 TEXTS = ("the cat is red .", "my dog was bad !")
@@ -28,11 +28,11 @@ def test_inputs_are_those_of_a_whole_pass_and_no_hook_stays(
     parts = linear_parts(target, list(target.parameters))
     made = ModuleInputs(target, parts)(batch_of(target))
     modules = {module_of(part): target.module.get_submodule(module_of(part)) for part in parts}
-    with captured(modules, examples=2) as uses:
+    with capture_calls(modules, examples=2) as calls:
         target.losses(batch_of(target))
     assert set(made) == set(modules)
     for name, inputs in made.items():
-        torch.testing.assert_close(inputs, uses.calls[name][0].inputs)
+        torch.testing.assert_close(inputs, calls[name][0].inputs)
     assert not any(
         module._forward_pre_hooks or module._forward_hooks for module in target.module.modules()
     )
@@ -59,7 +59,7 @@ def test_the_first_layer_is_fed_each_word_by_itself(
     part = next(part for part in linear_parts(target, list(target.parameters)) if part.layer == 1)
     inputs = ModuleInputs(target, [part])
     ids = torch.tensor(target.encode(TEXTS[:1])[0])
-    (alone,) = first_inputs(inputs, ids, len(ids)).values()
+    alone = first_inputs(inputs, ids, len(ids))
     (together,) = inputs(
         Batch(ids=ids[None], mask=torch.ones(1, len(ids)).bool(), labels=torch.tensor([0]))
     ).values()

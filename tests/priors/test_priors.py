@@ -10,13 +10,10 @@ import torch
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.causal_lm import CausalLM
-from gradleak.priors.english import Auto, English
+from gradleak.priors.english import Auto, English, load_packed, pack, save_packed, unpack
 from gradleak.priors.frequent_words import FrequentWords
-from gradleak.priors.language_model import OwnVocabulary, SameVocabulary
-from gradleak.priors.packed import load_packed, pack, save_packed, unpack
-from gradleak.targets.tiny import tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.priors.language_model import CausalLMPrior, OwnVocabulary, SameVocabulary
+from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
 
 
 def rows(target: Target, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +57,7 @@ def small_lm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 def test_a_model_over_the_same_vocabulary_scores_ids_directly(
     tiny: Target, small_lm: Callable[..., Path]
 ) -> None:
-    prior = CausalLM(str(small_lm())).open(tiny)
+    prior = CausalLMPrior(str(small_lm())).open(tiny)
     assert isinstance(prior, SameVocabulary)
     ids, lengths = rows(tiny, ["the cat is red .", "my dog"])
     expected = []
@@ -73,7 +70,7 @@ def test_a_model_over_the_same_vocabulary_scores_ids_directly(
 def test_a_model_with_another_vocabulary_scores_the_decoded_text(
     tiny: Target, small_lm: Callable[..., Path]
 ) -> None:
-    same, other = (CausalLM(str(small_lm(extra))).open(tiny) for extra in (0, 5))
+    same, other = (CausalLMPrior(str(small_lm(extra))).open(tiny) for extra in (0, 5))
     assert isinstance(other, OwnVocabulary)
     ids, lengths = rows(tiny, ["the cat is red .", "my dog was bad"])
     assert other.nll(ids, lengths).shape == same.nll(ids, lengths).shape
@@ -84,7 +81,7 @@ def test_a_model_with_another_vocabulary_scores_the_decoded_text(
 def test_a_likely_sentence_has_the_asked_length_and_only_allowed_words(
     extra: int, tiny: Target, small_lm: Callable[..., Path]
 ) -> None:
-    prior = CausalLM(str(small_lm(extra))).open(tiny)
+    prior = CausalLMPrior(str(small_lm(extra))).open(tiny)
     made = prior.likely(9, Streams.root("blind", 0))
     assert len(made) == 9
     assert (made[0], made[-1]) == (*tiny.vocabulary.prefix, *tiny.vocabulary.suffix)
@@ -96,7 +93,7 @@ def test_a_likely_sentence_has_the_asked_length_and_only_allowed_words(
 def test_sentences_are_drawn_each_by_its_own_stream(
     extra: int, tiny: Target, small_lm: Callable[..., Path]
 ) -> None:
-    prior = CausalLM(str(small_lm(extra))).open(tiny)
+    prior = CausalLMPrior(str(small_lm(extra))).open(tiny)
     streams = [Streams.root("draw", seed) for seed in range(3)]
     drawn = prior.draw([9, 5, 9], streams)
     assert [len(one) for one in drawn] == [9, 5, 9]
@@ -109,7 +106,7 @@ def test_sentences_are_drawn_each_by_its_own_stream(
 
 def test_words_are_drawn_as_the_model_believes(tiny: Target, small_lm: Callable[..., Path]) -> None:
     """Against one word after another, read from the beginning each time."""
-    prior = CausalLM(str(small_lm())).open(tiny)
+    prior = CausalLMPrior(str(small_lm())).open(tiny)
     assert isinstance(prior, SameVocabulary)
     stream = Streams.root("draw", 0)
     shares = torch.rand(8, generator=stream.generator()).tolist()
@@ -150,7 +147,7 @@ def test_a_corpus_of_ones_own_changes_what_is_frequent(tiny: Target, tmp_path: P
 
 def test_a_folder_without_a_model_is_refused(tiny: Target, tmp_path: Path) -> None:
     with pytest.raises(GradleakError, match="could not be loaded as a causal language model"):
-        CausalLM(str(tmp_path)).open(tiny)
+        CausalLMPrior(str(tmp_path)).open(tiny)
 
 
 def test_the_shipped_prior_refuses_another_vocabulary_and_auto_falls_back(tiny: Target) -> None:

@@ -15,8 +15,8 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import Cosine, SquaredL2, for_observations
-from gradleak.matching.matcher import FactoredMatcher, SimulatedMatcher
-from gradleak.matching.plan import structurally_silent
+from gradleak.matching.factored import FactoredMatcher
+from gradleak.matching.matcher import SimulatedMatcher, structurally_silent
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
 

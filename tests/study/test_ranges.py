@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
+from gradleak.attacks.recipes.baselines import Tag
 from gradleak.attacks.recipes.lamp import LampCos, LampL2L1, LampQuick
-from gradleak.attacks.recipes.tag import Tag
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import find

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradleak.attacks.recipes.dlg import Dlg
+from gradleak.attacks.recipes.baselines import Dlg
 from gradleak.cli import main
 from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError

@@ -13,9 +13,8 @@ from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 from gradleak.targets import resolve_target
-from gradleak.targets.causal_lm import CausalLanguageModel
-from gradleak.targets.tiny import tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.causal_language_model import CausalLanguageModel
+from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
 
 CPU = torch.device("cpu")
 SHORT, LONG = (

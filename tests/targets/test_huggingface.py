@@ -14,8 +14,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
 from gradleak.targets import hub_ids, resolve_target
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.targets.tiny import tiny_tokenizer
-from gradleak.targets.tiny_causal import TinyCausal
+from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
 
 CPU = torch.device("cpu")
 MASKED = ["Bert", "DistilBert", "Roberta", "MPNet", "Electra", "Albert"]

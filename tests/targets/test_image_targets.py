@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.made_up import Shapes
 from gradleak.targets import resolve_target
 
 CPU = torch.device("cpu")

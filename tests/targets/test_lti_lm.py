@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gradleak.attacks.learning_to_invert.simulation import ClosedForms
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
-from gradleak.datasets.wikitext import Wikitext2
-from gradleak.matching.per_client import ClosedForms
+from gradleak.datasets.benchmarks import Wikitext2
 from gradleak.targets.lti_lm import LtiLanguageModel
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def test_without_the_vocabulary_it_says_what_to_do(
 ) -> None:
     monkeypatch.delenv("GRADLEAK_DATA", raising=False)
     with pytest.raises(
-        GradleakError, match="set it to the folder that holds gpt2_bpe/encoder.json"
+        GradleakError, match="set GRADLEAK_DATA to the folder that holds gpt2_bpe/encoder.json"
     ):
         LtiLanguageModel().open(CPU)
     monkeypatch.setenv("GRADLEAK_DATA", str(tmp_path))

@@ -12,9 +12,9 @@ from gradleak.defenses.dp_sgd import DpSgd
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
-from gradleak.training.federated import dealt, mean_update, take_round
-from gradleak.training.finetune import FineTuning, evaluate, fine_tune
-from tests.training.test_finetune import ignore, material, opened, toy, trained, weights
+from gradleak.training.client_steps import deal_out, mean_update, take_round
+from gradleak.training.fine_tuning import FineTuning, evaluate, fine_tune
+from tests.training.test_fine_tuning import ignore, material, opened, toy, trained, weights
 
 LOCAL = FedAvg(steps=4, local_batch_size=4, learning_rate=5e-3, optimiser="adam")
 
@@ -43,7 +43,11 @@ def test_noise_of_many_clients_averages_out(tiny64: Target) -> None:
     spreads = []
     for clients in (1, 16):
         noisy = mean_update(
-            tiny64, dealt(batch, clients), FedSGD(), (GaussianNoise(std=1.0),), Streams.root("x", 0)
+            tiny64,
+            deal_out(batch, clients),
+            FedSGD(),
+            (GaussianNoise(std=1.0),),
+            Streams.root("x", 0),
         )
         spreads.append(
             float(torch.cat([(noisy[name] - plain[name]).flatten() for name in plain]).std())
@@ -53,10 +57,10 @@ def test_noise_of_many_clients_averages_out(tiny64: Target) -> None:
 
 def test_every_example_is_dealt_to_one_client(tiny64: Target) -> None:
     batch = tiny64.private_batch(toy(7)).batch
-    shares = dealt(batch, 3)
+    shares = deal_out(batch, 3)
     assert [share.lead[0] for share in shares] == [3, 2, 2]
     assert torch.equal(torch.cat([share.ids for share in shares]), batch.ids)  # type: ignore[arg-type,misc]
-    assert len(dealt(batch, 20)) == 7
+    assert len(deal_out(batch, 20)) == 7
 
 
 def test_a_checkpoint_of_another_federation_is_refused(tmp_path: Path) -> None:

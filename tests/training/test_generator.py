@@ -8,9 +8,9 @@ import torch
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli.main import main
 from gradleak.core.errors import GradleakError
-from gradleak.datasets.shapes import Shapes
-from gradleak.priors.generator import load_generator
-from gradleak.training.generator import GeneratorTraining, How, stacked, train_generator
+from gradleak.datasets.made_up import Shapes
+from gradleak.priors.picture_priors import load_generator
+from gradleak.training.picture_models import GeneratorTraining, How, stack_pictures, train_generator
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,9 @@ def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("generator") / "shapes.safetensors"
     settings = GeneratorTraining(latents=16, width=16, epochs=6)
     news = list(
-        train_generator(settings, stacked(Shapes("public", 8).load()), path, torch.device("cpu"))
+        train_generator(
+            settings, stack_pictures(Shapes("public", 8).load()), path, torch.device("cpu")
+        )
     )
     assert news[-1]["mse"] < 0.8 * news[0]["mse"]
     return path
@@ -36,7 +38,7 @@ def test_the_same_weights_for_every_row_make_the_same_pictures(generator: Path) 
 def test_training_is_repeatable(tmp_path: Path, how: How) -> None:
     settings, pictures = (
         GeneratorTraining(latents=4, width=4, epochs=1, how=how),
-        stacked(Shapes("public", 8).load(32)),
+        stack_pictures(Shapes("public", 8).load(32)),
     )
     weights = []
     for name in ("a", "b"):
@@ -47,7 +49,7 @@ def test_training_is_repeatable(tmp_path: Path, how: How) -> None:
 
 def test_against_an_adversary_pictures_become_as_dark_as_real_ones(tmp_path: Path) -> None:
     # Dark ones, which no generator makes at its start
-    real = 0.3 * stacked(Shapes("public", 8).load(256))
+    real = 0.3 * stack_pictures(Shapes("public", 8).load(256))
     far = []
     for epochs in (1, 40):
         settings = GeneratorTraining(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradleak.cli.main import main
-from gradleak.datasets.picture_files import Pictures, write_npz
+from gradleak.datasets.picture_sets import Pictures, write_npz
 from gradleak.targets import resolve_target
 
 

@@ -10,25 +10,26 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks import evidence
-from gradleak.attacks.search.changes import draw_exchanges, draw_orders, reorder
+from gradleak.attacks.search.changes import draw_moves, reorder
 from gradleak.attacks.search.hypotheses import MOST_PAIRINGS, Assumptions, Source, pair_labels
 from gradleak.attacks.search.likelihood import compute_nll, order_by_prior
-from gradleak.attacks.search.passes import compute_distances, score_batches, score_in_passes
 from gradleak.attacks.search.search_rows import (
     Candidates,
     Ids,
     Rows,
     SearchProblem,
+    compute_distances,
     group_problems,
     lay_out,
+    score_batches,
+    score_in_passes,
 )
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.matching import Cosine, for_observations
 
@@ -211,11 +212,7 @@ class Climb:
     def _draw_candidates(self, sentence: int) -> Candidates:
         """Returns the guess itself, with its words moved, and with spare words exchanged."""
         ids, count = self.ids, self.attack.orders
-        orders = draw_orders(self.rows, self.bench, count, self.rounds, sentence, "bag")
-        if ids.shape[1] > 1:
-            purpose = f"bag {sentence}"
-            across = draw_exchanges(self.rows, self.bench, count // 2, self.rounds, purpose)
-            orders = torch.cat([orders, across], dim=1)
+        orders = draw_moves(self.rows, self.bench, count, self.rounds, sentence, "bag")
         repeated = torch.stack([self._exchange_spare(row, sentence) for row in range(len(ids))])
         repeated = repeated.view(len(ids), -1, *ids.shape[1:])
         made = torch.cat([reorder(ids, orders), repeated], dim=1)

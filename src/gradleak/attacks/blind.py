@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.batch import picture_of
 from gradleak.core.defense import Channel
 from gradleak.core.observation import Observation
-from gradleak.core.pixels import picture_of
 from gradleak.core.prior import PicturePrior
 from gradleak.core.registry import Medium, register
 from gradleak.core.specs import to_string
@@ -53,7 +53,7 @@ def draw_beside(
     observations: Sequence[Observation],
     bench: Bench,
 ) -> list[Reconstruction]:
-    """One more blind guess of each observation, drawn by a stream that has the attack's name.
+    """Draws one more blind guess of each observation, by a stream that has the attack's name.
 
     The worst case over attacks is picked with the truth in hand. So that it is not above chance for
     the number of its attacks, it is held against as many blind guesses as there are attacks: the
@@ -64,6 +64,7 @@ def draw_beside(
         sizes = map(_size, observations)
         return [_draw_pictures(bench.pictures, *one) for one in zip(streams, sizes, strict=True)]
     lengths = [_lengths(one, bench) for one in observations]
+    # All sentences in one call of the prior: most draw many as fast as one.
     places = [(row, place) for row, group in enumerate(lengths) for place in range(len(group))]
     drawn = bench.prior.draw(
         [lengths[row][place] for row, place in places],

@@ -15,10 +15,9 @@ from torch import Tensor
 from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
-from gradleak.core.target import Target
 from gradleak.matching.inputs import matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import find_singular_values
-from gradleak.matching.rounding import cancelled_share, mixed_sum_error, singular_floor
+from gradleak.matching.precision import cancelled_share, mixed_sum_error, singular_floor
 
 # A row this many times above the quiet rows' size was touched by the batch.
 ABOVE_FLOOR = 10.0
@@ -60,20 +59,26 @@ def labels(observation: Observation) -> Evidence | None:
     if size == 1:
         source, label = "sign of the head's bias gradient", int(gradient.argmin())
         return Evidence("labels", (label,), _is_certain(observation), source)
-    counts = _round_counts((_predict_ordinary(observation.target) - gradient) * size, size)
+    with torch.no_grad():
+        ordinary = observation.target.probabilities(observation.target.ordinary()).mean(0)
+    counts = _round_counts((ordinary - gradient) * size, size)
     found = tuple(label for label, count in enumerate(counts) for _ in range(count))
     return Evidence("labels", found, exact=False, source="counts from the head's bias gradient")
 
 
-@torch.no_grad()
-def _predict_ordinary(target: Target) -> Float[Tensor, "classes"]:
-    return target.probabilities(target.ordinary()).mean(0)
+def find_labels(observation: Observation) -> tuple[int, ...] | None:
+    """Returns the labels as known, or as the update shows them; a language model has none."""
+    if observation.knows.labels is not None:
+        return tuple(observation.knows.labels.tolist())
+    found = labels(observation)
+    return None if found is None else found.values
 
 
 def _round_counts(expected: Float[Tensor, "classes"], total: int) -> list[int]:
     """Returns whole numbers that add up to the total, by largest remainder."""
     wished = expected.clamp_min(0).tolist()
     counts = [int(value) for value in wished]
+    # Largest remainders first; negative estimates were raised to zero before.
     by_remainder = sorted(range(len(wished)), key=lambda label: counts[label] - wished[label])
     for place in range(max(0, total - sum(counts))):
         counts[by_remainder[place % len(counts)]] += 1
@@ -140,7 +145,7 @@ def _sketch(matrix: Float[Tensor, "outputs inputs"]) -> Tensor:
     The image has the same rank if that is below its size.
     """
     generator = Streams.root("evidence", 0).generator()
-    for _ in range(2):
+    for _ in range(2):  # the rows, then (turned over) the columns
         if min(matrix.shape) > WIDEST:
             drawn = torch.randn(WIDEST, len(matrix), generator=generator, dtype=matrix.dtype)
             matrix = drawn.to(matrix.device) @ matrix
@@ -193,6 +198,7 @@ def _mark_words(observation: Observation) -> Bool[Tensor, "words"] | None:
 
 def _mark_outstanding(sizes: Float[Tensor, "rows"], most: int) -> Bool[Tensor, "rows"]:
     """Marks the largest, up to the widest gap between neighbours in order of size."""
+    # Ratios of neighbours, largest first: words lie above the widest gap.
     ordered, places = sizes.sort(descending=True)
     most = max(1, min(most, len(ordered) - 1))
     gaps = ordered[:most] / ordered[1 : most + 1].clamp_min(torch.finfo(sizes.dtype).tiny)
@@ -207,7 +213,7 @@ def _mark_touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Boo
     Most rows are untouched, and hence of the noise's size.
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
-    floor = norms.quantile(0.25) if through_noise else 0.0
+    floor = norms.quantile(0.25) if through_noise else 0.0  # a quarter is untouched in any case
     above: Tensor = (norms > ABOVE_FLOOR * floor) & (
         norms > cancelled_share(rows.dtype) * norms.max()
     )

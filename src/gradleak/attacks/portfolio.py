@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradleak.attacks import evidence
 from gradleak.attacks.certificate import with_certificates
-from gradleak.attacks.energy.attack import EnergyAttack
+from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
 from gradleak.attacks.search.hypotheses import Source
 from gradleak.attacks.search.likelihood import order_by_prior
@@ -107,6 +107,7 @@ class Portfolio(Attack):
             bench = replace(bench, deadline=deadline)
         for place, member in list(enumerate(self.members))[kept.members :]:
             left = [one for one in observations if not runs[one.index].settled]
+            # Of the time that is left each member gets as much as those after it.
             turn = _limit_turn(early, len(self.members) - place)
             made = _attempt(member, left, turn) if left else []
             for one, (stage, guess) in zip(left, made, strict=True):
@@ -155,7 +156,7 @@ class Portfolio(Attack):
         """Measures how far a guess is from what was seen; infinitely where that cannot be told."""
         if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
             return torch.inf
-        labels = guess.labels or _find_labels(observation)
+        labels = guess.labels or evidence.find_labels(observation)
         labelled = labels is not None and len(labels) == len(guess.sentences)
         if not labelled and not observation.target.labels_are_tokens:
             return torch.inf
@@ -274,14 +275,6 @@ def put_in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reco
         left.remove(order[-1])
     labels = None if guess.labels is None else tuple(guess.labels[place] for place in order)
     return replace(guess, sentences=tuple(guess.sentences[place] for place in order), labels=labels)
-
-
-def _find_labels(observation: Observation) -> tuple[int, ...] | None:
-    """Returns the labels as known, or as the update shows them."""
-    if observation.knows.labels is not None:
-        return tuple(observation.knows.labels.tolist())
-    found = None if observation.target.labels_are_tokens else evidence.labels(observation)
-    return None if found is None else found.values
 
 
 def _attempt(

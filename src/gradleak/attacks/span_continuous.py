@@ -26,8 +26,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching.chunking import (
     FORWARD_AND_BACK,
     Chunks,
@@ -35,9 +34,9 @@ from gradleak.matching.chunking import (
     pieces,
     refuse_without_room,
 )
-from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import ModuleInputs, matrix_of, module_of, shared_linear_parts
 from gradleak.matching.linear_algebra import decompose
-from gradleak.matching.rounding import signal_floor
+from gradleak.matching.precision import signal_floor
 
 
 class SpanDistance:
@@ -46,10 +45,7 @@ class SpanDistance:
 
     def __init__(self, observations: Sequence[Observation]) -> None:
         self.target = observations[0].target
-        names = dict.fromkeys(
-            name for observation in observations for name in observation.update.tensors
-        )
-        self.parts = linear_parts(self.target, tuple(names))
+        self.parts = shared_linear_parts(observations)
         if not self.parts:
             raise GradleakError(
                 "span_continuous needs the gradient of a weight matrix inside a transformer layer;"
@@ -67,8 +63,8 @@ class SpanDistance:
         )
 
     def pieces(self, rows: Rows, bench: Bench) -> Chunks:
-        """Rows of which a pass, and back, fits; the inputs of every matrix are compared, each
-        with as many directions."""
+        """Returns pieces of rows of which a pass, and back, fits. The inputs of every matrix are
+        compared, each with as many directions."""
         _, examples, tokens = rows.mask.shape
         directions = (
             examples * tokens * sum(bases.shape[1] + bases.shape[2] for bases in self.bases)
@@ -96,14 +92,16 @@ class SpanDistance:
             sizes = directions.square().sum(-1)
             inside = (directions @ bases[rows].mT[:, None]).square().sum(-1)
             live = (sizes > 0).to(sizes.dtype)
+            # The mean over tokens of the squared sine between an input and the span
             shares.append(((1 - inside / sizes.clamp_min(1e-30)) * live).sum(-1) / live.sum(-1))
         weights = self.shown[rows] / self.shown[rows].sum(1, keepdim=True)
+        # Only matrices that an observation shows count, each the same.
         return (torch.stack(shares, dim=-1) * weights[:, None]).sum(-1)
 
 
 def _basis(observation: Observation, part: Part) -> Float[Tensor, "directions inputs"]:
-    """Orthonormal rows that span what was seen; never more than there can be tokens, so that
-    noise does not fill the space."""
+    """Returns orthonormal rows that span what was seen; never more than there can be tokens, so
+    that noise does not fill the space."""
     target = observation.target
     width = (
         part.shape[0]
@@ -183,7 +181,7 @@ class SpanContinuous(Attack):
     ) -> list[Reconstruction]:
         rows = lay_out(group)
         distance = SpanDistance([problem.observation for problem in rows.problems])
-        embeddings = _drawn(rows, bench)
+        embeddings = _draw_start(rows, bench)
         chunks = distance.pieces(rows, bench)
         state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(
             embeddings
@@ -227,8 +225,9 @@ def _loss(rows: Rows, distance: SpanDistance, ids: Tensor, row: slice) -> float:
     return float(distance(rows.batch(rows.target.embed(ids[row])[:, None], row), row))
 
 
-def _drawn(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
-    """One draw of the words' size for each row, from its own stream; special tokens in place."""
+def _draw_start(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
+    """Draws embeddings of the words' size for each row, from its own stream; special tokens stay in
+    place."""
     drawn = torch.zeros(*rows.mask.shape, rows.target.hidden_size)
     for row, problem in enumerate(rows.problems):
         stream = bench.streams_of(problem.observation).child("span", problem.number)

@@ -165,7 +165,7 @@ def pictures(
     if not out.parent.is_dir():
         raise GradleakError(f"There is no folder {out.parent} to write the generator into.")
     settings = GeneratorTraining(latents, width, epochs, how=how, seed=seed)
-    known = stacked(resolve_dataset(data).load(limit))
+    known = stack_pictures(resolve_dataset(data).load(limit))
     typer.echo(f"{len(known)} pictures", err=True)
     for news in train_generator(settings, known, out, torch.device(resolve_device(device))):
         typer.echo("  ".join(f"{name} {value:.4g}" for name, value in news.items()), err=True)

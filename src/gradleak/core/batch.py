@@ -1,7 +1,9 @@
-"""Data shaped like a client's, and the secret itself."""
+"""Data shaped like a client's, and the secret itself; pictures as tensors and back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -81,6 +83,12 @@ class Batch:
         return tuple(self.mask.shape[:-1])
 
     @property
+    def flat_labels(self) -> Int[Tensor, "examples"] | Float[Tensor, "examples classes"]:
+        """Labels of classes, hard or soft, all leading axes as one."""
+        hard = self.labels.dtype == torch.int64
+        return self.labels.flatten() if hard else self.labels.flatten(0, -2)
+
+    @property
     def asks_for_gradients(self) -> bool:
         """Whether an attacker differentiates what follows from it."""
         return any(
@@ -114,3 +122,29 @@ class PrivateBatch:
     lengths: tuple[int, ...]  # tokens of each example that the model reads, special ones included
     # Tokens of each example that were cut off; nothing where none were
     dropped: tuple[int, ...] = ()
+
+
+def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> Int[Tensor, "rows tokens"]:
+    """Rows of ids as one tensor, padded at the end."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+
+
+def picture_of(values: Float[Tensor, "channels height width"]) -> Picture:
+    """From numbers between 0 and 1, rounded to the nearest of 256; what lies outside is brought
+    to the edge."""
+    rounded = (
+        (values.detach().cpu().clamp(0, 1) * 255)
+        .round()
+        .to(torch.uint8)
+        .movedim(0, -1)
+        .contiguous()
+    )
+    height, width, channels = rounded.shape
+    return Picture((height, width, channels), rounded.numpy().tobytes())
+
+
+def pixels_of(picture: Picture) -> Float[Tensor, "channels height width"]:
+    """Its numbers between 0 and 1."""
+    array = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.shape)
+    return torch.from_numpy(array.copy()).movedim(-1, 0).float() / 255

@@ -1,11 +1,12 @@
 """Where private batches come from."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Component, Medium
+from gradleak.core.specs import resolve
 
 # Ranges of places in a selection, counted from 0, such as 200-299; none: every place
 Rows = tuple[str, ...]
@@ -40,3 +41,10 @@ class Dataset(Component, ABC):
         """Like data that an attacker may have: a split of its own where the data has one; none
         where there is no such split."""
         return None
+
+
+def as_dataset(described: Any) -> Dataset:
+    """The data set that a line or a mapping describes."""
+    found = resolve("dataset", described)
+    assert isinstance(found, Dataset)
+    return found

@@ -163,6 +163,11 @@ class Defense(Component, ABC):
         return ()
 
 
+def want_each_example(defenses: Sequence[Defense]) -> bool:
+    """Whether the first defense wants each example's gradient; only the first can."""
+    return bool(defenses) and defenses[0].wants_per_example
+
+
 def protect_in_turn(defenses: Sequence[Defense], update: Update, rngs: Sequence[Streams]) -> Update:
     """Applies defenses in the order written, each with streams of its own."""
     for place, defense in enumerate(defenses):

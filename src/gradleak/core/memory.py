@@ -14,11 +14,17 @@ import torch
 
 from gradleak.core.errors import GradleakError
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 # Of what is free when an attack starts, where no limit is given: others live on the machine too
 MOST = 0.8
 # Of the limit that must be left, or else freed memory is handed back before it is measured again
 LEAST = 0.25
 SECONDS_BETWEEN_LOOKS = 0.02
+PAGE = 4096 if resource is None else resource.getpagesize()  # bytes
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
@@ -127,22 +133,22 @@ def measured_peak(device: torch.device) -> Iterator[Peak]:
 
 def _resident() -> int | None:
     """Bytes of this process in memory; none where there is no /proc."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return None
+    return _statm(1)
+
+
+def _statm(column: int) -> int | None:
+    """A column of what Linux says of this process, in bytes: 0 its addresses, 1 its memory."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/self/statm").read_bytes().split()[column]) * PAGE
+    return None
 
 
 def _largest_ever() -> int | None:
     """The most bytes this process ever held; none on a system without `resource`."""
-    try:
-        import resource
-    except ImportError:
+    if resource is None:
         return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _available() -> int | None:
@@ -187,28 +193,11 @@ def _of_control_group() -> int | None:
 
 def _of_address_space() -> int | None:
     """What `ulimit -v` leaves."""
-    try:
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if most == resource.RLIM_INFINITY:
-            return None
-        with open("/proc/self/statm", "rb") as file:
-            return most - int(file.read().split()[0]) * _PAGE
-    except (ImportError, OSError, IndexError, ValueError):
+    held = _statm(0)
+    if resource is None or held is None:
         return None
-
-
-def _page_size() -> int:
-    try:
-        import resource
-
-        return resource.getpagesize()
-    except ImportError:
-        return 4096
-
-
-_PAGE = _page_size()
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if most == resource.RLIM_INFINITY else most - held
 
 
 def _hand_back() -> None:

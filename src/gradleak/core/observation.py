@@ -1,5 +1,6 @@
-"""Everything the attacker has of one secret, and nothing else."""
+"""What the server can see of an update, and everything the attacker has of one secret."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -9,13 +10,27 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
-from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn
+from gradleak.core.defense import Channel, Defense, channel_of, protect_in_turn, want_each_example
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.protocol import Protocol
+from gradleak.core.registry import Component
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
+
+
+class View(Component, ABC):
+    """Selects tensors of an update by name."""
+
+    @abstractmethod
+    def visible(self, target: Target) -> tuple[str, ...]:
+        """Names of the tensors that are seen: of parameters, or of parts (`PARAMETER[query]`)
+        where a slice is seen."""
+
+    def show(self, target: Target, update: Update) -> Update:
+        """What is seen of an update of whole parameters."""
+        return update.cut(target.part(name) for name in self.visible(target))
 
 
 class Fact(StrEnum):
@@ -47,7 +62,7 @@ class Knowledge:
         }
         return frozenset(fact for fact, value in held.items() if value is not None)
 
-    def limited_to(self, facts: Iterable[Fact]) -> "Knowledge":
+    def limit_to(self, facts: Iterable[Fact]) -> "Knowledge":
         """The same knowledge without the facts that are not named."""
         kept = frozenset(facts)
         return Knowledge(
@@ -116,20 +131,21 @@ class Observation:
         another mask than the client's would only add noise.
         """
         defenses = self.knows.defenses or ()
-        per_example = bool(defenses) and defenses[0].wants_per_example
-        update = self.protocol.update(self.target, batches, per_example=per_example, rngs=rngs)
+        update = self.protocol.update(
+            self.target, batches, per_example=want_each_example(defenses), rngs=rngs
+        )
         return protect_in_turn(defenses, update, rngs).cut(self._seen_parts())
 
-    def undefended(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
+    def simulate_undefended(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
         """The same before any defense: differentiable, and what a candidate is compared by."""
         return self.protocol.update(self.target, batches, rngs=rngs).cut(self._seen_parts())
 
     def _seen_parts(self) -> list[Part]:
         return [self.target.part(name) for name in self.update.tensors]
 
-    def limited_to(self, facts: Iterable[Fact]) -> "Observation":
+    def limit_to(self, facts: Iterable[Fact]) -> "Observation":
         """The same observation for an attacker who knows less."""
-        return replace(self, knows=self.knows.limited_to(facts))
+        return replace(self, knows=self.knows.limit_to(facts))
 
 
 def check_update(target: Target, update: Update, called: str = "The update") -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 
 WITHOUT_LAYER = ("word_embedding", "position_embedding", "pooler", "head")
 MODULES = (
@@ -39,7 +38,8 @@ class Cut:
         """The share of a parameter's gradient, or of another axis: a layer's outputs are cut as
         its weight's rows are."""
         axis = self.axis if axis is None else axis
-        apart: Tensor = tensor.unflatten(axis, (self.blocks, self.shares, -1))  # type: ignore[no-untyped-call]
+        shape = (self.blocks, self.shares, -1)
+        apart: Tensor = tensor.unflatten(axis, shape)  # type: ignore[no-untyped-call]
         return apart.select(axis - 1, self.place).flatten(axis - 1, axis)
 
 
@@ -91,7 +91,7 @@ def select_parts(
     they are named.
     """
     check_modules(modules)
-    numbers = numbered(layers, parts) if layers else frozenset()
+    numbers = number_layers(layers, parts) if layers else frozenset()
     return tuple(
         part
         for part in parts
@@ -102,7 +102,7 @@ def select_parts(
     )
 
 
-def numbered(layers: str, parts: Iterable[Part]) -> frozenset[int]:
+def number_layers(layers: str, parts: Iterable[Part]) -> frozenset[int]:
     """The layers a text names, among those there are."""
     count = max((part.layer or 0 for part in parts), default=0)
     if count == 0:

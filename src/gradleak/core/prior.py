@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -103,3 +104,18 @@ class PicturePriorSpec(Component, ABC):
     @abstractmethod
     def open(self, target: Target) -> PicturePrior:
         """Loads the prior for pictures of the target's shape."""
+
+
+def pick(
+    weights: Float[Tensor, "rows words"], shares: Float[Tensor, "rows"]
+) -> Int[Tensor, "rows"]:
+    """Returns for each row the word at which the sum of the weights so far passes a share of the
+    whole.
+
+    A share that was drawn evenly between 0 and 1 picks each word by its weight. torch.multinomial
+    draws other words where the processor has other instructions; here only the sums may differ,
+    in their last bits.
+    """
+    sums = weights.cpu().double().cumsum(-1)
+    sought = shares.double()[:, None] * sums[:, -1:]
+    return torch.searchsorted(sums, sought, right=True)[:, 0]

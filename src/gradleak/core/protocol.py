@@ -1,8 +1,9 @@
 """How a private batch becomes what a client sends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -65,3 +66,24 @@ class Protocol(Component, ABC):
     def gradient_scale(self, examples: int) -> float:
         """What to divide an update of so many examples by to have the size of a gradient."""
         return 1.0
+
+
+def differentiate_loss(
+    target: Target, batch: Batch, weights: Mapping[str, Tensor], keep_graph: bool
+) -> dict[str, Tensor]:
+    """The gradient of a batch's mean loss at some weights; zero for those that it does not reach.
+
+    With `keep_graph` it is a function of the batch and of what the weights came from. The target's
+    own parameters never ask for gradients, and never keep a `.grad`.
+    """
+    leaves = weights if keep_graph else {name: value.detach() for name, value in weights.items()}
+    leaves = {
+        name: value if value.requires_grad else value.requires_grad_()
+        for name, value in leaves.items()
+    }
+    with torch.enable_grad():
+        loss = target.losses(batch, leaves).mean()
+        found = torch.autograd.grad(
+            loss, list(leaves.values()), create_graph=keep_graph, materialize_grads=True
+        )
+    return dict(zip(leaves, found, strict=True))

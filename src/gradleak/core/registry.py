@@ -1,11 +1,12 @@
 """Components by name: a decorator beside the class makes it known to the command line, YAML and
-the contract tests."""
+the contract tests. And which numbers their fields may hold."""
 
-import difflib
+import math
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from gradleak.core.errors import GradleakError
+from gradleak.core.errors import GradleakError, did_you_mean
 
 KINDS = ("target", "dataset", "protocol", "defense", "view", "attack", "prior", "metric")
 Medium = Literal["text", "image", "any"]
@@ -45,7 +46,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     return add
 
 
-def registered(kind: str) -> dict[str, type[Component]]:
+def list_registered(kind: str) -> dict[str, type[Component]]:
     """All components of one kind, by name, in alphabetical order."""
     return dict(sorted(_registry[kind].items()))
 
@@ -81,7 +82,33 @@ def unknown_field(kind: str, name: str, field: str, fields: Iterable[str]) -> Gr
     )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'tag'?).` for a near miss, `.` otherwise."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)." if near else "."
+@dataclass(frozen=True)
+class Bounds:
+    """Numbers from `least` to `most`. A field that names none takes whatever is finite and not
+    negative."""
+
+    least: float = 0.0
+    most: float = math.inf
+    above: bool = False  # above `least`, not at it
+    infinite: bool = False  # infinity may stand for "as much as there is"
+
+    def __contains__(self, number: Any) -> bool:
+        if math.isinf(number):
+            return self.infinite and self.most == number
+        # False for nan
+        return self.least <= number <= self.most and not (self.above and number == self.least)
+
+    def __str__(self) -> str:
+        if self.most < math.inf:
+            return (
+                f"above {self.least:g} and at most {self.most:g}"
+                if self.above
+                else f"from {self.least:g} to {self.most:g}"
+            )
+        return f"above {self.least:g}" if self.above else f"{self.least:g} or more"
+
+
+Count = Annotated[int, Bounds(1)]
+Rate = Annotated[float, Bounds(above=True)]  # what nothing moves at zero of
+Share = Annotated[float, Bounds(most=1)]
+AnyNumber = Annotated[float, Bounds(-math.inf)]

@@ -11,10 +11,9 @@ from typing import Any
 import yaml
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Range
-from gradleak.core.registry import Component, find, unknown_field
+from gradleak.core.registry import Bounds, Component, find, unknown_field
 
-ANY_SIZE = Range()  # of numbers that say no more: not negative, not infinite, not "not a number"
+ANY_SIZE = Bounds()  # of numbers that say no more: not negative, not infinite, not "not a number"
 _FOUND_HINTS: dict[type[Component], dict[str, Any]] = {}
 _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
@@ -32,7 +31,8 @@ def list_fields(cls: type[Component]) -> "list[dataclasses.Field[Any]]":
     Those it shares with others of its kind are keyword-only, and come last however early its base
     class declares them.
     """
-    return sorted(dataclasses.fields(cls), key=lambda field: bool(field.kw_only))  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return sorted(fields, key=lambda field: bool(field.kw_only))
 
 
 def to_dict(component: Component) -> dict[str, Any]:
@@ -177,9 +177,7 @@ def _write(value: Any) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value) and _reads_as_itself(value):
         return value
     # YAML refuses or folds control characters and odd spaces that JSON leaves as they are.
-    return re.sub(
-        r"[^ -~]", lambda found: _escaped(found[0]), json.dumps(value, ensure_ascii=False)
-    )
+    return re.sub(r"[^ -~]", lambda found: _escape(found[0]), json.dumps(value, ensure_ascii=False))
 
 
 def _reads_as_itself(text: str) -> bool:
@@ -189,16 +187,16 @@ def _reads_as_itself(text: str) -> bool:
         return False
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
 
 
-def _coerce(where: str, value: Any, wanted: Any, allowed: Range = ANY_SIZE) -> Any:
+def _coerce(where: str, value: Any, wanted: Any, allowed: Bounds = ANY_SIZE) -> Any:
     """The value as the field's type wants it, if it is in its range: YAML reads 1e-3 as text and
     lists as lists."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is typing.Annotated:
-        given = next((extra for extra in arguments[1:] if isinstance(extra, Range)), allowed)
+        given = next((extra for extra in arguments[1:] if isinstance(extra, Bounds)), allowed)
         return _coerce(where, value, arguments[0], given)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -227,7 +225,7 @@ def _coerce(where: str, value: Any, wanted: Any, allowed: Range = ANY_SIZE) -> A
     return read
 
 
-def _coerce_first(where: str, value: Any, choices: list[Any], allowed: Range) -> Any:
+def _coerce_first(where: str, value: Any, choices: list[Any], allowed: Bounds) -> Any:
     problem: GradleakError | None = None
     for choice in choices:
         try:

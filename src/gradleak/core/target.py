@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, PrivateBatch
-from gradleak.core.errors import GradleakError
+from gradleak.core.batch import Batch, Example, PrivateBatch, pad_rows
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.parts import Part, by_name
-from gradleak.core.registry import Component, Medium, did_you_mean
+from gradleak.core.registry import Component, Medium
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +32,24 @@ class Vocabulary:
     def frame(self, length: int) -> tuple[list[int], list[bool]]:
         """Ids of a sentence of that many tokens with only its special ones filled in, and which
         places those are."""
-        inside = length - len(self.prefix) - len(self.suffix)
+        inside = length - self.frame_length
         ids = [*self.prefix, *([self.pad] * inside), *self.suffix]
         fixed = [True] * len(self.prefix) + [False] * inside + [True] * len(self.suffix)
         return ids, fixed
+
+    def fill(self, length: int, words: Sequence[int]) -> list[int]:
+        """A sentence of that many tokens with these words in its free places, begun again where
+        they run out."""
+        ids, fixed = self.frame(length)
+        free = [place for place, special in enumerate(fixed) if not special]
+        for rank, place in enumerate(free):
+            ids[place] = words[rank % len(words)] if words else self.pad
+        return ids
+
+    @property
+    def frame_length(self) -> int:
+        """How many special tokens stand around a sentence."""
+        return len(self.prefix) + len(self.suffix)
 
     @cached_property
     def twins(self) -> Bool[Tensor, "words"]:
@@ -49,10 +63,6 @@ class Vocabulary:
         _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)
         shared: Tensor = count[row] > 1
         return shared.to(self.embeddings.device)
-
-    def has_twins(self, sentences: Sequence[Sequence[int]]) -> bool:
-        """Whether some word of these could as well be another."""
-        return any(bool(self.twins[list(sentence)].any()) for sentence in sentences)
 
     @property
     def mean_norm(self) -> float:
@@ -225,9 +235,7 @@ class Target(ABC):
         """Sentences as a client would batch them; without labels the sentences themselves are
         the labels."""
         lengths = [len(sentence) for sentence in sentences]
-        ids = torch.full((len(sentences), max(lengths)), self.vocabulary.pad)
-        for row, sentence in enumerate(sentences):
-            ids[row, : len(sentence)] = torch.tensor(sentence)
+        ids = pad_rows(sentences, self.vocabulary.pad)
         classes = ids if labels is None else torch.tensor(list(labels))
         return Batch(
             ids=ids.to(self.device),

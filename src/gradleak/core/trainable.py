@@ -10,11 +10,10 @@ from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Example
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Observation
+from gradleak.core.observation import Observation, View
 from gradleak.core.protocol import Protocol
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target, TargetSpec
-from gradleak.core.view import View
 
 READING_PASSES = 10  # that take about as long as an inverter's answer, once it has learnt
 

@@ -1,13 +1,15 @@
-"""What leaves clients."""
+"""What leaves clients, and sums over it in a fixed order."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.parts import Part
-from gradleak.core.sums import sum_over, sum_squares
+
+PIECE = 2**18  # entries of a row that are in double precision at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,7 @@ class Update:
         """The same update with every tensor of every client changed on its own: `change` never
         sees two clients."""
         return Update(
-            {name: _mapped(change, tensor) for name, tensor in self.tensors.items()},
+            {name: _map_clients(change, tensor) for name, tensor in self.tensors.items()},
             self.per_example,
         )
 
@@ -61,7 +63,7 @@ class Update:
             .to(dtype)
         )
 
-    def scaled(self, factors: Tensor) -> "Update":
+    def scale(self, factors: Tensor) -> "Update":
         """Every client (every example, if per example) multiplied by a factor of its own."""
         tensors = self.tensors.items()
         return Update(
@@ -80,10 +82,50 @@ class Update:
         }
 
 
-def _mapped(change: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+def _map_clients(change: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """All clients in one go where `change` is made of tensor operations alone; one after the
     other where it looks at values."""
     try:
         return torch.vmap(change)(tensor)
     except (RuntimeError, ValueError):
         return torch.stack([change(row) for row in tensor])
+
+
+def stack_by_name(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of several clients, or examples, along a new first axis."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+# Sums below are the same bits on every processor, in whatever company a row is summed. A library's
+# sum may take a row alone in another order than among others, and every processor has its own
+# blocks. Additions entry by entry are rounded by the standard in one way only, so halves are folded
+# onto each other until one entry is left: the order follows from the length alone, and errors grow
+# with its logarithm (pairwise summation, Higham 2002, §4.2).
+
+
+def sum_squares(tensor: Tensor, axes: int) -> Float[Tensor, "..."]:
+    """The sum of squares over all but the first axes, in double precision, in a fixed order."""
+    rows = tensor.detach().reshape(*tensor.shape[:axes], -1)
+    total = torch.zeros(rows.shape[:-1], dtype=torch.float64, device=rows.device)
+    for piece in torch.split(rows, PIECE, dim=-1):
+        total = total + _fold(piece.double().square())
+    return total
+
+
+def sum_over(tensor: Tensor, axis: int) -> Tensor:
+    """The sum over one axis, one entry of it after the other."""
+    first, *others = tensor.unbind(axis)
+    total = first
+    for other in others:
+        total = total + other
+    return total
+
+
+def _fold(values: Float[Tensor, "... entries"]) -> Float[Tensor, "..."]:
+    while (count := values.shape[-1]) > 1:
+        half = (count + 1) // 2
+        values = torch.cat(
+            [values[..., : count - half] + values[..., half:], values[..., count - half : half]],
+            dim=-1,
+        )
+    return values.sum(-1)  # of one entry, or of none

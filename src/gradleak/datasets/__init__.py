@@ -3,20 +3,16 @@
 import json
 from pathlib import Path
 
-from gradleak.core.dataset import Dataset
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import registered
-from gradleak.core.specs import resolve
-from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2
-from gradleak.datasets.canaries import Canaries
+from gradleak.core.dataset import Dataset, as_dataset
+from gradleak.core.registry import list_registered
+from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
 from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
-from gradleak.datasets.lamp_selection import Selection
-from gradleak.datasets.pictures import Cifar10, PictureFiles
+from gradleak.datasets.made_up import Canaries, Shapes
+from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
-from gradleak.datasets.shapes import Shapes
+from gradleak.datasets.selection import Selection
 from gradleak.datasets.tuning_part import TuningPart
-from gradleak.datasets.wikitext import Wikitext2
 
 __all__ = [
     "Canaries",
@@ -38,10 +34,7 @@ __all__ = [
 def resolve_dataset(described: str) -> Dataset:
     """The dataset a line describes: `cola:split=dev`, or a file as in `notes.csv` and
     `notes.csv:text=note,label=null`."""
-    dataset = resolve("dataset", _as_file(described) or described)
-    if not isinstance(dataset, Dataset):
-        raise GradleakError(f"{described!r} does not describe a dataset.")
-    return dataset
+    return as_dataset(_as_file(described) or described)
 
 
 def _as_file(described: str) -> str | None:
@@ -51,7 +44,7 @@ def _as_file(described: str) -> str | None:
     path, _, fields = (
         (described.strip(), "", "") if whole.is_file() else described.strip().partition(":")
     )
-    if not path or path in registered("dataset"):
+    if not path or path in list_registered("dataset"):
         return None
     if not Path(path).expanduser().exists() and known_format(Path(path)) is None:
         return None

@@ -1,23 +1,27 @@
-"""The papers' datasets, read from the folder that the environment variable GRADLEAK_DATA names.
+"""The papers' data sets, read from the folder that the environment variable GRADLEAK_DATA names.
 
-cola/{train,dev}.tsv and sst2/{train.tsv.gz,dev.tsv} as GLUE lays them out (each packed or not),
-rotten_tomatoes/rt-polarity.{pos,neg} as Pang & Lee do. With a network, the `hub` dataset gives the
-same examples.
+cola/{train,dev}.tsv and sst2/{train,dev}.tsv as GLUE lays them out (each packed by gzip or not),
+rotten_tomatoes/rt-polarity.{pos,neg} as Pang & Lee do, wikitext2/{train,valid,test}.txt.xz. With a
+network, the `hub` data set gives the same examples of the first three.
 """
 
-import os
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import torch
+
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
-from gradleak.core.errors import GradleakError
-from gradleak.core.local_data import FOLDER_VARIABLE
+from gradleak.core.local_data import byte_pairs, local_file
 from gradleak.core.registry import register
-from gradleak.datasets.columns import Columns
-from gradleak.datasets.lamp_selection import Selection, select
-from gradleak.datasets.rows import Row, decoded, read_rows, text_lines
+from gradleak.core.streams import Streams
+from gradleak.datasets.columns import TextColumns
+from gradleak.datasets.rows import Row, decode_text, read_rows, text_lines
+from gradleak.datasets.selection import Selection, select, take
+
+OTHERWISE = ", or use the dataset hub"  # where the data folder is not known
 
 
 @register("dataset", "cola")
@@ -33,9 +37,9 @@ class Cola(Dataset):
     rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
-        path = _packed_or_not(f"cola/{self.split}.tsv")
+        path = local_file(f"cola/{self.split}.tsv", OTHERWISE)
         # source, label, the author's mark, sentence: the only GLUE files without a header
-        examples = Columns(str(path), text="4", label="2").examples(
+        examples = TextColumns(str(path), text="4", label="2").examples(
             read_rows(path, "tsv", header=False)
         )
         return select(examples, self.selection, count, f"cola, {self.split} split", self.rows)
@@ -62,8 +66,8 @@ class Sst2(Dataset):
     rows: Rows = ()
 
     def load(self, count: int | None = None) -> list[Example]:
-        path = _packed_or_not(f"sst2/{self.split}.tsv")
-        examples = Columns(str(path), text="sentence", label="label").examples(
+        path = local_file(f"sst2/{self.split}.tsv", OTHERWISE)
+        examples = TextColumns(str(path), text="sentence", label="label").examples(
             read_rows(path, "tsv")
         )
         return select(examples, self.selection, count, f"sst2, {self.split} split", self.rows)
@@ -98,43 +102,66 @@ class RottenTomatoes(Dataset):
         return replace(self, selection="all", rows=())
 
 
+@register("dataset", "wikitext2")
+@dataclass(frozen=True)
+class Wikitext2(Dataset):
+    """Blocks of Wikipedia articles, cut every so many of GPT-2's tokens; rare words stand as <unk>.
+    In shuffled order, no labels.
+
+    wikitext2/{train,valid,test}.txt.xz and gpt2_bpe/ in the data folder. Attackers get the train
+    split.
+    """
+
+    cites: ClassVar[str] = "Merity et al. 2017, Pointer Sentinel Mixture Models"
+    is_public: ClassVar[bool] = True
+
+    split: Literal["train", "valid", "test"] = "test"
+    tokens: int = 16  # of a block (Learning to Invert, section 4.2)
+    rows: Rows = ()
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise ValueError(f"a block needs at least 2 tokens, not {self.tokens}.")
+
+    def load(self, count: int | None = None) -> list[Example]:
+        blocks = _blocks(local_file(f"wikitext2/{self.split}.txt.xz"), self.tokens)
+        return take(blocks, count, f"wikitext2, {self.split} split", self.rows)
+
+    def public(self) -> Dataset | None:
+        return Wikitext2("valid" if self.split == "train" else "train", self.tokens)
+
+
 def _reviews(name: str, label: int) -> list[Example]:
     """The training part of one class."""
-    path = _existing(name)
+    path = local_file(name, OTHERWISE)
     # Pang & Lee's own files are latin-1, which is how the hub reads them; copies converted to UTF-8
     # are about
-    lines = [line.strip() for line in text_lines(decoded(path, fallback="latin-1"))]
+    lines = [line.strip() for line in text_lines(decode_text(path, fallback="latin-1"))]
     # The hub's train split is the first 80 % of the positive sentences (4265 of 5331), then as many
     # negative ones; the next 10 % of each are its validation split, the last its test split.
     kept = lines[: int(len(lines) * 0.8 + 0.5)]
     rows = [Row(f"line {number}", {"text": line}) for number, line in enumerate(kept, start=1)]
     return [
         Example(example.text, label)
-        for example in Columns(str(path), text="text", label=None).examples(rows)
+        for example in TextColumns(str(path), text="text", label=None).examples(rows)
     ]
 
 
-def _packed_or_not(name: str) -> Path:
-    packed = _folder() / f"{name}.gz"
-    return packed if packed.is_file() else _existing(name)
-
-
-def _existing(name: str) -> Path:
-    path = _folder() / name
-    if not path.is_file():
-        raise GradleakError(
-            f"There is no {name} in the folder {FOLDER_VARIABLE} names ({path.parents[1]}); put the"
-            " file there."
-        )
-    return path
-
-
-def _folder() -> Path:
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if not folder:
-        fix = (
-            f"set {FOLDER_VARIABLE} to the folder that holds cola/, sst2/ and rotten_tomatoes/, or"
-            " use the dataset hub"
-        )
-        raise GradleakError(f"The environment variable {FOLDER_VARIABLE} is not set; {fix}.")
-    return Path(folder).expanduser()
+@functools.lru_cache(maxsize=4)
+def _blocks(path: Path, tokens: int) -> tuple[Example, ...]:
+    """The blocks in a fixed random order, without those that would be tokenised otherwise when
+    they stand alone."""
+    tokenizer = byte_pairs()
+    lines = [f"{line}\n" for line in text_lines(decode_text(path)) if line.strip()]
+    ids = [number for encoded in tokenizer.encode_batch(lines) for number in encoded.ids]
+    blocks = [ids[start : start + tokens] for start in range(0, len(ids) - tokens + 1, tokens)]
+    texts = tokenizer.decode_batch(blocks)
+    again = tokenizer.encode_batch(texts)
+    # 99.8 %
+    kept = [
+        number
+        for number, (block, encoded) in enumerate(zip(blocks, again, strict=True))
+        if encoded.ids == block
+    ]
+    order = torch.randperm(len(kept), generator=Streams.root("wikitext2", 0).generator())
+    return tuple(Example(texts[kept[place]], row=kept[place]) for place in order.tolist())

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradleak.core.batch import ClassNumber, Example
-from gradleak.core.errors import GradleakError
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.datasets.rows import Row
 
 WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")  # 1.0 is what spreadsheets and pandas make of a 1
@@ -16,7 +15,7 @@ PLACES = 12  # lines that are named for each kind of problem
 
 
 @dataclass(frozen=True)
-class Columns:
+class TextColumns:
     """Which columns to read. `source` names the data in errors; `marked`: a "secrets" column may
     mark spans of the text."""
 
@@ -34,23 +33,23 @@ class Columns:
         good, bad = self.sort(rows)
         if bad and not self.skip_bad:
             raise GradleakError(
-                f"{self.source}: {_counted(len(bad), len(rows))} cannot be used.\n"
-                + "\n".join(f"  {line}" for line in listed(bad))
+                f"{self.source}: {_share_of(len(bad), len(rows))} cannot be used.\n"
+                + "\n".join(f"  {line}" for line in list_problems(bad))
                 + "\nMend or remove them, or leave them out: add --skip-bad, or skip_bad=true to"
                 " the fields of the data."
             )
         if not good:
-            raise GradleakError(f"{self.source}: no row can be used. {listed(bad)[0]}.")
+            raise GradleakError(f"{self.source}: no row can be used. {list_problems(bad)[0]}.")
         return good
 
-    def left_out(self, rows: Sequence[Row]) -> tuple[str, ...]:
+    def describe_left_out(self, rows: Sequence[Row]) -> tuple[str, ...]:
         """How many rows are left out and why, in a sentence; nothing where none are."""
         bad = self.sort(rows)[1] if self.skip_bad else []
         return (
             (
                 (
-                    f"{_counted(len(bad), len(rows))} cannot be used and were left out:"
-                    f" {'; '.join(listed(bad))}."
+                    f"{_share_of(len(bad), len(rows))} cannot be used and were left out:"
+                    f" {'; '.join(list_problems(bad))}."
                 ),
             )
             if bad
@@ -131,16 +130,16 @@ class _Unfit(Exception):
     text."""
 
 
-def listed(bad: Iterable[Row]) -> list[str]:
+def list_problems(bad: Iterable[Row]) -> list[str]:
     """`lines 4, 9 and 12: the text is empty`, one for each kind of problem, in the order of the
     file."""
     places: dict[str, list[str]] = {}
     for row in bad:
         places.setdefault(row.problem, []).append(row.where)
-    return [f"{_together(where)}: {problem}" for problem, where in places.items()]
+    return [f"{_join_places(where)}: {problem}" for problem, where in places.items()]
 
 
-def _together(where: Sequence[str]) -> str:
+def _join_places(where: Sequence[str]) -> str:
     """`lines 4, 9 and 12` of `line 4`, `line 9` and `line 12`."""
     if len(where) == 1:
         return where[0]
@@ -151,7 +150,7 @@ def _together(where: Sequence[str]) -> str:
     return f"{unit}s {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def _counted(bad: int, of: int) -> str:
+def _share_of(bad: int, of: int) -> str:
     return f"{bad} of {of} rows" if of > 1 else "its only row"
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.registry import register
-from gradleak.datasets.columns import Columns
-from gradleak.datasets.lamp_selection import Selection, select
+from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import Content, Delimiter, Format, known_format, read_file
+from gradleak.datasets.selection import Selection, select
 
 
 @register("dataset", "file")
@@ -67,14 +67,16 @@ class File(Dataset):
                 f"{self.path} has its columns cut at each {content.delimiter} (to change that:"
                 " delimiter=…)."
             )
-        return (*said, *self._columns().left_out(content.rows))
+        return (*said, *self._columns().describe_left_out(content.rows))
 
     def _content(self) -> Content:
         return read_file(
             Path(self.path).expanduser(), self.format, self.header, self.delimiter, self.encoding
         )
 
-    def _columns(self) -> Columns:
+    def _columns(self) -> TextColumns:
         found = known_format(Path(self.path)) if self.format == "auto" else self.format
         label = None if found == "text" else self.label  # plain text has nowhere to keep one
-        return Columns(self.path, self.text, label, found == "jsonl", self.labels, self.skip_bad)
+        return TextColumns(
+            self.path, self.text, label, found == "jsonl", self.labels, self.skip_bad
+        )

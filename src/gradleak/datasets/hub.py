@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub import stay_offline_unless_reachable
+from gradleak.core.hub_access import stay_offline_unless_reachable
 from gradleak.core.registry import register
-from gradleak.datasets.columns import Columns
-from gradleak.datasets.lamp_selection import Selection, select
+from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import Row
+from gradleak.datasets.selection import Selection, select
 
 
 @register("dataset", "hub")
@@ -47,7 +47,7 @@ class Hub(Dataset):
         return replace(self, skip_bad=True)
 
     def remarks(self) -> tuple[str, ...]:
-        return self._columns().left_out(self._rows())
+        return self._columns().describe_left_out(self._rows())
 
     @property
     def _source(self) -> str:
@@ -57,8 +57,8 @@ class Hub(Dataset):
             + f", {self.split} split"
         )
 
-    def _columns(self) -> Columns:
-        return Columns(
+    def _columns(self) -> TextColumns:
+        return TextColumns(
             self._source, self.text, self.label, labels=self.labels, skip_bad=self.skip_bad
         )
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.paths import near_paths
+from gradleak.core.errors import GradleakError, near_paths
 
 Format = Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"]
 Delimiter = Literal["auto", "comma", "semicolon", "tab", "bar"]
@@ -121,7 +120,7 @@ def known_format(path: Path) -> Format | None:
     return None if packed and found == "parquet" else found  # parquet compresses within itself
 
 
-def decoded(path: Path, fallback: str = "utf-8") -> str:
+def decode_text(path: Path, fallback: str = "utf-8") -> str:
     """The file's text, unpacked if need be: UTF-8, or else the fallback encoding."""
     try:
         return decode(path, "utf-8")[0]

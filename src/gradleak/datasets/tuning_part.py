@@ -1,17 +1,16 @@
 """Examples to tune on: never a test selection, and split so that the two stages of tuning have
 no text in common."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset, Rows
+from gradleak.core.dataset import Dataset, Rows, as_dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
-from gradleak.core.specs import resolve, to_dict
-from gradleak.datasets.lamp_selection import take
+from gradleak.core.specs import defaults, to_dict
+from gradleak.datasets.selection import take
 
 TEST, TUNE = "lamp_test", "lamp_tune"
 Stage = Literal["coarse", "fine"]
@@ -41,7 +40,7 @@ class TuningPart(Dataset):
             )
 
     def load(self, count: int | None = None) -> list[Example]:
-        data = _dataset(self.data)
+        data = as_dataset(self.data)
         total = self.coarse + self.fine
         dealt = _different(data.load(total), _test_examples(data))
         # Bresenham's line: `coarse` of each `total` places, evenly; the first term centres them
@@ -62,7 +61,7 @@ class TuningPart(Dataset):
         )
 
     def remarks(self) -> tuple[str, ...]:
-        return _dataset(self.data).remarks()
+        return as_dataset(self.data).remarks()
 
 
 def for_tuning(data: Dataset, selection_written: bool) -> Dataset:
@@ -70,8 +69,8 @@ def for_tuning(data: Dataset, selection_written: bool) -> Dataset:
     includes one, is refused."""
     selection = selection_of(data)
     if selection == TEST and not selection_written:
-        return _with_selection(data, TUNE)
-    if selection == TEST or (selection == "all" and _usual_selection(data) == TEST):
+        return as_dataset({**to_dict(data), "selection": TUNE})
+    if selection == TEST or (selection == "all" and defaults(data)["selection"] == TEST):
         raise GradleakError(
             f"{data.name} with selection={selection} holds test sentences, and what is tuned on"
             f" them cannot be reported on them: use selection={TUNE}, or leave the selection out."
@@ -84,24 +83,10 @@ def selection_of(data: Dataset) -> str | None:
     return to_dict(data).get("selection")
 
 
-def _usual_selection(data: Dataset) -> Any:
-    return {field.name: field.default for field in dataclasses.fields(data)}["selection"]  # type: ignore[arg-type]
-
-
-def _with_selection(data: Dataset, selection: str) -> Dataset:
-    return _dataset({**to_dict(data), "selection": selection})
-
-
-def _dataset(described: Any) -> Dataset:
-    dataset = resolve("dataset", described)
-    assert isinstance(dataset, Dataset)
-    return dataset
-
-
 def _test_examples(data: Dataset) -> list[Example]:
     # The selections are apart by row, but CoLA and SST-2 hold some sentences twice
     return (
-        _dataset({**to_dict(data), "selection": TEST, "rows": []}).load()
+        as_dataset({**to_dict(data), "selection": TEST, "rows": []}).load()
         if selection_of(data) == TUNE
         else []
     )

@@ -6,10 +6,10 @@ from gradleak.defenses import (
     clipping,
     dp_sgd,
     gaussian_noise,
+    half_precision,
     masking,
     pruning,
     quantisation,
-    rounding,
     sign,
     top_k,
 )

@@ -25,14 +25,14 @@ def gaussian_guarantees(
     Whoever sees one update and knows whose it is faces one release without the help of sampling.
     """
 
-    def said(reading: str, accountant: str, epsilon: float | None) -> Guarantee:
+    def state(reading: str, accountant: str, epsilon: float | None) -> Guarantee:
         return Guarantee(reading, protects, accountant, epsilon, delta, in_words(epsilon))
 
-    made = [said("one release", "analytic Gaussian", analytic_epsilon(noise_multiplier, delta))]
+    made = [state("one release", "analytic Gaussian", analytic_epsilon(noise_multiplier, delta))]
     for reading, rate, count in (("one release", 1.0, 1), ("whole run", sampling_rate, steps)):
         for name in ACCOUNTANTS:
             made.append(
-                said(
+                state(
                     reading,
                     f"{name} (Opacus)",
                     opacus_epsilon(name, noise_multiplier, rate, count, delta),

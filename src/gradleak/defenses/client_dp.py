@@ -9,7 +9,7 @@ from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
 from gradleak.defenses.accounting import gaussian_guarantees, refuse_accounting
-from gradleak.defenses.clipping import clipped, refuse_clip
+from gradleak.defenses.clipping import clip_update, refuse_clip
 from gradleak.defenses.gaussian_noise import with_noise
 
 
@@ -35,7 +35,7 @@ class ClientDp(Defense):
             raise ValueError("noise is a multiple of clip: give a finite one.")
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
-        return with_noise(clipped(update, self.clip), self.noise_multiplier * self.clip, rngs)
+        return with_noise(clip_update(update, self.clip), self.noise_multiplier * self.clip, rngs)
 
     def without_noise(self) -> Defense:
         return replace(self, noise_multiplier=0.0)

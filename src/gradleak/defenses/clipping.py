@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gradleak.core.defense import Channel, Defense
-from gradleak.core.ranges import Range
-from gradleak.core.registry import register
+from gradleak.core.registry import Bounds, register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
 
@@ -18,22 +17,22 @@ class Clipping(Defense):
     it hides nothing but the size."""
 
     # The largest norm; inf: no clipping
-    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0
+    clip: Annotated[float, Bounds(above=True, infinite=True)] = 1.0
 
     def __post_init__(self) -> None:
         refuse_clip(self.clip)
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
-        return clipped(update, self.clip)
+        return clip_update(update, self.clip)
 
     def channel(self) -> Channel:
         return Channel(clip=finite(self.clip))
 
 
-def clipped(update: Update, clip: float) -> Update:
+def clip_update(update: Update, clip: float) -> Update:
     """Every client's update (every example's, if per example) scaled down to a norm of at most
     that."""
-    return update.scaled((clip / update.whole_norms()).clamp(max=1.0))
+    return update.scale((clip / update.whole_norms()).clamp(max=1.0))
 
 
 def finite(clip: float) -> float | None:

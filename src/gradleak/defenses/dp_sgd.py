@@ -7,13 +7,11 @@ from typing import Annotated
 
 from gradleak.core.defense import Channel, Defense, Guarantee
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Range
-from gradleak.core.registry import register
+from gradleak.core.registry import Bounds, register
 from gradleak.core.streams import Streams
-from gradleak.core.sums import sum_over
-from gradleak.core.update import Update
+from gradleak.core.update import Update, sum_over
 from gradleak.defenses.accounting import gaussian_guarantees, refuse_accounting
-from gradleak.defenses.clipping import clipped, finite, refuse_clip
+from gradleak.defenses.clipping import clip_update, finite, refuse_clip
 from gradleak.defenses.gaussian_noise import with_noise
 
 
@@ -24,7 +22,7 @@ class DpSgd(Defense):
     noise (their algorithm 1)."""
 
     # The largest norm of one example's gradient; inf: no clipping
-    clip: Annotated[float, Range(above=True, infinite=True)] = 1.0
+    clip: Annotated[float, Bounds(above=True, infinite=True)] = 1.0
     noise_multiplier: float = 1.0  # noise on the sum of the batch, in units of clip
     sampling_rate: float = 0.01  # the chance of an example to be in a batch, and
     # How many batches there are: of the whole run, for its ε; one update does not depend on them
@@ -50,7 +48,7 @@ class DpSgd(Defense):
                 "dp_sgd clips the gradient of each example and was given their mean: write it as"
                 " the first defense."
             )
-        small = clipped(update, self.clip)
+        small = clip_update(update, self.clip)
         examples = next(iter(small.tensors.values())).shape[1]
         mean = Update(
             {name: sum_over(tensor, 1) / examples for name, tensor in small.tensors.items()}

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradleak.core.defense import Channel, Defense
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from gradleak.core.defense import Channel, Defense, Survivors
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
-from gradleak.defenses.magnitude import keep_largest, refuse_fraction, survivors_seen
 
 
 @register("defense", "pruning")
@@ -29,3 +32,44 @@ class Pruning(Defense):
 
     def channel(self) -> Channel:
         return survivors_seen(self.fraction_kept)
+
+
+def keep_largest(update: Update, fraction_kept: float, together: bool) -> Update:
+    """Zero for all but that share of the largest entries of each tensor, or of all tensors
+    together."""
+    if not together:
+        return update.map(lambda tensor: tensor * largest([tensor], fraction_kept)[0])
+
+    def prune_one(tensors: list[Tensor]) -> list[Tensor]:
+        return [
+            tensor * kept
+            for tensor, kept in zip(tensors, largest(tensors, fraction_kept), strict=True)
+        ]
+
+    # All clients in one go: an inverter plays hundreds of them in every step.
+    pruned = torch.vmap(prune_one)(list(update.tensors.values()))
+    return Update(dict(zip(update.tensors, pruned, strict=True)), update.per_example)
+
+
+def largest(tensors: list[Tensor], fraction_kept: float) -> list[Bool[Tensor, "..."]]:
+    """Which entries are among that share of the largest over all given tensors; at least one is."""
+    sizes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
+    chosen = sizes.topk(max(1, round(fraction_kept * len(sizes))), sorted=False).indices
+    kept = torch.zeros_like(sizes, dtype=torch.bool).scatter(
+        0, chosen, torch.ones_like(chosen, dtype=torch.bool)
+    )
+    pieces = torch.split(kept, [tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def survivors_seen(fraction_kept: float) -> Channel:
+    """Zeros show what was left out; of everything kept there is nothing to show."""
+    return Channel(survivors=Survivors.SEEN if fraction_kept < 1 else Survivors.ALL)
+
+
+def refuse_fraction(fraction_kept: float) -> None:
+    if not 0 < fraction_kept <= 1:
+        raise ValueError(
+            f"fraction_kept must be above 0 and at most 1, not {fraction_kept}: 99 % pruned is 0.01"
+            " kept."
+        )

@@ -44,7 +44,7 @@ class Quantisation(Defense):
         rounded = {
             name: torch.stack(
                 [
-                    self._rounded(row, generator)
+                    self._round(row, generator)
                     for row, generator in zip(tensor, generators, strict=True)
                 ]
             )
@@ -52,7 +52,7 @@ class Quantisation(Defense):
         }
         return Update(rounded, update.per_example)
 
-    def _rounded(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    def _round(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
         flat = tensor.flatten()
         buckets = F.pad(flat, (0, -len(flat) % self.bucket)).view(-1, self.bucket)
         steps = (buckets.abs().amax(1, keepdim=True) / self.levels).clamp_min(

@@ -7,7 +7,7 @@ from gradleak.core.defense import Channel, Defense
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
-from gradleak.defenses.magnitude import keep_largest, refuse_fraction, survivors_seen
+from gradleak.defenses.pruning import keep_largest, refuse_fraction, survivors_seen
 
 
 @register("defense", "top_k")

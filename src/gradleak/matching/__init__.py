@@ -2,7 +2,8 @@
 batches, many at once."""
 
 from gradleak.matching.distances import L2L1, Cosine, Distance, SquaredL2
-from gradleak.matching.matcher import Matcher, distance_of_nothing, for_observations
+from gradleak.matching.factored import for_observations
+from gradleak.matching.matcher import Matcher, distance_of_nothing
 
 __all__ = [
     "L2L1",

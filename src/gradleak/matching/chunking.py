@@ -20,7 +20,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import in_words
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, kind_of
+from gradleak.matching.inputs import module_of
+from gradleak.matching.kinds import Kind, kind_of
 
 # Of the memory that is left, for one piece: the rest is for what lies beside it, and for fragments
 ROOM = 0.5
@@ -49,7 +50,7 @@ class Chunks:
         self.size, self.bench, self.device = max(1, size), bench, device
 
     def run(self, function: Callable[[slice], Tensor], total: int) -> Tensor:
-        """One number a row from pieces of rows; infinity for rows that time did not allow."""
+        """Returns one number a row from pieces of rows; infinity where time did not allow it."""
         missing = torch.tensor(torch.inf, device=self.device)
         return self.run_pairs(lambda rows, _: function(rows)[:, None], total, 1, missing)[:, 0]
 
@@ -60,8 +61,8 @@ class Chunks:
         candidates: int,
         missing: Tensor,
     ) -> Tensor:
-        """The results [rows, candidates, …] for every row and candidate, in pieces of whole rows
-        or of one row's candidates."""
+        """Returns the results [rows, candidates, …] for every row and candidate, in pieces of whole
+        rows or of one row's candidates."""
         found: Tensor | None = None
         row = first = 0
         while row < rows and not (self.bench is not None and self.bench.out_of_time):
@@ -76,10 +77,10 @@ class Chunks:
                 self._halve(error)
                 continue
             if found is None:
-                found = _filled(missing.to(made), rows, candidates)
+                found = _fill(missing.to(made), rows, candidates)
             found[kept, some] = made
             row, first = (kept.stop, 0) if some.stop == candidates else (row, some.stop)
-        return _filled(missing, rows, candidates) if found is None else found
+        return _fill(missing, rows, candidates) if found is None else found
 
     def _halve(self, error: Exception) -> None:
         if not _out_of_memory(error) or self.size == 1:
@@ -90,7 +91,7 @@ class Chunks:
         warnings.warn(f"Out of memory: going on with pieces of {self.size}.", stacklevel=4)
 
 
-def _filled(missing: Tensor, rows: int, candidates: int) -> Tensor:
+def _fill(missing: Tensor, rows: int, candidates: int) -> Tensor:
     return missing.expand(rows, candidates, *missing.shape).clone()
 
 
@@ -109,7 +110,7 @@ class PassCost:
     element: int  # bytes of a number
 
     def bytes(self, examples: int, tokens: int, times: float) -> float:
-        """What a batch takes whose numbers are held so many times."""
+        """Returns what a batch takes whose numbers are held so many times."""
         return (
             times
             * self.element
@@ -119,13 +120,13 @@ class PassCost:
         )
 
     def work(self, examples: int, tokens: int, times: float) -> float:
-        """The multiplications in it; a backward pass costs about two forward ones."""
+        """Returns the multiplications in it; a backward pass costs about two forward ones."""
         return times * examples * tokens * (self.products + self.attended * tokens)
 
 
 @torch.no_grad()
 def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> PassCost:
-    """The cost of a pass through all of the model, or as far as `run` goes."""
+    """Returns the cost of a pass through all of the model, or as far as `run` goes."""
     probe = target.probe(1, PROBED)
     numbers = products = 0.0
     called: set[str] = set()
@@ -165,20 +166,14 @@ def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> Pas
     tokens = 1 if target.medium == "image" else PROBED
     config = getattr(target.module, "config", None)
     layers = {
-        part.layer
-        for part in (*target.parts, *target.frozen_parts)
-        if _owner(part.parameter) in called
+        part.layer for part in (*target.parts, *target.frozen_parts) if module_of(part) in called
     }
     heads = int(getattr(config, "num_attention_heads", 0)) * len(layers - {None})
     return PassCost(numbers / tokens, heads, products / tokens, target.dtype.itemsize)
 
 
-def _owner(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
-
-
 def _outputs(module: nn.Module, output: Tensor) -> int:
-    """How many numbers of an output share each use of the weight: features of a linear layer,
+    """Says how many numbers of an output share each use of the weight: features of a linear layer,
     channels of a convolution."""
     return int(output.shape[1] if isinstance(module, nn.Conv2d) else output.shape[-1])
 
@@ -186,7 +181,7 @@ def _outputs(module: nn.Module, output: Tensor) -> int:
 def pieces(
     bench: Bench, device: torch.device, bytes_each: float, work_each: float, most: float
 ) -> Chunks:
-    """Pieces of as many candidates as are fastest, as take a second or two, and as fit the
+    """Returns pieces of as many candidates as are fastest, as take a second or two, and as fit the
     memory that is left."""
     quick = WORK.get(device.type, float("inf")) / max(1.0, work_each)
     wanted = max(1, int(min(most, quick)))
@@ -198,7 +193,7 @@ def pieces(
 
 
 def fastest(most: Mapping[str, int], device: torch.device) -> int:
-    """How many tokens at once are fastest on a device."""
+    """Says how many tokens at once are fastest on a device."""
     return most.get(device.type, most["cpu"])
 
 

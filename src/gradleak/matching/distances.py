@@ -35,33 +35,34 @@ class Distance(ABC):
     # Needs the entries of the difference, hence the gradient itself
     residuals: ClassVar[bool] = False
     by_certainty: ClassVar[bool] = False  # weighs tensors by how much of them is signal
+    sees_size: ClassVar[bool] = False  # of the gradient; otherwise it cancels
 
     @abstractmethod
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
-        """The distance from the sums of all tensors."""
+        """Returns the distance from the sums of all tensors."""
 
-    @abstractmethod
     def for_signs(self) -> "Distance":
-        """What to minimise where only signs were sent."""
+        """Returns what to minimise where only signs were sent."""
+        return WrongSignSquares() if self.sees_size else WrongSigns()
 
     def for_noise(self) -> "Distance":
-        """What to minimise under Gaussian noise of one size on every entry."""
+        """Returns what to minimise under Gaussian noise of one size on every entry."""
         return self
 
     def for_random_rounding(self) -> "Distance":
-        """What to minimise where entries were rounded up or down at random."""
+        """Returns what to minimise where entries were rounded up or down at random."""
         return self
 
     def of_nothing(
         self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
     ) -> Float[Tensor, "*some"]:
-        """The distance of a candidate without gradient, from the sums of G² and of |G|: one,
-        where the observed size cancels."""
-        return torch.ones_like(squares)
+        """Returns the distance of a candidate without gradient, from the sums of G² and of |G|:
+        one, where the observed size cancels."""
+        return squares if self.sees_size else torch.ones_like(squares)
 
-    @abstractmethod
     def for_any_size(self) -> "Distance":
-        """What to minimise where the update was scaled down by an unknown factor."""
+        """Returns what to minimise where the update was scaled down by an unknown factor."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,12 @@ class Cosine(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         return _mean_of_cosines(sums, sums.observed_squared)
 
-    def for_signs(self) -> Distance:
-        return WrongSigns()
-
     def for_noise(self) -> Distance:
         return SureCosine()
 
     def for_random_rounding(self) -> Distance:
+        # What rounding added is only guessed; SureCosine would have to know it.
         return WeighedCosine()
-
-    def for_any_size(self) -> Distance:
-        return self
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,6 @@ class WeighedCosine(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         return _mean_of_cosines(sums, sums.observed_squared)
 
-    def for_signs(self) -> Distance:
-        return WrongSigns()
-
-    def for_any_size(self) -> Distance:
-        return self
-
 
 @dataclass(frozen=True)
 class SureCosine(Distance):
@@ -118,12 +108,6 @@ class SureCosine(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         return _mean_of_cosines(sums, sums.signal_squared)
 
-    def for_signs(self) -> Distance:
-        return WrongSigns()
-
-    def for_any_size(self) -> Distance:
-        return self
-
 
 @dataclass(frozen=True)
 class WholeCosine(Distance):
@@ -135,17 +119,12 @@ class WholeCosine(Distance):
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
         inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        # ‖G‖² is ‖g‖² + ‖noise‖² in the mean: of mostly noise less than nothing may be left.
         observed = (sums.observed_squared * sums.weights).sum(-1)
         signal = torch.maximum(
             observed - (sums.noise_squared * sums.weights).sum(-1), LEAST_SIGNAL * observed
         )
         return 1 - inner / (squares.clamp_min(TINY).sqrt() * signal.clamp_min(TINY).sqrt()[:, None])
-
-    def for_signs(self) -> Distance:
-        return WrongSigns()
-
-    def for_any_size(self) -> Distance:
-        return self
 
 
 @dataclass(frozen=True)
@@ -153,19 +132,14 @@ class SquaredL2(Distance):
     """Σ ‖g − G‖² (DLG), less the noise that is known. The LAMP paper writes the norm; its code,
     and DLG's, take the square."""
 
+    sees_size = True
+
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
+        # ‖g − G‖² = ‖g‖² − 2 g·G + ‖G‖²
         squares = (
             sums.second - 2 * sums.first + (sums.observed_squared - sums.noise_squared)[:, None]
         )
         return (squares * sums.weights[:, None]).sum(-1)
-
-    def of_nothing(
-        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
-    ) -> Float[Tensor, "*some"]:
-        return squares
-
-    def for_signs(self) -> Distance:
-        return WrongSignSquares()
 
     def for_any_size(self) -> Distance:
         return ScaledL2()
@@ -177,6 +151,7 @@ class L2L1(Distance):
 
     l1_weight: float = 0.01
     residuals = True
+    sees_size = True
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         squares = sums.first - sums.noise_squared[:, None]
@@ -187,9 +162,6 @@ class L2L1(Distance):
     ) -> Float[Tensor, "*some"]:
         return squares + self.l1_weight * absolutes
 
-    def for_signs(self) -> Distance:
-        return WrongSignSquares()
-
     def for_any_size(self) -> Distance:
         return ScaledL2()  # of absolute differences the best factor has no closed form
 
@@ -199,23 +171,15 @@ class ScaledL2(Distance):
     """Σ ‖a·g − G‖² at the best factor a between 0 and 1, one for all tensors: what clipping
     leaves of a distance."""
 
+    sees_size = True
+
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
         inner, squares = (sums.first * weights).sum(-1), (sums.second * weights).sum(-1)
+        # Least squares in a: clipping only ever scales down, so that a is at most one.
         factor = (inner / squares.clamp_min(TINY)).clamp(0, 1)
         observed = ((sums.observed_squared - sums.noise_squared) * sums.weights).sum(-1)[:, None]
         return factor.square() * squares - 2 * factor * inner + observed
-
-    def of_nothing(
-        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
-    ) -> Float[Tensor, "*some"]:
-        return squares
-
-    def for_signs(self) -> Distance:
-        return WrongSignSquares()
-
-    def for_any_size(self) -> Distance:
-        return self
 
 
 @dataclass(frozen=True)
@@ -229,13 +193,8 @@ class WrongSigns(Distance):
 
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         weights = sums.weights[:, None]
+        # Through Signs the two sums are of squares with the wrong sign, and of all squares.
         return (sums.first / sums.second.clamp_min(TINY) * weights).sum(-1) / weights.sum(-1)
-
-    def for_signs(self) -> Distance:
-        return self
-
-    def for_any_size(self) -> Distance:
-        return self
 
 
 @dataclass(frozen=True)
@@ -248,27 +207,18 @@ class WrongSignSquares(Distance):
     from 12 when it took signs for values.
     """
 
+    sees_size = True
+
     def combine(self, sums: Statistics) -> Float[Tensor, "observations candidates"]:
         shares = sums.first / sums.second.clamp_min(TINY)
         return (shares * (sums.observed_squared * sums.weights)[:, None]).sum(-1)
-
-    def of_nothing(
-        self, squares: Float[Tensor, "*some"], absolutes: Float[Tensor, "*some"]
-    ) -> Float[Tensor, "*some"]:
-        return squares
-
-    def for_signs(self) -> Distance:
-        return self
-
-    def for_any_size(self) -> Distance:
-        return self
 
 
 def _mean_of_cosines(
     sums: Statistics, squared: Float[Tensor, "observations tensors"]
 ) -> Float[Tensor, "observations candidates"]:
-    """The weighed mean over tensors of 1 − cos, with these for the squared norms of what was
-    observed."""
+    """Returns the weighed mean over tensors of 1 − cos, with these for the squared norms of what
+    was observed."""
     # Roots before the product, which would underflow where a tensor's entries were all set to zero
     norms = sums.second.clamp_min(TINY).sqrt() * squared.clamp_min(TINY).sqrt()[:, None]
     weights = sums.weights[:, None]

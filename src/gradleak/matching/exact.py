@@ -10,20 +10,19 @@ time.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, Use, call_shapes, captured, kind_of
-from gradleak.matching.plan import owners_of
+from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
+from gradleak.matching.kinds import Kind, Use, compute_terms, kind_of, leave_out_padding, owners_of
 
 ROWS_AT_ONCE = 1024  # of an observed matrix, turned to double precision
 PRODUCTS_AT_ONCE = 2**23  # of tokens with tokens
@@ -35,24 +34,24 @@ class Gradients(ABC):
 
     @abstractmethod
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
-        """Their products with a tensor that was seen."""
+        """Returns their products with a tensor that was seen."""
 
     @abstractmethod
     def products(self, other: "Gradients") -> Float[Tensor, "sentences others"]:
-        """Their products with those of other sentences, in the same tensor."""
+        """Returns their products with those of other sentences, in the same tensor."""
 
     @abstractmethod
     def summands(self) -> Float[Tensor, "sentences"]:
-        """The sizes of the terms each is a sum of: what rounding is relative to, also where
+        """Returns the sizes of the terms each is a sum of: what rounding is relative to, also where
         terms cancel."""
 
     @abstractmethod
     def take(self, rows: Int[Tensor, "some"]) -> "Gradients":
-        """Those of some sentences."""
+        """Returns those of some sentences."""
 
     @abstractmethod
-    def paired(self, other: "Gradients") -> Float[Tensor, "sentences"]:
-        """The product of each with the other's at the same place; with itself, the squared
+    def pair_up(self, other: "Gradients") -> Float[Tensor, "sentences"]:
+        """Returns the product of each with the other's at the same place; with itself, the squared
         norms."""
 
 
@@ -74,18 +73,13 @@ class OuterSums(Gradients):
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, OuterSums)
-        step = _sentences_at_once(self.inputs, other.inputs)
-        rows = []
-        for inputs, deltas in zip(
-            torch.split(self.inputs, step), torch.split(self.deltas, step), strict=True
-        ):
-            by_inputs = torch.einsum("stx,oux->sotu", inputs, other.inputs)
-            rows.append(
-                (by_inputs * torch.einsum("stx,oux->sotu", deltas, other.deltas)).sum((2, 3))
-            )
-        return torch.cat(rows)
 
-    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+        def compare_inputs(some: slice) -> Tensor:
+            return torch.einsum("stx,oux->sotu", self.inputs[some], other.inputs)
+
+        return _multiply_by_token(self.deltas, other.deltas, compare_inputs)
+
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, OuterSums)
         return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
 
@@ -109,16 +103,13 @@ class Lookups(Gradients):
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, Lookups)
-        step = _sentences_at_once(self.deltas, other.deltas)
-        rows = []
-        for ids, deltas in zip(
-            torch.split(self.ids, step), torch.split(self.deltas, step), strict=True
-        ):
-            alike = ids[:, None, :, None] == other.ids[None, :, None, :]
-            rows.append((torch.einsum("stx,oux->sotu", deltas, other.deltas) * alike).sum((2, 3)))
-        return torch.cat(rows)
 
-    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+        def compare_words(some: slice) -> Tensor:
+            return self.ids[some, None, :, None] == other.ids[None, :, None, :]
+
+        return _multiply_by_token(self.deltas, other.deltas, compare_words)
+
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Lookups)
         alike = self.ids[:, :, None] == other.ids[:, None, :]
         return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
@@ -145,7 +136,7 @@ class Vectors(Gradients):
         assert isinstance(other, Vectors)
         return self.values @ other.values.mT
 
-    def paired(self, other: Gradients) -> Float[Tensor, "sentences"]:
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
         assert isinstance(other, Vectors)
         return (self.values * other.values).sum(1)
 
@@ -194,8 +185,8 @@ class ExactGradients:
         return found
 
     def of(self, batch: Batch, double: bool = True) -> dict[str, Gradients]:
-        """By part, the gradients of each example of a batch of words [examples, tokens], in double
-        precision.
+        """Returns, by part, the gradients of each example of a batch of words [examples, tokens],
+        in double precision.
 
         With `double` false they are computed as the client does and turned to double precision
         afterwards.
@@ -205,30 +196,22 @@ class ExactGradients:
     def with_losses(
         self, batch: Batch, double: bool = True
     ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
-        """The same, and the loss of each example."""
+        """Returns the same, and the loss of each example."""
+        # Rounding is measured as the difference between the two: the client's is of that size.
         target = self.target.in_double if double else self.target
         names = dict.fromkeys(module for module, _ in self.places.values())
         modules = {name: target.module.get_submodule(name) for name in names}
         wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
         copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
         with torch.enable_grad():
-            with captured(modules, len(batch.mask)) as uses:
+            with capture_calls(modules, len(batch.mask)) as noted:
                 losses = target.losses(batch, copies)
-            outputs = [use.output for name in uses.calls for use in uses.calls[name]]
-            slopes = iter(
-                torch.autograd.grad(
-                    losses.sum(), outputs, retain_graph=bool(copies), materialize_grads=True
-                )
-                if outputs
-                else ()
-            )
-            calls = {name: [(use, next(slopes)) for use in uses.calls[name]] for name in uses.calls}
-            found = dict(self._by_form(target, calls))
+            calls = find_slopes(losses.sum(), noted, again=bool(copies))
+            with torch.no_grad():
+                found = dict(self._by_form(target, calls))
             return found | dict(self._by_autograd(losses, copies)), losses.detach()
 
-    def _by_form(
-        self, target: Target, calls: Mapping[str, Sequence[tuple[Use, Tensor]]]
-    ) -> Iterator[tuple[str, Gradients]]:
+    def _by_form(self, target: Target, calls: Slopes) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
             if part.name not in self.places:
                 continue
@@ -239,13 +222,10 @@ class ExactGradients:
                 continue
             deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).double()
             if kind is Kind.EMBEDDING:
-                assert isinstance(module, nn.Embedding)
                 ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
-                if module.padding_idx is not None:
-                    deltas = deltas * (ids != module.padding_idx)[..., None]
-                yield part.name, Lookups(ids, deltas)
+                yield part.name, Lookups(ids, leave_out_padding(module, ids, deltas))
                 continue
-            inputs = torch.cat([_by_token(use.inputs.detach()) for use, _ in used], dim=1).double()
+            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).double()
             cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
             yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
 
@@ -262,15 +242,27 @@ class ExactGradients:
         ]
         places = {name: place for place, name in enumerate(copies)}
         for part in self.by_autograd:
+            # The terms that autograd summed are not known: the gradient's size stands for theirs.
             values = torch.stack(
                 [part.of(one[places[part.parameter]]).flatten() for one in each]
             ).double()
             yield part.name, Vectors(values, values.norm(dim=1))
 
 
-def _sentences_at_once(one: Tensor, other: Tensor) -> int:
-    """Of how many sentences products with all others, token by token, are held at once."""
-    return max(1, PRODUCTS_AT_ONCE // (one.shape[1] * other.shape[0] * other.shape[1]))
+def _multiply_by_token(
+    deltas: Float[Tensor, "sentences tokens width"],
+    others: Float[Tensor, "others tokens width"],
+    compare_inputs: Callable[[slice], Tensor],
+) -> Float[Tensor, "sentences others"]:
+    """Returns Σ_{t,s} (δ_t·δ_s)(x_t·x_s) of every two sentences, a few sentences at a time."""
+    step = max(1, PRODUCTS_AT_ONCE // (deltas.shape[1] * others.shape[0] * others.shape[1]))
+    rows = []
+    for start in range(0, len(deltas), step):
+        some = slice(start, start + step)
+        # For every two sentences a table of tokens with tokens, of which only the sum is kept
+        by_deltas = torch.einsum("stx,oux->sotu", deltas[some], others)
+        rows.append((compare_inputs(some) * by_deltas).sum((2, 3)))
+    return torch.cat(rows)
 
 
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
@@ -280,17 +272,8 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
 def _short(
     part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]
 ) -> Vectors:
-    """The gradient of a bias (Σδ) or of a norm's weight (Σ δ∘x̂)."""
-    values, sizes = list[Tensor](), list[Tensor]()
-    for use, slope in used:
-        terms = slope
-        if isinstance(module, nn.LayerNorm) and part.parameter.endswith("weight"):
-            terms = slope * F.layer_norm(
-                use.inputs.detach(), module.normalized_shape, eps=module.eps
-            )
-        elif kind is Kind.RMS_NORM:
-            terms = slope * use.output.detach() / module.get_parameter("weight")
-        cut = part.of(_by_token(terms).double())
-        values.append(cut.sum(1))
-        sizes.append(cut.norm(dim=2).sum(1))
-    return Vectors(torch.stack(values).sum(0), torch.stack(sizes).sum(0))
+    """Returns the gradient of a bias or of a norm's weight."""
+    terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
+    cuts = [part.of(_by_token(one).double()) for one in terms]
+    values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
+    return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))

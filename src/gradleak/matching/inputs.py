@@ -4,12 +4,18 @@ deepest of them was called.
 The gradient of a linear layer is Σ_t δ_t x_tᵀ, so its rows lie in the span of the layer's inputs
 x_t: what a sentence would have fed into the layer can be held against what was seen, whatever the
 δ.
+
+The first layer of most models is fed LayerNorm(word + position). `Additive` has products of such
+inputs with directions, and their sizes, from products of words with positions: every word at every
+position at the price of every word and every position, and no input has to be made.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.batch import Batch
@@ -17,7 +23,11 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, kind_of
+from gradleak.matching.kinds import Kind, kind_of
+
+AGREES = 1e-4  # relative difference from the model's own pass: rounding leaves 1e-6
+WORDS_AT_ONCE = 2**13
+TRIED = 4  # words that the sum is tried with
 
 
 class _SeenEnough(Exception):
@@ -40,8 +50,8 @@ class ModuleInputs:
                 )
 
     def __call__(self, batch: Batch) -> Mapping[str, Tensor]:
-        """By module name, inputs [*lead, tokens, width]; differentiable in embeddings that ask
-        for gradients."""
+        """Returns inputs by module name, [*lead, tokens, width], differentiable in embeddings that
+        ask for gradients."""
         seen: dict[str, Tensor] = {}
 
         def note(name: str, inputs: Tensor) -> None:
@@ -73,20 +83,20 @@ class ModuleInputs:
 
 
 def module_of(part: Part) -> str:
-    """The module that holds a part's parameter."""
+    """Returns the module that holds a part's parameter."""
     return part.parameter.rpartition(".")[0]
 
 
 def matrix_of(target: Target, part: Part, tensor: Tensor) -> Tensor:
-    """A gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way
+    """Returns a gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way
     round the module keeps it."""
     module: nn.Module = target.module.get_submodule(module_of(part))
     return tensor.mT if kind_of(module) is Kind.CONV1D else tensor
 
 
 def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
-    """Of the named parts those that are weights of linear layers, one row an input token, in the
-    order of the layers."""
+    """Returns those of the named parts that are weights of linear layers, one row an input token,
+    in the order of the layers."""
     found = []
     for name in names:
         part = target.part(name)
@@ -100,6 +110,12 @@ def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
     return tuple(sorted(found, key=lambda part: part.layer or 0))
 
 
+def shared_linear_parts(observations: Sequence[Observation]) -> tuple[Part, ...]:
+    """Returns those linear weights whose gradient is seen in any of some observations."""
+    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
+    return linear_parts(observations[0].target, tuple(names))
+
+
 def visible_linear_parts(
     observation: Observation, layer: int, modules: Sequence[str]
 ) -> tuple[Part, ...]:
@@ -109,9 +125,10 @@ def visible_linear_parts(
 
 
 @torch.no_grad()
-def first_inputs(inputs: ModuleInputs, ids: Tensor, positions: int) -> Mapping[str, Tensor]:
-    """Inputs of the modules for every word of `ids` alone at every position: by module [positions,
-    words, width].
+def first_inputs(
+    inputs: ModuleInputs, ids: Int[Tensor, "words"], positions: int
+) -> Float[Tensor, "positions words width"]:
+    """Returns inputs of a module for every word of `ids` alone at every position.
 
     Right for modules of the first layer only, where tokens have not mixed: each position is filled
     with the word itself.
@@ -120,4 +137,96 @@ def first_inputs(inputs: ModuleInputs, ids: Tensor, positions: int) -> Mapping[s
     rows = ids[:, None].expand(-1, positions)
     mask = torch.ones_like(rows, dtype=torch.bool)
     made = inputs(Batch(ids=rows, mask=mask, labels=target.any_labels(len(ids), positions)))
-    return {name: tensor.movedim(1, 0) for name, tensor in made.items()}
+    return made[inputs.names[0]].movedim(1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Additive:
+    """What the normalisation is fed for each word and for each position; their sums are what it
+    is fed for both."""
+
+    words: Float[Tensor, "words width"]
+    positions: Float[Tensor, "positions width"]
+    norm: nn.LayerNorm
+
+    @torch.no_grad()
+    def misses(self, directions: Float[Tensor, "width some"]) -> Float[Tensor, "positions words"]:
+        """Returns the part of each input along some directions, relative to its size."""
+        gain, shift = self.norm.weight, self.norm.bias
+        # LayerNorm takes the mean off; the variance is that of the centred sum.
+        rows, columns = centre(self.positions), centre(self.words)
+        width = rows.shape[-1]
+        deviation = (squares_of_sums(rows, columns) / width + self.norm.eps).sqrt()
+        rows, columns = rows * gain, columns * gain
+        # ‖(r + c)/σ·gain + shift‖², written out in products of r, c and shift
+        sizes = squares_normalised(rows, columns, deviation, shift)
+        along = squares_normalised(
+            rows @ directions, columns @ directions, deviation, shift @ directions
+        )
+        return (along.clamp_min(0) / sizes).sqrt()
+
+
+def centre(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+    return rows - rows.mean(-1, keepdim=True)
+
+
+def squares_of_sums(
+    rows: Float[Tensor, "rows width"], columns: Float[Tensor, "columns width"]
+) -> Float[Tensor, "rows columns"]:
+    """Returns the squared norm of every sum of one of each."""
+    # ‖r + c‖² = ‖r‖² + ‖c‖² + 2 r·c
+    return rows.square().sum(-1)[:, None] + columns.square().sum(-1) + 2 * rows @ columns.mT
+
+
+def squares_normalised(
+    rows: Tensor, columns: Tensor, deviation: Tensor, shift: Tensor
+) -> Float[Tensor, "rows columns"]:
+    """Returns the same of every sum divided by its deviation and shifted."""
+    across = (rows @ shift)[:, None] + columns @ shift
+    return (
+        squares_of_sums(rows, columns) / deviation.square()
+        + 2 * across / deviation
+        + shift.square().sum()
+    )
+
+
+@torch.no_grad()
+def additive_of(
+    inputs: ModuleInputs, words: Int[Tensor, "words"], positions: int
+) -> Additive | None:
+    """Returns the sum a model's first inputs are made of; none where they are made otherwise."""
+    norms = [
+        module for module in inputs.target.module.modules() if isinstance(module, nn.LayerNorm)
+    ]
+    some = words[torch.linspace(0, len(words) - 1, TRIED, device=words.device).long()]
+    for norm in norms:
+        if norm.weight is None or norm.bias is None:
+            continue
+        seen, fed = _before(norm, inputs, some, positions)
+        # ELECTRA and ALBERT normalise embeddings that are narrower than their layers.
+        if seen is None or seen.shape != fed.shape:
+            continue
+        # If each is word + position, a row and a column less their corner make all the others.
+        sums = seen[:, :1] + seen[:1] - seen[:1, :1]
+        if float((norm(sums) - fed).norm() / fed.norm()) < AGREES:
+            pieces = [
+                _before(norm, inputs, piece, 1)[0] for piece in torch.split(words, WORDS_AT_ONCE)
+            ]
+            # Words at the first position, and positions less the first: their sums are the same.
+            alone = torch.cat([piece[:, 0] for piece in pieces if piece is not None])
+            return Additive(alone, seen[0] - seen[0, :1], norm)
+    return None
+
+
+def _before(
+    norm: nn.LayerNorm, inputs: ModuleInputs, words: Int[Tensor, "words"], positions: int
+) -> tuple[Float[Tensor, "words positions _"] | None, Float[Tensor, "words positions width"]]:
+    """Returns what a normalisation is fed for each word at each position, and what the first layer
+    is."""
+    seen: list[Tensor] = []
+    handle = norm.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    try:
+        fed = first_inputs(inputs, words, positions).movedim(0, 1)
+    finally:
+        handle.remove()
+    return (seen[0] if seen else None), fed

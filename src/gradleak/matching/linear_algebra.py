@@ -5,7 +5,7 @@ Each library's driver fails on some finite matrix (MKL's divide and conquer does
 symmetric matrix most of whose rows are zero, with one thread, and does with two). So everything
 ill-conditioned comes through here: rows and columns that are zero are taken out first, the rest is
 brought to a size of one and decomposed in double precision, the answer is tried on a few random
-vectors, and where it is none another driver is asked. What counts as zero is in rounding.py.
+vectors, and where it is none another driver is asked. What counts as zero is in precision.py.
 """
 
 import math
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-from gradleak.matching.rounding import backward_error_bound, gram_error_bound, unit_rounding
+from gradleak.matching.precision import backward_error_bound, gram_error_bound, unit_rounding
 
 Answer = TypeVar("Answer")
 Driver = Callable[[Tensor], Answer]  # takes a matrix in double precision, with leading axes
@@ -50,23 +50,23 @@ class LeastSquares:
 def find_eigenvectors(
     symmetric: Float[Tensor, "*lead size size"],
 ) -> tuple[Float[Tensor, "*lead size"], Float[Tensor, "*lead size size"]]:
-    """Eigenvalues, rising, and eigenvectors as columns, in double precision on the matrix's
+    """Returns eigenvalues, rising, and eigenvectors as columns, in double precision on the matrix's
     device."""
     matrix = require_finite(symmetric, "eigenvectors")
     live = _live(matrix, -1)
     count = int(live.sum())
-    unit, scale = bring_to_unit_size(_kept(matrix, live, live))
+    unit, scale = bring_to_unit_size(_select(matrix, live, live))
     values, vectors = (
         _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors") if count else _nothing(unit)
     )
-    values = values * scale[..., 0]
+    values = values * scale[..., 0]  # a power of two: exact
     if count == len(live):
         return values, vectors
     return _with_zeros(values, vectors, live)
 
 
 def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = False) -> Singular:
-    """The singular value decomposition in double precision, on the matrix's device.
+    """Returns the singular value decomposition in double precision, on the matrix's device.
 
     It has as many values as the smaller side; if `complete`, `right` has as many rows as there are
     inputs, all orthonormal.
@@ -80,7 +80,7 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
     missing = most - few
     all_left = len(rows) - height < missing
     all_right = complete or len(columns) - width < missing
-    unit, scale = bring_to_unit_size(_kept(wide, rows, columns))
+    unit, scale = bring_to_unit_size(_select(wide, rows, columns))
     if few:
         drivers = _SINGULAR_DRIVERS[all_left or all_right]
         left, values, right = _first_sound(unit, drivers, _is_singular, "singular values")
@@ -92,8 +92,8 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
         )
     values = values * scale[..., 0]
     if height < len(rows) or width < len(columns):
-        left = _embedded(left, rows)[..., :most]
-        right = _embedded(right.mT, columns).mT
+        left = _embed(left, rows)[..., :most]
+        right = _embed(right.mT, columns).mT
         values = torch.cat([values, values.new_zeros(*values.shape[:-1], missing)], dim=-1)
     return Singular(left[..., :most], values, right if complete else right[..., :most, :])
 
@@ -101,10 +101,10 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
 def find_singular_values(
     matrix: Float[Tensor, "*lead outputs inputs"],
 ) -> Float[Tensor, "*lead values"]:
-    """Singular values alone, falling, in double precision."""
+    """Returns singular values alone, falling, in double precision."""
     wide = require_finite(matrix, "singular values")
     rows, columns = _live(wide, -1), _live(wide, -2)
-    unit, scale = bring_to_unit_size(_kept(wide, rows, columns))
+    unit, scale = bring_to_unit_size(_select(wide, rows, columns))
     most, few = min(wide.shape[-2:]), min(unit.shape[-2:])
     values = unit.new_zeros(*unit.shape[:-2], most)
     if few:
@@ -116,8 +116,8 @@ def find_singular_values(
 def decompose_rows(
     matrix: Float[Tensor, "outputs inputs"],
 ) -> tuple[Float[Tensor, "values"], Float[Tensor, "inputs inputs"]]:
-    """Singular values, falling, and orthonormal rows: the first lie in the span of the matrix's
-    rows, the last outside of it.
+    """Returns singular values, falling, and orthonormal rows: the first lie in the span of the
+    matrix's rows, the last outside of it.
 
     A tall matrix is brought to a triangle first, which changes neither and saves the work on its
     left side.
@@ -134,15 +134,15 @@ def decompose_rows(
 def orthonormalise(
     matrix: Float[Tensor, "*lead size columns"],
 ) -> Float[Tensor, "*lead size least"]:
-    """Orthonormal columns that span the matrix's columns, as many as its smaller side; in the
-    matrix's precision."""
+    """Returns orthonormal columns that span the matrix's columns, as many as its smaller side; in
+    the matrix's precision."""
     require_finite(matrix, "orthonormal columns", double=False)
     basis: Tensor = torch.linalg.qr(matrix).Q  # by reflections: it cannot fail to converge
     return basis
 
 
 def find_triangle(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "least columns"]:
-    """The triangle R of QR: a matrix of few rows with the same products between columns, in
+    """Returns the triangle R of QR: a matrix of few rows with the same products between columns, in
     double precision."""
     return _triangle(require_finite(matrix, "triangle"))
 
@@ -152,8 +152,8 @@ def solve_least_squares(
     wanted: Float[Tensor, "rows sides"],
     cutoff: float | None = None,
 ) -> LeastSquares:
-    """Shares of the columns that come nearest to what is wanted, in double precision, on the
-    columns' device.
+    """Returns shares of the columns that come nearest to what is wanted, in double precision, on
+    the columns' device.
 
     Directions weaker than `cutoff` of the strongest are left out; by default what double precision
     cannot tell from zero.
@@ -164,7 +164,7 @@ def solve_least_squares(
     solution = whole.new_zeros(columns.shape[1], sides.shape[1])
     if not rows.any():
         return LeastSquares(solution.to(columns.device), 0)
-    live, scale = bring_to_unit_size(_kept(whole, rows, unknowns))
+    live, scale = bring_to_unit_size(_select(whole, rows, unknowns))
     limit = backward_error_bound(max(live.shape), live.dtype) if cutoff is None else cutoff
     problem = _Problem(sides[rows], limit)
     found, rank = _first_sound(live, problem.drivers(), problem.is_solved, "least squares")
@@ -173,14 +173,13 @@ def solve_least_squares(
 
 
 def factor_gram(
-    gram: Float[Tensor, "*lead size size"], terms: int, ridge: float = 0.0
+    gram: Float[Tensor, "*lead size size"], terms: int
 ) -> Float[Tensor, "*lead size size"]:
-    """The lower Cholesky factor of a Gram matrix plus a ridge, relative to its largest diagonal
-    entry; on its device.
+    """Returns the lower Cholesky factor of a Gram matrix plus a small ridge; on its device.
 
     Each entry of the matrix is a sum of so many products, whose rounding may have made it
-    indefinite: the ridge is never less than that, and where a matrix needs more, it alone gets ten
-    times as much until it has a factor. Gradients pass through.
+    indefinite: the ridge is as large as that. Where a matrix needs more, it alone gets ten times as
+    much until it has a factor. Gradients pass through.
     """
     if not gram.shape[-1]:
         return gram
@@ -189,10 +188,7 @@ def factor_gram(
     # A matrix of zeros has the identity's factor, scaled
     largest = torch.where(largest > 0, largest, 1.0)
     rows = (diagonal > 0).sum(-1)  # zero rows are padding, and do not count
-    added = (
-        gram_error_bound(terms, rows, gram.dtype).clamp_min(max(ridge, unit_rounding(gram.dtype)))
-        * largest
-    )
+    added = gram_error_bound(terms, rows, gram.dtype).clamp_min(unit_rounding(gram.dtype)) * largest
     identity = torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
     while True:
         factor: Tensor = torch.linalg.cholesky_ex(gram + added[..., None, None] * identity).L
@@ -212,8 +208,8 @@ def factor_gram(
 
 
 def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor, "columns rows"]:
-    """The pseudo-inverse in double precision; directions weaker than `cutoff` of the strongest
-    are left out."""
+    """Returns the pseudo-inverse in double precision; directions weaker than `cutoff` of the
+    strongest are left out."""
     found = decompose(matrix)
     kept = found.values > cutoff * found.values[:1]
     inverse: Tensor = (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
@@ -223,14 +219,14 @@ def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor
 def count_rank(
     values: Float[Tensor, "*lead values"], floor: float | Tensor
 ) -> Shaped[Tensor, "*lead"]:
-    """How many singular values are above what counts as zero (rounding.py says what that is)."""
+    """Counts singular values above what counts as zero (precision.py says what that is)."""
     above = torch.as_tensor(floor, dtype=values.dtype, device=values.device)
     return (values > above[..., None]).sum(-1) if above.ndim else (values > above).sum(-1)
 
 
 def require_finite(matrix: Tensor, wanted: str, double: bool = True) -> Tensor:
-    """The matrix, in double precision unless told otherwise, or an error that says how much of
-    it is not finite."""
+    """Returns the matrix, in double precision unless told otherwise; raises where entries are not
+    finite, and says how many."""
     if matrix.numel() and not bool(torch.stack(torch.aminmax(matrix.detach())).isfinite().all()):
         bad = int((~matrix.isfinite()).sum())
         raise GradleakError(
@@ -242,20 +238,20 @@ def require_finite(matrix: Tensor, wanted: str, double: bool = True) -> Tensor:
 
 
 def _live(matrix: Tensor, axis: int) -> Bool[Tensor, "places"]:
-    """The rows (axis −1) or columns (−2) that are not zero in every one of the matrices."""
+    """Returns the rows (axis −1) or columns (−2) that are not zero in every one of the matrices."""
     found: Tensor = matrix.any(axis)
     return found.flatten(0, -2).any(0) if found.ndim > 1 else found
 
 
-def _kept(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _select(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     if bool(rows.all()) and bool(columns.all()):
         return matrix
     return matrix[..., rows, :][..., columns]
 
 
 def bring_to_unit_size(matrix: Tensor) -> tuple[Tensor, Float[Tensor, "*lead 1 1"]]:
-    """The matrix with a largest entry near one, and the power of two it was divided by: neither
-    squares nor sums overflow."""
+    """Returns the matrix with a largest entry near one, and the power of two it was divided by:
+    neither squares nor sums overflow."""
     if not matrix.numel():
         return matrix, matrix.new_ones(*matrix.shape[:-2], 1, 1)
     largest = torch.linalg.vector_norm(matrix, math.inf, dim=(-1, -2), keepdim=True)
@@ -279,19 +275,19 @@ def _all_of(matrix: Tensor, size: int) -> Tensor:
 
 
 def _with_zeros(values: Tensor, vectors: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvectors of the whole matrix: a unit vector with value zero for every row that was
-    left out, in their order."""
-    whole = _embedded(vectors, live)
+    """Returns eigenvectors of the whole matrix: a unit vector with value zero for every row that
+    was left out, in their order."""
+    whole = _embed(vectors, live)
     padded = torch.cat(
         [values, values.new_zeros(*values.shape[:-1], len(live) - values.shape[-1])], dim=-1
     )
-    order = padded.argsort(dim=-1, stable=True)
+    order = padded.argsort(dim=-1, stable=True)  # zeros go between the negative and the positive
     return padded.gather(-1, order), whole.gather(-1, order[..., None, :].expand(whole.shape))
 
 
-def _embedded(columns: Tensor, live: Tensor) -> Tensor:
-    """Columns over the live places put in their places, and a unit vector for each other place
-    after them."""
+def _embed(columns: Tensor, live: Tensor) -> Tensor:
+    """Returns columns over the live places put in their places, and a unit vector for each other
+    place after them."""
     count, lead = columns.shape[-1], columns.shape[:-2]
     rest = (~live).nonzero()[:, 0]
     whole = columns.new_zeros(*lead, len(live), count + len(rest))
@@ -306,7 +302,7 @@ def _first_sound(
     is_sound: Callable[[Tensor, Answer], bool],
     wanted: str,
 ) -> Answer:
-    """The answer of the first driver that has one and whose answer holds."""
+    """Returns the answer of the first driver that has one and whose answer holds."""
     reasons = []
     for driver in drivers:
         try:
@@ -368,6 +364,7 @@ def _is_orthonormal(columns: Tensor, terms: int) -> bool:
 
 def _are_values(matrix: Tensor, found: tuple[Tensor]) -> bool:
     (values,) = found
+    # Without vectors there is one thing to try: Σσ² is the squared Frobenius norm.
     squares, norm = values.square().sum(-1), matrix.square().sum((-1, -2))
     falling = bool((values[..., :-1] >= values[..., 1:]).all()) and bool((values >= 0).all())
     return falling and bool(
@@ -379,7 +376,7 @@ def _are_values(matrix: Tensor, found: tuple[Tensor]) -> bool:
 
 
 def _one_by_one(solve: Callable[[Any], Sequence[Any]]) -> Callable[[Tensor], Any]:
-    """A driver of scipy's, for each of the matrices in turn."""
+    """Returns a driver of scipy's, for each of the matrices in turn."""
 
     def run(matrix: Tensor) -> tuple[Tensor, ...]:
         flat = matrix.reshape(-1, *matrix.shape[-2:]).cpu().numpy()
@@ -458,6 +455,7 @@ class _Problem:
         cutoff."""
         solution = found[0]
         size = torch.linalg.matrix_norm(columns)
+        # Least squares' normal equations: Aᵀ(b − Ax) = 0
         across = columns.mT @ (self.wanted - columns @ solution)
         allowed = backward_error_bound(max(columns.shape), columns.dtype) + 2 * self.cutoff
         reach = torch.linalg.matrix_norm(self.wanted) + size * torch.linalg.matrix_norm(solution)

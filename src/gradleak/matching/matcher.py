@@ -1,29 +1,31 @@
-"""Distances from observed updates to the gradients of candidate batches: the factored fast form,
-and the plain reference."""
+"""Distances from observed updates to the gradients of candidate batches, and the plain reference:
+the client's own code, run once a candidate."""
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
-from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import adapted, common_channel, noise_squares, rounding_stds
-from gradleak.matching.certainty import certainties, likely_signal, ordinary_candidates
+from gradleak.matching.adaptation import (
+    Reading,
+    certainties,
+    common_channel,
+    likely_signal,
+    noise_squares,
+    ordinary_candidates,
+    rounding_stds,
+)
 from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
 from gradleak.matching.distances import LEAST_SIGNAL, Distance, Statistics
-from gradleak.matching.factored import FactoredSums
-from gradleak.matching.plan import make_plan, matchable
-from gradleak.matching.readings import WHOLE, Reading
-from gradleak.matching.rounding import cancelled_share
+from gradleak.matching.precision import cancelled_share
 from gradleak.matching.terms import vector_sums
 
 
@@ -32,59 +34,68 @@ class Matcher(ABC):
     examples, tokens(, hidden)]."""
 
     def __init__(
-        self, observations: Sequence[Observation], distance: Distance, names: tuple[str, ...]
+        self,
+        observations: Sequence[Observation],
+        distance: Distance,
+        names: tuple[str, ...],
+        reading: Reading,
     ) -> None:
         self.target: Target = observations[0].target
-        self.distance = distance
-        self.names = names
-        observed = _stacked(observations, names)
+        self.observations, self.names = observations, names
+        self.distance, self.reading = distance, reading
+        observed = stack_observed(observations, names)
         self.observed_squared = torch.stack(
             [observed[name].flatten(1).square().sum(1) for name in names], dim=1
         )
-        self.weights = _weights(observations, observed)
+        self.weights = weigh_tensors(observations, observed)
         self.noise_squared = torch.zeros_like(self.weights)
         self.signal_squared = self.observed_squared
         self.pass_cost = cost_of(self.target)
 
     @abstractmethod
     def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """What one candidate of so many sentences takes to be compared; with the slope of its
-        distance."""
+        """Returns what one candidate of so many sentences takes to be compared; with the slope of
+        its distance."""
 
     def work(self, examples: int, tokens: int, slope: bool = False) -> float:
-        """The multiplications in it: forward and backward, and for a slope both once more, and
-        back."""
+        """Returns the multiplications in it: forward and backward, and for a slope both once more,
+        and back."""
+        # A pass back costs two forward: 1 + 2 for a gradient, three times that for its own slope.
         return self.pass_cost.work(examples, tokens, 9 if slope else 3)
 
-    def take_off_noise(self, observations: Sequence[Observation], reading: Reading) -> None:
+    def take_off_noise(self) -> None:
         """Lets the distance know how much of every tensor is noise, or likely to be what
         rounding at random added."""
         known = self.weights.new_tensor(
-            [observation.noise_std / observation.gradient_scale for observation in observations]
+            [
+                observation.noise_std / observation.gradient_scale
+                for observation in self.observations
+            ]
         )
         levels = (
-            common_channel(observations).quantisation_levels if self.distance.by_certainty else None
+            common_channel(self.observations).quantisation_levels
+            if self.distance.by_certainty
+            else None
         )
         if not bool(known.any()) and levels is None:
             return
-        observed = [tensor.flatten(1) for tensor in _stacked(observations, self.names).values()]
+        seen, entrywise = stack_observed(self.observations, self.names), self.reading.entrywise
+        observed = [tensor.flatten(1) for tensor in seen.values()]
         stds = known[:, None].expand_as(self.weights)
         if levels is not None:
-            rounded = [rounding_stds(tensor, levels, reading.entrywise) for tensor in observed]
+            rounded = [rounding_stds(tensor, levels, entrywise) for tensor in observed]
             stds = torch.hypot(stds, torch.stack(rounded, dim=1))
-        squares = [
-            noise_squares(*pair, reading.entrywise)
-            for pair in zip(observed, stds.unbind(1), strict=True)
-        ]
-        self.noise_squared = torch.stack(squares, dim=1)
+        pairs = zip(observed, stds.unbind(1), strict=True)
+        self.noise_squared = torch.stack([noise_squares(*pair, entrywise) for pair in pairs], dim=1)
         if self.distance.by_certainty:
+            # By what is expected, not by what is seen: luck must not make a tensor count more.
             self.signal_squared = self.expected_signal(stds)
             self.weights = self.weights * certainties(self.signal_squared, stds)
 
     def expected_signal(
         self, stds: Float[Tensor, "observations tensors"]
     ) -> Float[Tensor, "observations tensors"]:
-        """How much of every tensor's square is the gradient's."""
+        """Says how much of every tensor's square is the gradient's."""
         _, squares = self.sums(ordinary_candidates(self.target, len(stds)), slice(None))
         shown = self.weights > 0
         return likely_signal(
@@ -96,24 +107,22 @@ class Matcher(ABC):
 
     @abstractmethod
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        """The distance's two sums [observations, candidates, tensors] for the observations of a
-        slice."""
+        """Returns the distance's two sums [observations, candidates, tensors] for the observations
+        of a slice."""
 
     def take(self, places: Int[Tensor, "some"]) -> "Matcher":
-        """The same for some of the observations."""
+        """Returns the same for some of the observations."""
         part = copy.copy(self)
-        part.observed_squared, part.weights = self.observed_squared[places], self.weights[places]
-        part.noise_squared, part.signal_squared = (
-            self.noise_squared[places],
-            self.signal_squared[places],
-        )
+        part.observations = [self.observations[place] for place in places.tolist()]
+        for name in ("observed_squared", "weights", "noise_squared", "signal_squared"):
+            setattr(part, name, getattr(self, name)[places])
         return part
 
     def distances(
         self, batch: Batch, rows: slice = slice(None)
     ) -> Float[Tensor, "observations candidates"]:
-        """The distance of every candidate, differentiable in embeddings and soft labels that ask
-        for gradients."""
+        """Returns the distance of every candidate, differentiable in embeddings and soft labels
+        that ask for gradients."""
         first, second = self.sums(batch, rows)
         return self.distance.combine(
             Statistics(
@@ -127,57 +136,9 @@ class Matcher(ABC):
         )
 
 
-class FactoredMatcher(Matcher):
-    """For updates that are one gradient: nothing of a weight matrix's size is built unless the
-    distance needs it."""
-
-    def __init__(
-        self,
-        observations: Sequence[Observation],
-        distance: Distance,
-        names: tuple[str, ...],
-        reading: Reading = WHOLE,
-    ) -> None:
-        plan = make_plan(observations[0].target, names)
-        super().__init__(observations, distance, plan.names)
-        self._sums = FactoredSums(
-            self.target, plan, _stacked(observations, plan.names), distance.residuals, reading
-        )
-
-    def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        return self._sums(batch, rows)
-
-    def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
-        passed = self.pass_cost.bytes(examples, tokens, GRADIENTS_AND_BACK if slope else GRADIENTS)
-        return passed + self._sums.bytes_beside(examples * tokens, slope)
-
-    def take(self, places: Int[Tensor, "some"]) -> "FactoredMatcher":
-        part = super().take(places)
-        assert isinstance(part, FactoredMatcher)
-        part._sums = self._sums.take(places)
-        return part
-
-
 class SimulatedMatcher(Matcher):
     """For any protocol: runs the client's own computation once a candidate and compares what
     comes out before any defense."""
-
-    def __init__(
-        self,
-        observations: Sequence[Observation],
-        distance: Distance,
-        names: tuple[str, ...],
-        reading: Reading = WHOLE,
-    ) -> None:
-        super().__init__(observations, distance, names)
-        self.observations = observations
-        self.reading = reading
-
-    def take(self, places: Int[Tensor, "some"]) -> "SimulatedMatcher":
-        part = super().take(places)
-        assert isinstance(part, SimulatedMatcher)
-        part.observations = [self.observations[place] for place in places.tolist()]
-        return part
 
     def bytes(self, examples: int, tokens: int, slope: bool = False) -> float:
         """Every local step keeps its activations and its own weights, and a slope goes back
@@ -197,12 +158,13 @@ class SimulatedMatcher(Matcher):
         )
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
+        # Streams of its own, the same each time: an objective must not change between two looks.
         rngs = [Streams.root("matching", 0).child(candidate) for candidate in range(batch.lead[0])]
         sizes = self.weights.new_full((len(rngs),), 1 / observation.gradient_scale)
-        sent = observation.undefended(batch, rngs).scaled(sizes).tensors
+        sent = observation.simulate_undefended(batch, rngs).scale(sizes).tensors
         pairs = []
         for name in self.names:
-            seen = _seen(observation, self.target.part(name)).flatten()
+            seen = show_part(observation, self.target.part(name)).flatten()
             # What this observation does not show has weight zero: any gradient will do.
             gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
             pairs.append(
@@ -215,54 +177,9 @@ class SimulatedMatcher(Matcher):
         )
 
 
-def for_observations(
-    observations: Sequence[Observation],
-    distance: Distance,
-    plain: bool = False,
-    keep_silent: bool = False,
-    adaptive: bool = True,
-    unroll: bool = True,
-) -> Matcher:
-    """The fastest matcher that is right for these observations; `plain` asks for the reference
-    instead.
-
-    Where a defense is known, distance and reading are fitted to what it did, unless not `adaptive`.
-    Of several local steps, `unroll` goes through each; otherwise the update is taken for one
-    averaged gradient.
-
-    `keep_silent` matches tensors without signal too, as LAMP's released code does: only for
-    comparison with it.
-    """
-    target = observations[0].target
-    if any(observation.target is not target for observation in observations):
-        raise GradleakError("Observations of different models cannot be attacked in one pass.")
-    seen = dict.fromkeys(
-        name for observation in observations for name in observation.update.tensors
-    )
-    names = matchable(target, seen, keep_silent)
-    if not all(set(names) & set(observation.update.tensors) for observation in observations):
-        raise GradleakError(
-            "Nothing in the visible update can be matched: only word embeddings, or tensors without"
-            " signal, are seen."
-        )
-    channel = common_channel(observations)
-    averaged = not unroll and not plain
-    if averaged and any(observation.protocol.sizes_lost for observation in observations):
-        channel = replace(channel, signs_only=True)
-    fitting, reading = adapted(distance, channel) if adaptive else (distance, WHOLE)
-    one_gradient = all(observation.protocol.one_gradient for observation in observations)
-    made = FactoredMatcher if averaged or (one_gradient and not plain) else SimulatedMatcher
-    matcher = made(observations, fitting, names, reading)
-    if keep_silent:
-        matcher.weights = _weights(observations, _stacked(observations, matcher.names), silent=0.0)
-    if adaptive:
-        matcher.take_off_noise(observations, reading)
-    return matcher
-
-
-def _seen(observation: Observation, part: Part) -> Tensor:
-    """One tensor as observed, in the size of a gradient; zeros where it is not shown (its weight
-    is then zero too)."""
+def show_part(observation: Observation, part: Part) -> Tensor:
+    """Returns one tensor as observed, in the size of a gradient; zeros where it is not shown (its
+    weight is then zero too)."""
     shown, scale = observation.update.tensors.get(part.name), observation.gradient_scale
     if shown is None:
         return observation.target.parameters[part.parameter].new_zeros(part.shape)
@@ -270,8 +187,8 @@ def _seen(observation: Observation, part: Part) -> Tensor:
 
 
 def distance_of_nothing(observation: Observation, distance: Distance) -> Float[Tensor, ""]:
-    """How far a candidate without any gradient is from what was seen, known noise taken off: the
-    size that weights of a prior or a penalty beside the distance have to be held against."""
+    """Says how far a candidate without any gradient is from what was seen, known noise taken off:
+    the size that weights of a prior or a penalty beside the distance have to be held against."""
     seen = [
         tensor.double() / observation.gradient_scale
         for tensor in observation.update.tensors.values()
@@ -279,23 +196,24 @@ def distance_of_nothing(observation: Observation, distance: Distance) -> Float[T
     entries = sum(tensor.numel() for tensor in seen)
     squares = torch.stack([tensor.square().sum() for tensor in seen]).sum()
     absolutes = torch.stack([tensor.abs().sum() for tensor in seen]).sum()
+    # n entries of noise have the square nσ²; no more is taken off than leaves something.
     noise = entries * (observation.noise_std / observation.gradient_scale) ** 2
     return distance.of_nothing(torch.maximum(squares - noise, LEAST_SIGNAL * squares), absolutes)
 
 
-def _stacked(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
-    """Each tensor as all observations show it, [observations, …]."""
+def stack_observed(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
+    """Returns each tensor as all observations show it, [observations, …]."""
     parts = [observations[0].target.part(name) for name in names]
     return {
-        part.name: torch.stack([_seen(observation, part) for observation in observations])
+        part.name: torch.stack([show_part(observation, part) for observation in observations])
         for part in parts
     }
 
 
-def _weights(
+def weigh_tensors(
     observations: Sequence[Observation], observed: Mapping[str, Tensor], silent: float | None = None
 ) -> Float[Tensor, "observations tensors"]:
-    """One where a tensor is seen and carries signal, zero elsewhere."""
+    """Returns one where a tensor is seen and carries signal, and zero elsewhere."""
     sizes = torch.stack(
         [tensor.flatten(1).square().mean(1).sqrt() for tensor in observed.values()], dim=1
     )
@@ -306,3 +224,43 @@ def _weights(
     silent = cancelled_share(sizes.dtype) if silent is None else silent
     medians = torch.stack([row[shown].median() for row, shown in zip(sizes, seen, strict=True)])
     return (seen & (sizes > silent * medians[:, None])).to(sizes.dtype)
+
+
+def matchable(target: Target, names: Iterable[str], keep_silent: bool) -> tuple[str, ...]:
+    """Returns the named parts whose gradient can be computed from embeddings and (unless kept) is
+    not zero by construction.
+
+    The word embeddings are out: a candidate made of embeddings does not look anything up in them.
+    So is an output layer tied to them: its gradient is the sum of both sides, of which only one can
+    be computed.
+    """
+    unreachable = set(target.groups["word_embedding"]) | (
+        set() if keep_silent else structurally_silent(target)
+    )
+    return tuple(name for name in names if name not in unreachable)
+
+
+def structurally_silent(target: Target) -> set[str]:
+    """Returns parameters and slices whose gradient vanishes whatever the data: BERT's key bias, for
+    softmax ignores shifts.
+
+    Their rounding noise would count as much as any other tensor in the cosine distance.
+    """
+    probe = target.probe(2, 8, Streams.root("silence", 0).generator())
+    copies = {name: value.detach().requires_grad_() for name, value in target.parameters.items()}
+    with torch.enable_grad():
+        losses = target.losses(probe, copies)
+        # Weighted, so that two examples of opposite labels do not cancel in the head.
+        found = torch.autograd.grad(
+            losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True
+        )
+    gradients = dict(zip(copies, found, strict=True))
+    sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
+    median = sorted(sizes.values())[len(sizes) // 2]
+    slices = {
+        part.name: part.of(gradients[part.parameter])
+        for part in target.parts
+        if part.cut is not None
+    }
+    sizes |= {name: float(gradient.square().mean().sqrt()) for name, gradient in slices.items()}
+    return {name for name, size in sizes.items() if size <= cancelled_share(target.dtype) * median}

@@ -1,15 +1,19 @@
-"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from the x and δ alone where that
-suffices."""
+"""Sums over the entries of matrix gradients dW = Σ_t δ_t x_tᵀ, from x and δ alone if they suffice.
 
+Where few entries of the observed matrix are left, a candidate's gradient is computed at these alone
+(`Sparse`). Where a distance or a reading asks for all entries, the gradient is built in pieces.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from gradleak.matching.adaptation import Reading
 from gradleak.matching.factors import Thin
-from gradleak.matching.readings import WHOLE, Reading
-from gradleak.matching.survivors import Sparse, sparse_sums
 
 Sums = tuple[
     Float[Tensor, "tensors observations candidates"],
@@ -17,6 +21,71 @@ Sums = tuple[
 ]
 # Of a dense gradient: small enough for the cache of a CPU
 ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+# Times fewer than all entries: from there on gathering is quicker than building the whole
+FEW = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """Entries left of matrices [tensors, observations].
+
+    They are filled up with zeros where others have more.
+    """
+
+    outputs: Int[Tensor, "tensors observations entries"]
+    inputs: Int[Tensor, "tensors observations entries"]
+    values: Float[Tensor, "tensors observations entries"]
+
+    def take(self, places: slice | Int[Tensor, "some"]) -> "Sparse":
+        """Returns some of the observations."""
+        return Sparse(self.outputs[:, places], self.inputs[:, places], self.values[:, places])
+
+
+def find_survivors(
+    matrices: Float[Tensor, "tensors observations outputs inputs"],
+) -> Sparse | None:
+    """Returns the entries that are not zero, or none where they are too many for this to pay."""
+    flat = matrices.flatten(2)
+    if int((flat != 0).sum(-1).max()) * FEW > flat.shape[2]:
+        return None
+    places = pad_sequence(
+        [row.nonzero()[:, 0] for row in flat.flatten(0, 1)], batch_first=True, padding_value=-1
+    )
+    places = places.view(*flat.shape[:2], -1)
+    # What was filled up points at the first entry, with value zero: sum_survivors leaves it out.
+    values = flat.gather(2, places.clamp_min(0)) * (places >= 0)
+    return Sparse(
+        places.clamp_min(0) // matrices.shape[3], places.clamp_min(0) % matrices.shape[3], values
+    )
+
+
+def sum_survivors(
+    inputs: Float[Tensor, "m o c uses d_in"],
+    deltas: Float[Tensor, "m o c uses d_out"],
+    observed: Sparse,
+    residuals: bool,
+) -> tuple[Float[Tensor, "m o c"], Float[Tensor, "m o c"]]:
+    """Returns sums over survivors only: of |g − G|² and |g − G|, or of g·G and g²."""
+    first = second = inputs.new_zeros(inputs.shape[:3])
+    at_once = ENTRIES_AT_ONCE.get(inputs.device.type, 2**22) // inputs[..., 0].numel()
+    for piece in torch.split(
+        torch.arange(observed.values.shape[2], device=inputs.device), max(1, at_once)
+    ):
+        seen = observed.values[:, :, None, piece]
+        made = _gather(inputs, observed.inputs[..., piece]) * _gather(
+            deltas, observed.outputs[..., piece]
+        )
+        gradients = made.sum(3) * (seen != 0)
+        one, two = (gradients - seen, None) if residuals else (gradients, seen)
+        first = first + (one.square() if two is None else one * two).sum(-1)
+        second = second + (one.abs() if two is None else one.square()).sum(-1)
+    return first, second
+
+
+def _gather(
+    values: Float[Tensor, "m o c uses d"], places: Int[Tensor, "m o n"]
+) -> Float[Tensor, "m o c uses n"]:
+    return values.gather(-1, places[:, :, None, None].expand(*values.shape[:-1], -1))
 
 
 def outer_angles(
@@ -24,8 +93,8 @@ def outer_angles(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Thin | Tensor,
 ) -> Sums:
-    """Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form: the
-    smaller is taken."""
+    """Returns Σ dW∘G and Σ dW∘dW. The second costs uses² in Gram form and d_in·d_out in dense form:
+    the smaller is taken."""
     m, o, c, uses, d_in = inputs.shape
     d_out = deltas.shape[-1]
     x, d = inputs.reshape(m, o, c * uses, d_in), deltas.reshape(m, o, c * uses, d_out)
@@ -34,6 +103,7 @@ def outer_angles(
     else:
         products = (d @ observed) * x
     inner = products.reshape(m, o, c, -1).sum(-1)
+    # ‖Σ_t δ_t x_tᵀ‖² = Σ_{t,s} (δ_t·δ_s)(x_t·x_s)
     if uses * (d_in + d_out) <= d_in * d_out:
         squared = ((inputs @ inputs.mT) * (deltas @ deltas.mT)).sum((-1, -2))
     else:
@@ -46,8 +116,8 @@ def lookup_angles(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Float[Tensor, "m o rows d_out"],
 ) -> Sums:
-    """The same for an embedding table: its inputs are one-hot, so products with them are
-    look-ups and comparisons."""
+    """Returns the same for an embedding table: its inputs are one-hot, so that products with them
+    are look-ups and comparisons."""
     m, o, c, uses, d_out = deltas.shape
     index = ids.reshape(m, o, c * uses, 1).expand(-1, -1, -1, d_out)
     inner = (
@@ -55,6 +125,7 @@ def lookup_angles(
         .reshape(m, o, c, -1)
         .sum(-1)
     )
+    # One-hot inputs have the product one where the words are the same, and else zero.
     same = (ids[..., :, None] == ids[..., None, :]).to(deltas.dtype)
     return inner, (same * (deltas @ deltas.mT)).sum((-1, -2))
 
@@ -64,9 +135,10 @@ def lookup_entries(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Float[Tensor, "m o rows d_out"],
     residuals: bool,
-    reading: Reading = WHOLE,
+    reading: Reading,
 ) -> Sums:
-    """The sums for an embedding table whose entries count one by one, without building the table.
+    """Returns the sums for an embedding table whose entries count one by one, without building the
+    table.
 
     Most rows are not looked up and have no gradient: what is seen there speaks against every
     candidate alike.
@@ -82,6 +154,7 @@ def lookup_entries(
     seen = seen * once
     differing = reading.residual(gradients, seen).flatten(3)
     idle = ~(ids[..., None] == torch.arange(observed.shape[2], device=ids.device)).any(3)
+    # Rows without a use: of the candidate they are zero, and what was seen there is left over.
     left = reading.residual(torch.zeros_like(observed), observed)
     left_squares = (idle.to(left.dtype) @ left.square().sum(-1)[..., None])[..., 0]
     residual_squares = differing.square().sum(-1) + left_squares
@@ -99,9 +172,9 @@ def vector_sums(
     gradients: Float[Tensor, "m o c entries"],
     observed: Float[Tensor, "m o entries"],
     residuals: bool,
-    reading: Reading = WHOLE,
+    reading: Reading,
 ) -> Sums:
-    """The sums for biases, LayerNorms and whatever else is small enough to hold."""
+    """Returns the sums for biases, LayerNorms and whatever else is small enough to hold."""
     seen = observed[:, :, None]
     if residuals:
         difference = reading.residual(gradients, seen)
@@ -119,12 +192,12 @@ def outer_sums(
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Thin | Sparse | Tensor,
     residuals: bool,
-    reading: Reading = WHOLE,
+    reading: Reading,
 ) -> Sums:
-    """The sums for a matrix gradient; it is built only where the distance or the reading asks
-    for its entries."""
+    """Returns the sums for a matrix gradient; it is built only where the distance or the reading
+    asks for its entries."""
     if isinstance(observed, Sparse):
-        return sparse_sums(inputs, deltas, observed, residuals)
+        return sum_survivors(inputs, deltas, observed, residuals)
     if residuals:
         return outer_residuals(inputs, deltas, observed, reading)
     inner, squares = outer_angles(inputs, deltas, observed)
@@ -141,11 +214,11 @@ def outer_residuals(
     inputs: Float[Tensor, "m o c uses d_in"],
     deltas: Float[Tensor, "m o c uses d_out"],
     observed: Thin | Tensor,
-    reading: Reading = WHOLE,
+    reading: Reading,
     absolutes: bool = True,
 ) -> Sums:
-    """Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so the difference is
-    built, a piece at a time."""
+    """Returns Σ|dW − G|² and Σ|dW − G|. The absolute value has no factored form, so that the
+    difference is built, a piece at a time."""
     m, o, c, uses, d_in = inputs.shape
     x, d = inputs.reshape(m * o, c, uses, d_in), deltas.reshape(m * o, c, uses, -1)
     if isinstance(observed, Thin):
@@ -156,7 +229,8 @@ def outer_residuals(
     else:
         dense = observed.flatten(0, 1)
     rows = (x.flatten(0, 1), d.flatten(0, 1))
-    squares, sizes = _Residual.apply(*rows, dense, reading, absolutes)  # type: ignore[no-untyped-call]
+    apply: Any = _Residual.apply
+    squares, sizes = apply(*rows, dense, reading, absolutes)
     return squares.view(m, o, c), sizes.view(m, o, c)
 
 
@@ -190,12 +264,14 @@ class _Residual(torch.autograd.Function):
             if wanted and with_absolutes:
                 _slopes(x[piece], d[piece], residual.sign_(), slopes[2][piece], slopes[3][piece])
         if wanted and dense is None:
+            # R = dᵀx, so that d·R = (d·dᵀ)·x: of the size of tokens², never of d_in·d_out
             slopes[:2] = (d @ d.mT) @ x, (x @ x.mT) @ d
         ctx.save_for_backward(*slopes)
         return squares, absolutes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        # ∂ΣR²/∂x = 2 d·R and ∂Σ|R|/∂x = d·sign(R); with respect to d the same with x
         to_squares, to_absolutes = 2 * grads[0][:, None, None], grads[1][:, None, None]
         to_x, to_d = (to_squares * slope for slope in ctx.saved_tensors[:2])
         # None without absolute values
@@ -210,7 +286,7 @@ def _slopes(x: Tensor, d: Tensor, residual: Tensor, to_x: Tensor, to_d: Tensor) 
 
 
 def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any:
-    """R for a few rows at a time; the yielded buffer is overwritten by the next piece. Rows that
+    """Yields R for a few rows at a time, in a buffer that the next piece overwrites. Rows that
     share a G are neighbours."""
     rows, d_in, d_out = x.shape[0], x.shape[2], d.shape[2]
     step = max(1, min(rows, ENTRIES_AT_ONCE.get(x.device.type, 2**24) // (d_in * d_out)))
@@ -218,7 +294,7 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any
     for start in range(0, rows, step):
         piece = slice(start, min(start + step, rows))
         residual = buffer[: piece.stop - start]
-        seen = None if dense is None else _shared(dense, rows, piece)
+        seen = None if dense is None else _repeat_observed(dense, rows, piece)
         if seen is None:
             torch.bmm(d[piece].mT, x[piece], out=residual)
         elif reading.entrywise:
@@ -228,9 +304,9 @@ def _pieces(x: Tensor, d: Tensor, dense: Tensor | None, reading: Reading) -> Any
         yield piece, residual
 
 
-def _shared(dense: Tensor, rows: int, piece: slice) -> Tensor:
-    """What was seen, for some of the rows: one G for all candidates of an observation, copied
-    for no more than these."""
+def _repeat_observed(dense: Tensor, rows: int, piece: slice) -> Tensor:
+    """Returns what was seen for some of the rows: one G for all candidates of an observation,
+    copied for no more than these."""
     if len(dense) == rows:
         return dense[piece]
     return dense[torch.arange(piece.start, piece.stop, device=dense.device) // (rows // len(dense))]

@@ -1,14 +1,14 @@
 """Comparing secrets with guesses: overlap, tokens, marked secrets, meaning, pictures; and which
 guess belongs to which secret."""
 
-from gradleak.metrics import pictures, rouge, secrets, semantic, tokens
+from gradleak.metrics import marked_secrets, pictures, rouge, semantic, tokens
 
 __all__ = [
     "DEFAULT_METRICS",
     "PICTURE_METRICS",
+    "marked_secrets",
     "pictures",
     "rouge",
-    "secrets",
     "semantic",
     "tokens",
 ]

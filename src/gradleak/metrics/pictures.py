@@ -23,7 +23,7 @@ class MeanSquaredError(Metric):
     direction: ClassVar[str] = "lower"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        from gradleak.metrics.picture_differences import squared_error, values_of
+        from gradleak.metrics.picture_distances import squared_error, values_of
 
         return [squared_error(*values_of(pair)) for pair in pairs]
 
@@ -38,7 +38,7 @@ class PeakSignalToNoise(Metric):
     unit: ClassVar[str] = "decibel"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        from gradleak.metrics.picture_differences import squared_error, values_of
+        from gradleak.metrics.picture_distances import squared_error, values_of
 
         errors = [squared_error(*values_of(pair)) for pair in pairs]
         return [
@@ -58,7 +58,7 @@ class StructuralSimilarity(Metric):
     cites: ClassVar[str] = "Wang et al., IEEE Transactions on Image Processing 2004"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        from gradleak.metrics.picture_differences import structural_similarity, values_of
+        from gradleak.metrics.picture_distances import structural_similarity, values_of
 
         return [structural_similarity(*values_of(pair)) for pair in pairs]
 
@@ -78,8 +78,11 @@ class Lpips(Metric):
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         import torch
 
-        from gradleak.metrics.perceptual import opened_weights, perceptual_distance
-        from gradleak.metrics.picture_differences import values_of
+        from gradleak.metrics.picture_distances import (
+            load_weights,
+            perceptual_distance,
+            values_of,
+        )
 
         found: list[float | None] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
@@ -90,7 +93,7 @@ class Lpips(Metric):
                 self.darkest + (1 - self.darkest) * torch.stack(side) for side in both
             )
             found += [
-                float(value) for value in perceptual_distance(secrets, guesses, opened_weights())
+                float(value) for value in perceptual_distance(secrets, guesses, load_weights())
             ]
         return found
 

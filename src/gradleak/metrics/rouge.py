@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 from gradleak.core.metric import Metric, Pair
 from gradleak.core.registry import register
 
+LAMP = "LAMP (Balunović et al. 2022), released code"
+
 
 class UnicodeWords:
     """Words of any script. rouge-score's own tokenizer keeps a-z and 0-9 only, so an exact guess of
@@ -38,33 +40,25 @@ def f_measure(measure: str, secret: str, guess: str, legacy: bool = False) -> fl
     return float(_scorer(measure, legacy).score(secret, guess)[measure].fmeasure)
 
 
-@dataclass(frozen=True)
-class _Honest(Metric):
-    """Special tokens removed."""
+class Rouge(Metric):
+    """Special tokens are removed, or kept as the LAMP code does."""
 
     measure: ClassVar[str]
+    legacy: ClassVar[bool] = False
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [f_measure(self.measure, pair.secret.text, pair.guess.text) for pair in pairs]
-
-
-@dataclass(frozen=True)
-class _Legacy(Metric):
-    """Special tokens kept."""
-
-    cites: ClassVar[str] = "LAMP (Balunović et al. 2022), released code"
-    measure: ClassVar[str]
-
-    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [
-            f_measure(self.measure, pair.secret.legacy, pair.guess.legacy, legacy=True)
+        texts = (
+            (pair.secret.legacy, pair.guess.legacy)
+            if self.legacy
+            else (pair.secret.text, pair.guess.text)
             for pair in pairs
-        ]
+        )
+        return [f_measure(self.measure, *both, legacy=self.legacy) for both in texts]
 
 
 @register("metric", "rouge1")
 @dataclass(frozen=True)
-class Rouge1(_Honest):
+class Rouge1(Rouge):
     """Overlap of words."""
 
     measure = "rouge1"
@@ -72,7 +66,7 @@ class Rouge1(_Honest):
 
 @register("metric", "rouge2")
 @dataclass(frozen=True)
-class Rouge2(_Honest):
+class Rouge2(Rouge):
     """Overlap of neighbouring pairs of words; a secret of one word has none and scores 0."""
 
     measure = "rouge2"
@@ -80,7 +74,7 @@ class Rouge2(_Honest):
 
 @register("metric", "rougeL")
 @dataclass(frozen=True)
-class RougeL(_Honest):
+class RougeL(Rouge):
     """The longest common subsequence of words."""
 
     measure = "rougeL"
@@ -88,23 +82,29 @@ class RougeL(_Honest):
 
 @register("metric", "rouge1_legacy")
 @dataclass(frozen=True)
-class Rouge1Legacy(_Legacy):
+class Rouge1Legacy(Rouge):
     """Overlap of words, [CLS] and [SEP] counted as words."""
 
+    cites = LAMP
+    legacy = True
     measure = "rouge1"
 
 
 @register("metric", "rouge2_legacy")
 @dataclass(frozen=True)
-class Rouge2Legacy(_Legacy):
+class Rouge2Legacy(Rouge):
     """Overlap of pairs of words, [CLS] and [SEP] counted as words."""
 
+    cites = LAMP
+    legacy = True
     measure = "rouge2"
 
 
 @register("metric", "rougeL_legacy")
 @dataclass(frozen=True)
-class RougeLLegacy(_Legacy):
+class RougeLLegacy(Rouge):
     """The longest common subsequence, [CLS] and [SEP] counted as words."""
 
+    cites = LAMP
+    legacy = True
     measure = "rougeL"

@@ -39,7 +39,7 @@ def embed(texts: Sequence[str]) -> "Tensor":
     """Embeddings of length 1, [texts, hidden]."""
     import torch
 
-    tokenizer, model = _opened()
+    tokenizer, model = _open_model()
     parts = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         some = list(texts[start : start + TEXTS_AT_ONCE])
@@ -56,7 +56,7 @@ def embed(texts: Sequence[str]) -> "Tensor":
 
 
 @cache
-def _opened() -> tuple[Any, Any]:
+def _open_model() -> tuple[Any, Any]:
     folder = _model_folder()
     from transformers import AutoModel, AutoTokenizer
 

@@ -1,9 +1,8 @@
 """What is likely before any gradient is seen."""
 
 from gradleak.priors import (
-    causal_lm,
     english,
     frequent_words,
-    generator,
-    mean_picture,
+    language_model,
+    picture_priors,
 )

@@ -1,12 +1,20 @@
-"""The prior we trained and ship: a small English language model over BERT's uncased vocabulary."""
+"""The prior we trained and ship: a small English language model over BERT's uncased vocabulary.
+
+Its weights are packed in a few bits a number: whole numbers with one scale for every 32 neighbours,
+without gaps.
+"""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
@@ -15,12 +23,18 @@ from gradleak.core.registry import register
 from gradleak.core.target import Target
 from gradleak.priors.frequent_words import FrequentWords
 from gradleak.priors.language_model import SameVocabulary
-from gradleak.priors.packed import load_packed
 
 WEIGHTS = "english.safetensors"
 EMBEDDINGS = "model.embed_tokens.weight"
 RARE_WORD = "rare_word"
 PROBE = "The quick brown fox, 1234 unbelievable words & more!"
+GROUP = 32
+RARE = 10  # a word the corpus has fewer times than this gets no embedding of its own
+CONFIG = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads"
+    " intermediate_size max_position_embeddings rms_norm_eps tie_word_embeddings pad_token_id"
+    " bos_token_id eos_token_id"
+).split()
 
 
 @register("prior", "english")
@@ -99,3 +113,96 @@ def fits(target: Target, vocabulary: str) -> bool:
 def fingerprint(probe_ids: list[int], size: int) -> str:
     """Tells vocabularies apart by their size and a probe text's ids."""
     return hashlib.sha256(f"{size}:{probe_ids}".encode()).hexdigest()[:16]
+
+
+def pack(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Bits and scales of a tensor whose size is a multiple of 32."""
+    groups = tensor.detach().float().reshape(-1, GROUP)
+    top = 2 ** (bits - 1) - 1
+    scales = (groups.abs().amax(1, keepdim=True) / top).clamp_min(1e-8).half()
+    whole = (groups / scales.float()).round().clamp(-top, top).to(torch.int16) + top
+    digits = (whole.numpy()[..., None] >> np.arange(bits - 1, -1, -1)) & 1
+    return torch.from_numpy(np.packbits(digits.astype(np.uint8).reshape(-1))), scales[:, 0]
+
+
+def unpack(packed: Tensor, scales: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
+    """The tensor again, as float32."""
+    count = int(np.prod(shape))
+    digits = np.unpackbits(packed.numpy(), count=count * bits).reshape(count, bits)
+    whole = np.zeros(count, np.int16)
+    for place in range(bits):  # a product of whole numbers would take five times as long
+        whole = 2 * whole + digits[:, place]
+    whole -= 2 ** (bits - 1) - 1
+    return (
+        torch.from_numpy(whole.astype(np.float32)).view(-1, GROUP) * scales.float()[:, None]
+    ).view(shape)
+
+
+def save_packed(
+    path: Path, weights: dict[str, Tensor], bits: dict[str, int], facts: dict[str, Any]
+) -> None:
+    """Matrices in the given number of bits, vectors in half precision, facts as metadata."""
+    stored: dict[str, Tensor] = {}
+    shapes: dict[str, list[int]] = {}
+    for name, tensor in weights.items():
+        if name in bits:
+            stored[f"{name}|bits"], stored[f"{name}|scales"] = pack(tensor.cpu(), bits[name])
+            shapes[name] = list(tensor.shape)
+        else:
+            stored[name] = tensor.detach().cpu().half()
+    save_file(
+        stored,
+        path,
+        metadata={
+            "facts": json.dumps(facts),
+            "bits": json.dumps(bits),
+            "shapes": json.dumps(shapes),
+        },
+    )
+
+
+def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights as float32, and the facts."""
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        bits, shapes = json.loads(metadata["bits"]), json.loads(metadata["shapes"])
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    weights = {
+        name: unpack(
+            stored[f"{name}|bits"], stored[f"{name}|scales"], bits[name], tuple(shapes[name])
+        )
+        for name in bits
+    } | {name: tensor.float() for name, tensor in stored.items() if "|" not in name}
+    return weights, json.loads(metadata["facts"])
+
+
+def pack_prior(folder: Path, out: Path, embedding_bits: int, body_bits: int) -> int:
+    """Packs the model of a folder; returns the size in bytes. Rare words share one embedding:
+    their mean."""
+    from transformers import AutoTokenizer
+
+    if not (folder / "model.safetensors").is_file():
+        raise GradleakError(
+            f"{folder} holds no trained prior (model.safetensors): run gradleak prior train first."
+        )
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("lm_head.weight", None)  # tied to the embeddings
+    bits = {
+        name: embedding_bits if "embed_tokens" in name else body_bits
+        for name, tensor in weights.items()
+        if tensor.ndim == 2 and tensor.numel() % GROUP == 0
+    }
+    counts = torch.load(folder / "token_counts.pt", weights_only=True)
+    common = counts >= RARE
+    table = weights[EMBEDDINGS]
+    weights[EMBEDDINGS], weights[RARE_WORD] = table[common], table[~common].mean(0)
+    stated = json.loads((folder / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    facts = {
+        "config": {key: stated[key] for key in CONFIG if key in stated},
+        "training": json.loads((folder / "training.json").read_text()),
+        "common": np.packbits(common.numpy()).tobytes().hex(),
+        "vocabulary": fingerprint(list(tokenizer(PROBE)["input_ids"]), len(tokenizer)),
+    }
+    save_packed(out, weights, bits, facts)
+    return out.stat().st_size

@@ -11,12 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.prior import Prior, PriorSpec
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.prior import Prior, PriorSpec, pick
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.drawing import pick
 
 # Common English words, most frequent first.
 ENGLISH = (
@@ -44,7 +42,7 @@ class FrequentWords(PriorSpec):
     length: Count = 10  # words of a typical sentence, when the length is not known
 
     def open(self, target: Target) -> Prior:
-        words = ENGLISH if self.corpus is None else _counted(Path(self.corpus))
+        words = ENGLISH if self.corpus is None else _count_words(Path(self.corpus))
         # together: GPT-2 has one token for a word after a space, another without
         (ids,) = target.encode([" ".join(words)])
         allowed = target.vocabulary.allowed
@@ -78,17 +76,13 @@ class _Frequent(Prior):
         return (costs * counted).sum(1) / lengths
 
     def likely(self, length: int, streams: Streams) -> list[int]:
-        frame, fixed = self.vocabulary.frame(length)
-        free = [place for place, special in enumerate(fixed) if not special]
-        for rank, place in enumerate(free):
-            frame[place] = self.ids[rank % len(self.ids)]
-        return frame
+        return self.vocabulary.fill(length, self.ids)
 
     def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
         """Words of the list, the frequent ones more often; the others only share what is left."""
-        return [self._drawn(*one) for one in zip(lengths, streams, strict=True)]
+        return [self._draw_one(*one) for one in zip(lengths, streams, strict=True)]
 
-    def _drawn(self, length: int, streams: Streams) -> list[int]:
+    def _draw_one(self, length: int, streams: Streams) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
         shares = torch.rand(length, generator=streams.generator())
         weights = (-self.costs[self.ids]).exp().expand(length, -1)
@@ -97,10 +91,10 @@ class _Frequent(Prior):
         return frame
 
     def likely_length(self) -> int:
-        return self.length + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
+        return self.length + self.vocabulary.frame_length
 
 
-def _counted(path: Path) -> list[str]:
+def _count_words(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -2,6 +2,8 @@
 its own."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,16 +11,62 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.core.prior import Prior
+from gradleak.core.batch import pad_rows
+from gradleak.core.errors import GradleakError
+from gradleak.core.hub_access import find_model, quiet_transformers
+from gradleak.core.prior import Prior, PriorSpec, pick
+from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.drawing import pick
 
 # Of sentences scored in one pass: the logits are the large part
 TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}
 BEAMS = 20  # kept in the search of a blind guess
 SAMPLES = 20  # texts drawn for a blind guess in another vocabulary, of which the likeliest counts
 TYPICAL_WORDS = 10
+
+
+@register("prior", "causal_lm")
+@dataclass(frozen=True)
+class CausalLMPrior(PriorSpec):
+    """A causal language model by hub id, folder or .gguf file; text is re-tokenised where the
+    target's vocabulary differs."""
+
+    path: str
+    allow_pickle: bool = False  # load .bin weights, which can run code
+
+    def open(self, target: Target) -> Prior:
+        if not Path(self.path).exists():
+            find_model(self.path)
+        transformers = quiet_transformers()
+        file = Path(self.path)
+        options: dict[str, Any] = {"trust_remote_code": False}
+        source = self.path
+        if file.suffix == ".gguf":
+            source, options = str(file.parent), options | {"gguf_file": file.name}
+        elif not self.allow_pickle:
+            options["use_safetensors"] = True
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                source, **{k: v for k, v in options.items() if k != "use_safetensors"}
+            )
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, **options).float()
+        except (OSError, ValueError, ImportError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise GradleakError(
+                f"The prior {self.path} could not be loaded as a causal language model: {first}"
+            ) from error
+        if shares_vocabulary(tokenizer, target):
+            return SameVocabulary(model, target)
+        return OwnVocabulary(model, tokenizer, target)
+
+
+def shares_vocabulary(tokenizer: Any, target: Target) -> bool:
+    """Whether a tokenizer gives the target's own ids: same size, and the same ids and frame for
+    a probe text."""
+    probe = "The quick brown fox, 1234 unbelievable words & more!"
+    same_ids = list(tokenizer(probe)["input_ids"]) == target.encode([probe])[0]
+    return same_ids and len(tokenizer) == len(target.vocabulary.allowed)
 
 
 class SameVocabulary(Prior):
@@ -97,7 +145,7 @@ class SameVocabulary(Prior):
         return drawn
 
     def likely_length(self) -> int:
-        return TYPICAL_WORDS + len(self.vocabulary.prefix) + len(self.vocabulary.suffix)
+        return TYPICAL_WORDS + self.vocabulary.frame_length
 
 
 class OwnVocabulary(Prior):
@@ -121,25 +169,21 @@ class OwnVocabulary(Prior):
             for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)
         ]
         rows = [
-            [self.start, *tokens, self.tokenizer.eos_token_id] for tokens in self._encoded(texts)
+            [self.start, *tokens, self.tokenizer.eos_token_id] for tokens in self._encode(texts)
         ]
         most = max(1, TOKENS_AT_ONCE.get(ids.device.type, 8_000) // max(map(len, rows)))
         return torch.cat(
             [self._nll(rows[first : first + most]) for first in range(0, len(rows), most)]
         )
 
-    def _encoded(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str]) -> list[list[int]]:
         return [
             list(tokens) for tokens in self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         ]
 
     def _nll(self, rows: list[list[int]]) -> Tensor:
         lengths = torch.tensor([len(row) for row in rows], device=self.target.device)
-        ids = torch.full(
-            (len(rows), int(lengths.max())), int(self.start), device=self.target.device
-        )
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = torch.tensor(row)
+        ids = pad_rows(rows, int(self.start)).to(self.target.device)
         counted = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
         return (token_nll(self.model, ids) * counted).sum(1) / (lengths - 1)
 
@@ -180,21 +224,12 @@ class OwnVocabulary(Prior):
 
     def _fit(self, text: str, length: int) -> list[int]:
         """A text as so many of the target's tokens: cut, or padded with its own beginning."""
-        frame, fixed = self.target.vocabulary.frame(length)
-        inside = [
-            number
-            for number in self.target.encode([text])[0]
-            if bool(self.target.vocabulary.allowed[number])
-        ]
-        free = [place for place, special in enumerate(fixed) if not special]
-        for rank, place in enumerate(free):
-            frame[place] = inside[rank % len(inside)] if inside else self.target.vocabulary.pad
-        return frame
+        vocabulary = self.target.vocabulary
+        ids = self.target.encode([text])[0]
+        return vocabulary.fill(length, [number for number in ids if vocabulary.allowed[number]])
 
     def likely_length(self) -> int:
-        return (
-            TYPICAL_WORDS + len(self.target.vocabulary.prefix) + len(self.target.vocabulary.suffix)
-        )
+        return TYPICAL_WORDS + self.target.vocabulary.frame_length
 
 
 @torch.no_grad()

@@ -1,7 +1,12 @@
-"""FedAvg: a client trains for some steps of its own and sends by how much its weights moved."""
+"""FedAvg: a client trains for some steps of its own and sends by how much its weights moved.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Optimisers of the local steps are functions: PyTorch's own change weights in place, and no slope
+goes through that.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -10,12 +15,13 @@ from torch import Tensor
 
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
-from gradleak.core.protocol import Protocol
+from gradleak.core.protocol import Protocol, differentiate_loss
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.update import Update
-from gradleak.protocols.local_optimisers import OPTIMISERS, State, Weights
+from gradleak.core.update import Update, stack_by_name
+
+Weights = Mapping[str, Tensor]
 
 
 @register("protocol", "fedavg")
@@ -75,10 +81,10 @@ class FedAvg(Protocol):
                 " clients."
             )
         rows = [
-            self._summed(target, batches[place], rngs[place] if rngs else None)
+            self._mean_difference(target, batches[place], rngs[place] if rngs else None)
             for place in range(batches.lead[0])
         ]
-        return Update({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+        return Update(stack_by_name(rows))
 
     def rounding_std(self, weights: Float[Tensor, "*shape"], examples: int) -> float:
         """Weights hold so many digits, and a step moves them by little more than the last: every
@@ -87,10 +93,7 @@ class FedAvg(Protocol):
         The same examples move weights the same way again and are rounded alike, so that their
         errors add up.
         """
-        spacing = (
-            torch.finfo(weights.dtype).eps
-            * weights.detach().double().abs().clamp_min(1e-30).log2().floor().exp2()
-        )
+        spacing = _measure_spacing(weights)
         taken = [
             tuple(sorted(places))
             for places in self._batches(max(1, examples // self.clients), None)
@@ -101,9 +104,7 @@ class FedAvg(Protocol):
     def rounding_bound(self, weights: Float[Tensor, "*shape"]) -> float:
         """Half the distance to the next number for the new weight, and as much again for the
         difference taken of it."""
-        largest = weights.detach().double().abs().clamp_min(1e-30)
-        spacing = torch.finfo(weights.dtype).eps * largest.log2().floor().exp2()
-        return float(spacing.norm())
+        return float(_measure_spacing(weights).norm())
 
     def is_one_gradient(self, examples: int) -> bool:
         """One local step of plain SGD over the whole batch is."""
@@ -121,28 +122,25 @@ class FedAvg(Protocol):
     def local_steps(self, examples: int) -> int:
         return len(self._batches(max(1, examples // self.clients), None))
 
-    def _summed(self, target: Target, batch: Batch, rng: Streams | None) -> dict[str, Tensor]:
+    def _mean_difference(
+        self, target: Target, batch: Batch, rng: Streams | None
+    ) -> dict[str, Tensor]:
         share = batch.lead[0] // self.clients
         parts = [batch[place * share : (place + 1) * share] for place in range(self.clients)]
         moved = [
             self._difference(target, part, None if rng is None else rng.child("client", place))
             for place, part in enumerate(parts)
         ]
-        return {name: torch.stack([one[name] for one in moved]).mean(0) for name in moved[0]}
+        return {name: tensor.mean(0) for name, tensor in stack_by_name(moved).items()}
 
     def _difference(self, target: Target, batch: Batch, rng: Streams | None) -> dict[str, Tensor]:
-        wanted = batch.asks_for_gradients
         start = {name: value.detach() for name, value in target.parameters.items()}
         weights: Weights = start
-        state, optimiser = State(), OPTIMISERS[self.optimiser](self.learning_rate)
+        state, optimiser = OptimiserState(), OPTIMISERS[self.optimiser](self.learning_rate)
         for places in self._batches(batch.lead[0], rng):
-            weights, state = optimiser.step(
-                weights,
-                _gradient(
-                    target, batch[torch.tensor(places, device=batch.mask.device)], weights, wanted
-                ),
-                state,
-            )
+            some = batch[torch.tensor(places, device=batch.mask.device)]
+            slopes = differentiate_loss(target, some, weights, batch.asks_for_gradients)
+            weights, state = optimiser.step(weights, slopes, state)
         return {name: value - weights[name] for name, value in start.items()}
 
     def _batches(self, examples: int, rng: Streams | None) -> list[list[int]]:
@@ -161,17 +159,98 @@ class FedAvg(Protocol):
         return made if self.steps is None else made[: self.steps]
 
 
-def _gradient(target: Target, batch: Batch, weights: Weights, wanted: bool) -> dict[str, Tensor]:
-    """The gradient of the mean loss at these weights; `wanted`: as a function of the batch and
-    of the steps before."""
-    leaves = weights if wanted else {name: weight.detach() for name, weight in weights.items()}
-    leaves = {
-        name: weight if weight.requires_grad else weight.requires_grad_()
-        for name, weight in leaves.items()
-    }
-    with torch.enable_grad():
-        loss = target.losses(batch, leaves).mean()
-        found = torch.autograd.grad(
-            loss, list(leaves.values()), create_graph=wanted, materialize_grads=True
-        )
-    return dict(zip(leaves, found, strict=True))
+def _measure_spacing(weights: Tensor) -> Tensor:
+    """How far each weight is from the next number that can be held."""
+    sizes = weights.detach().double().abs().clamp_min(1e-30)
+    return torch.finfo(weights.dtype).eps * sizes.log2().floor().exp2()
+
+
+@dataclass(frozen=True, eq=False)
+class OptimiserState:
+    """What an optimiser remembers between steps."""
+
+    taken: int = 0
+    first: Weights = field(default_factory=dict)
+    second: Weights = field(default_factory=dict)
+
+
+class LocalOptimiser(ABC):
+    """One step: weights, their gradients and what is remembered, to new weights and what is
+    remembered then."""
+
+    @abstractmethod
+    def step(
+        self, weights: Weights, gradients: Weights, state: OptimiserState
+    ) -> tuple[Weights, OptimiserState]:
+        """The next weights; nothing is changed in place."""
+
+
+@dataclass(frozen=True)
+class Sgd(LocalOptimiser):
+    """Gradient descent; with momentum as PyTorch has it (heavy ball, without dampening)."""
+
+    learning_rate: float
+    momentum: float = 0.0
+
+    def step(
+        self, weights: Weights, gradients: Weights, state: OptimiserState
+    ) -> tuple[Weights, OptimiserState]:
+        moving = {
+            name: self.momentum * state.first[name] + slope if state.taken else slope
+            for name, slope in gradients.items()
+        }
+        moved = {
+            name: weight - self.learning_rate * moving[name] for name, weight in weights.items()
+        }
+        return moved, OptimiserState(state.taken + 1, moving)
+
+
+@dataclass(frozen=True)
+class Adam(LocalOptimiser):
+    """Adam (Kingma & Ba 2015), with decoupled weight decay AdamW; numbers are PyTorch's
+    defaults."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    first_decay: float = 0.9
+    second_decay: float = 0.999
+    epsilon: float = 1e-8
+
+    def step(
+        self, weights: Weights, gradients: Weights, state: OptimiserState
+    ) -> tuple[Weights, OptimiserState]:
+        taken = state.taken + 1
+        first, second, moved = {}, {}, {}
+        for name, slope in gradients.items():
+            before = (
+                (state.first[name], state.second[name])
+                if state.taken
+                else (torch.zeros_like(slope),) * 2
+            )
+            first[name] = self.first_decay * before[0] + (1 - self.first_decay) * slope
+            second[name] = self.second_decay * before[1] + (1 - self.second_decay) * slope.square()
+            spread = _root(second[name] / (1 - self.second_decay**taken)) + self.epsilon
+            step = first[name] / (1 - self.first_decay**taken) / spread
+            moved[name] = (
+                weights[name] * (1 - self.learning_rate * self.weight_decay)
+                - self.learning_rate * step
+            )
+        return moved, OptimiserState(taken, first, second)
+
+
+def _root(squares: Tensor) -> Tensor:
+    """The square root, whose slope at exactly zero (a word that does not occur) is zero and not
+    infinite."""
+    return torch.where(
+        squares > 0,
+        squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt(),
+        torch.zeros_like(squares),
+    )
+
+
+OPTIMISERS: Mapping[str, Callable[[float], LocalOptimiser]] = {
+    "sgd": lambda learning_rate: Sgd(learning_rate),
+    "momentum": lambda learning_rate: Sgd(learning_rate, momentum=0.9),
+    "adam": lambda learning_rate: Adam(learning_rate),
+    "adamw": lambda learning_rate: Adam(learning_rate, weight_decay=0.01),
+}

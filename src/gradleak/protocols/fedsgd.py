@@ -1,19 +1,25 @@
-"""FedSGD: a client sends one gradient of its mean loss."""
+"""FedSGD: a client sends one gradient of its mean loss, with dropout on or off.
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+Dropout's masks come from the client's own stream, the same on every device.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gradleak.core.batch import Batch
-from gradleak.core.protocol import Protocol
+from gradleak.core.errors import GradleakError
+from gradleak.core.protocol import Protocol, differentiate_loss
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.update import Update
-from gradleak.protocols.dropout import dropout_from
+from gradleak.core.update import Update, stack_by_name
 
 
 @register("protocol", "fedsgd")
@@ -40,38 +46,72 @@ class FedSGD(Protocol):
             batch = batches[client]
             stream = rngs[client].child("dropout") if rngs and self.dropout else None
             if per_example:
-                streams = [
-                    None if stream is None else stream.child(place)
+                examples = [
+                    self._gradient(target, batch[place : place + 1], stream and stream.child(place))
                     for place in range(batch.lead[0])
                 ]
-                examples = [
-                    self._gradient(target, batch[place : place + 1], one)
-                    for place, one in enumerate(streams)
-                ]
-                rows.append(
-                    {
-                        name: torch.stack([example[name] for example in examples])
-                        for name in examples[0]
-                    }
-                )
+                rows.append(stack_by_name(examples))
             else:
                 rows.append(self._gradient(target, batch, stream))
-        return Update(
-            {name: torch.stack([row[name] for row in rows]) for name in rows[0]}, per_example
-        )
+        return Update(stack_by_name(rows), per_example)
 
     def _gradient(self, target: Target, batch: Batch, stream: Streams | None) -> dict[str, Tensor]:
-        # Copies that ask for gradients: the target's own parameters never do, and never keep a
-        # .grad.
-        copies = {
-            name: value.detach().requires_grad_() for name, value in target.parameters.items()
-        }
+        start = {name: value.detach() for name, value in target.parameters.items()}
         with nullcontext() if stream is None else dropout_from(stream, target.module):
-            loss = target.losses(batch, copies).mean()
-        gradients = torch.autograd.grad(
-            loss, list(copies.values()), create_graph=batch.asks_for_gradients, allow_unused=True
+            return differentiate_loss(target, batch, start, batch.asks_for_gradients)
+
+
+@contextmanager
+def dropout_from(stream: Streams, module: nn.Module) -> Iterator[None]:
+    """Inside, the model trains with dropout on; after it, model and global generators are as
+    they were."""
+    before = {part: part.training for part in module.modules()}
+    masks = DropoutMasks(stream.child("masks").generator())
+    # Whatever else a model draws in training (a layer left out, say) comes from the global
+    # generator: it is lent to the stream.
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(stream.child("others").generator().get_state())
+        try:
+            for part in before:
+                # Its averages would change for good
+                part.training = not isinstance(part, nn.modules.batchnorm._BatchNorm)
+            with masks:
+                yield
+        finally:
+            for part, training in before.items():
+                part.training = training
+    if not masks.drawn:
+        raise GradleakError(
+            "This model has no dropout (none with p above 0 is in its forward pass): a client"
+            " trains it without. Leave dropout=true out."
         )
-        return {
-            name: torch.zeros_like(copy) if gradient is None else gradient
-            for (name, copy), gradient in zip(copies.items(), gradients, strict=True)
-        }
+
+
+class DropoutMasks(TorchFunctionMode):
+    """Every dropout, of a module or not, draws from one generator. On the CPU: a GPU's own masks
+    differ from card to card."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+        self.drawn = 0
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if function is F.dropout:
+            return self._drop(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _drop(
+        self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0:
+            return values
+        self.drawn += 1
+        kept = torch.rand(values.shape, generator=self.generator) >= p
+        return values * kept.to(values) / (1 - p) if p < 1 else values * 0

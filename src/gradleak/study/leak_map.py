@@ -17,7 +17,7 @@ from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Display
 from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
 from gradleak.core.metric import Metric
-from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, numbered, read_layers
+from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, number_layers, read_layers
 from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -58,7 +58,7 @@ class MapPlan:
 
     def numbers(self, target: Target) -> tuple[int, ...]:
         """The layers of the map."""
-        return tuple(sorted(numbered(self.layers, (*target.parts, *target.frozen_parts))))
+        return tuple(sorted(number_layers(self.layers, (*target.parts, *target.frozen_parts))))
 
     def cells(self, target: Target) -> tuple[list[MapCell], list[Absent]]:
         """The cells there are, layer by layer, and those the model lacks or does not train; none

@@ -5,10 +5,10 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.paths import near_paths
-from gradleak.core.registry import registered
+from gradleak.core.errors import GradleakError, near_paths
+from gradleak.core.registry import list_registered
 from gradleak.core.specs import resolve
 from gradleak.core.target import TargetSpec
 
@@ -18,14 +18,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from gradleak.targets import (
     huggingface,
-    lenet,
+    image_networks,
     loading,
     lti_lm,
     minilm,
     module,
-    resnet,
     tiny,
-    tiny_causal,
 )
 
 # Fields of a line that ask for a classifier, whatever the checkpoint is of
@@ -36,7 +34,7 @@ def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
     """A registered target, or a hub id or folder: `huggingface:path=…`, or `causal_lm:path=…`
     where config.json says so."""
     name, colon, rest = (described, "", "") if _is_folder(described) else described.partition(":")
-    if name not in registered("target") and (
+    if name not in list_registered("target") and (
         "/" in name or "-" in name or name.startswith((".", "~")) or _is_folder(name)
     ):
         loading.refuse_missing_folder(name)
@@ -47,14 +45,14 @@ def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
         described = f"{'causal_lm' if causal else 'huggingface'}:path={path}" + (
             "," + rest if colon else ""
         )
-    elif name not in registered("target") and (near := near_paths(name, "", folders=True)):
+    elif name not in list_registered("target") and (near := near_paths(name, "", folders=True)):
         raise GradleakError(
             f"There is neither a target nor a folder {name!r}; {near} `gradleak list targets` names"
             " the targets."
         )
     spec = resolve("target", described)
     if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM)) and allow_pickle:
-        spec = spec.with_pickle()
+        spec = replace(spec, allow_pickle=True)
     if not isinstance(spec, TargetSpec):
         raise GradleakError(f"{described!r} is not a target.")
     return spec

@@ -2,24 +2,23 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.hub_access import quiet_transformers
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.causal_lm import CausalLanguageModel
+from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import (
     fingerprint_of,
     is_language_model,
     load_model,
     load_tokenizer,
-    quiet_transformers,
     source_of,
 )
 from gradleak.targets.text_classifier import TextClassifier
@@ -47,7 +46,8 @@ class HuggingFace(TargetSpec):
             device,
             dtype,
             classes=self.classes,
-            head=HeadSpec(self.head_std, self.head_seed),
+            head_std=self.head_std,
+            head_seed=self.head_seed,
             frozen=self.frozen,
             attend_padding=self.attend_padding,
             safetensors_only=not self.allow_pickle,
@@ -55,9 +55,6 @@ class HuggingFace(TargetSpec):
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.path)
-
-    def with_pickle(self) -> "HuggingFace":
-        return replace(self, allow_pickle=True)
 
 
 @register("target", "causal_lm")
@@ -89,17 +86,6 @@ class CausalLM(TargetSpec):
     def fingerprint(self) -> str:
         return fingerprint_of(self.path)
 
-    def with_pickle(self) -> "CausalLM":
-        return replace(self, allow_pickle=True)
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """How a missing classification head is drawn."""
-
-    std: float
-    seed: int
-
 
 def open_classifier(
     name: str,
@@ -108,7 +94,8 @@ def open_classifier(
     dtype: torch.dtype,
     *,
     classes: int | None,
-    head: HeadSpec,
+    head_std: float,
+    head_seed: int,
     frozen: tuple[str, ...] = (),
     attend_padding: bool = False,
     safetensors_only: bool = True,
@@ -122,7 +109,7 @@ def open_classifier(
     model, missing = load_model(
         auto_class, "sequence classifier", name, source, dtype, safetensors_only, options
     )
-    _draw_missing(model, missing, head)
+    _draw_missing(model, missing, head_std, head_seed)
     stated = tuple(model.config.architectures or ())
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
@@ -132,11 +119,11 @@ def open_classifier(
         tokenizer,
         frozen,
         attend_padding,
-        drawn_in_words(name, missing, stated),
+        describe_drawn_parts(name, missing, stated),
     )
 
 
-def drawn_in_words(name: str, missing: Iterable[str], architectures: Sequence[str]) -> str:
+def describe_drawn_parts(name: str, missing: Iterable[str], architectures: Sequence[str]) -> str:
     """`with a random head (classifier), which BertModel does not have`: what a checkpoint lacks
     and was drawn."""
     modules = sorted({parameter.rpartition(".")[0] for parameter in missing})
@@ -165,10 +152,10 @@ def _refuse_regression(name: str, folder: Path, classes: int | None) -> None:
 
 
 @torch.no_grad()
-def _draw_missing(model: Any, missing: set[str], head: HeadSpec) -> None:
+def _draw_missing(model: Any, missing: set[str], std: float, seed: int) -> None:
     """Normal weights and zero biases for what the checkpoint lacks, from a stream of their own."""
-    root = Streams.root("head", head.seed)
+    root = Streams.root("head", seed)
     for name, parameter in model.named_parameters():
         if name in missing:
-            drawn = torch.randn(parameter.shape, generator=root.child(name).generator()) * head.std
+            drawn = torch.randn(parameter.shape, generator=root.child(name).generator()) * std
             parameter.copy_(drawn if parameter.ndim > 1 else torch.zeros_like(drawn))

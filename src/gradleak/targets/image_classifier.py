@@ -1,6 +1,8 @@
 """An opened image classifier: any module that turns pictures into class scores."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -8,12 +10,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, PrivateBatch
+from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
-from gradleak.core.pixels import pixels_of
 from gradleak.core.registry import Medium
-from gradleak.core.target import Target
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target, TargetSpec
+from gradleak.targets.loading import sha256_of
 
 
 class ImageClassifier(Target):
@@ -78,14 +81,8 @@ class ImageClassifier(Target):
     def losses(
         self, batch: Batch, parameters: Mapping[str, Tensor] | None = None
     ) -> Float[Tensor, "*lead"]:
-        labels = (
-            batch.labels.flatten()
-            if batch.labels.dtype == torch.int64
-            else batch.labels.flatten(0, -2)
-        )
-        return F.cross_entropy(self._logits(batch, parameters), labels, reduction="none").view(
-            batch.lead
-        )
+        logits = self._logits(batch, parameters)
+        return F.cross_entropy(logits, batch.flat_labels, reduction="none").view(batch.lead)
 
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         return self._logits(batch, None).softmax(-1).view(*batch.lead, self.classes)
@@ -203,3 +200,63 @@ def _role(part: nn.Module, attribute: str) -> str:
     if attribute == "bias":
         return "bias"
     return "convolution" if isinstance(part, nn.Conv2d) else "other"
+
+
+class DrawnClassifier(TargetSpec):
+    """Abstract: a network whose weights are drawn from a seed, or read from a safetensors file
+    where `weights` names one."""
+
+    medium: ClassVar[Medium] = "image"
+
+    classes: int
+    seed: int
+    weights: str | None
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the pictures it reads."""
+
+    @abstractmethod
+    def make(self) -> nn.Module:
+        """Returns the network, with any weights."""
+
+    @abstractmethod
+    def draw(self, module: nn.Module, streams: Streams) -> None:
+        """Draws all weights, each from a stream of its name."""
+
+    def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
+        with torch.random.fork_rng(devices=[]):  # what the library draws is redrawn below
+            module = self.make()
+        if self.weights is None:
+            self.draw(module, Streams.root(self.name, self.seed))
+        else:
+            load_weights(module, self.weights, self.name)
+        return ImageClassifier(self.name, module.to(device, dtype).eval(), self.shape, self.classes)
+
+    def fingerprint(self) -> str:
+        return f"made:seed={self.seed}" if self.weights is None else hash_weights(self.weights)
+
+
+def load_weights(module: nn.Module, path: str, name: str) -> None:
+    """Reads a safetensors file into a module; every tensor must be there, and fit."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise GradleakError(
+            f"There is no file {path}: weights names a safetensors file with the parameters of"
+            f" {name}."
+        )
+    try:
+        module.load_state_dict(load_file(file))
+    except (SafetensorError, RuntimeError) as error:
+        raise GradleakError(
+            f"{path} does not hold the weights of {name}: {str(error).splitlines()[-1].strip()}."
+        ) from error
+
+
+def hash_weights(path: str) -> str:
+    """The hash of a file of weights."""
+    return f"sha256:{sha256_of(Path(path).expanduser())[:16]}"

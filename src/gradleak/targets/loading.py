@@ -10,18 +10,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from gradleak.core.errors import GradleakError
-from gradleak.core.hub import HUB_ID, find_model, is_beside_folders
-from gradleak.core.paths import near_paths
-
-
-def quiet_transformers() -> Any:
-    """The library, without its warnings and progress bars."""
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
+from gradleak.core.errors import GradleakError, near_paths
+from gradleak.core.hub_access import HUB_ID, find_model, is_beside_folders, quiet_transformers
 
 
 def source_of(path: str) -> str | Path:
@@ -148,13 +138,9 @@ def fingerprint_of(path: str) -> str:
     )
     if not weights:
         return f"hub:{path}"
-    together = (
-        "".join(sha256_of(file) for file in weights) if len(weights) > 1 else sha256_of(weights[0])
-    )
-    return (
-        "sha256:"
-        + (hashlib.sha256(together.encode()).hexdigest() if len(weights) > 1 else together)[:16]
-    )
+    hashes = [sha256_of(file) for file in weights]
+    together = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return f"sha256:{(hashes[0] if len(hashes) == 1 else together)[:16]}"
 
 
 def sha256_of(path: Path) -> str:

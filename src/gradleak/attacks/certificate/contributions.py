@@ -19,11 +19,11 @@ from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 from gradleak.matching.exact import Gradients, gradients_of
-from gradleak.matching.rounding import gradient_difference, sum_error
+from gradleak.matching.precision import gradient_difference, sum_error
 
 # The client's rounding and ours are two draws of one size: ours is measured, and the client's is no
 # more than this many times that. For tensors of a few numbers, where a draw may be small by luck,
-# the expected size is added (rounding.py).
+# the expected size is added (precision.py).
 TIMES_MEASURED = 4.0
 ENTRIES_AT_ONCE = 2**18  # turned to double precision: what a processor keeps near at hand
 LEAST = 1e-100  # of a floor: a gradient that is zero has none
@@ -69,6 +69,7 @@ class Contributions:
 
         The truth has at most one.
         """
+        # ‖G − Σ s_c g_c‖² = ‖G‖² − 2 Σ s_c g_c·G + Σ s_c s_d g_c·g_d, tensor by tensor
         squares = self.seen_squared - 2 * self.along @ shares + (self.products @ shares) @ shares
         return float((squares.clamp_min(0).sqrt() / self.compute_floors(scale)).max())
 
@@ -222,7 +223,9 @@ def _bound_rest(observation: Observation, name: str, gradients: Gradients, seen:
 
 def _measure_differences(gradients: Gradients, rounded: Gradients) -> Float[Tensor, "columns"]:
     """Measures the norm of what rounding changed in each column."""
-    squares = gradients.paired(gradients) - 2 * gradients.paired(rounded) + rounded.paired(rounded)
+    squares = (
+        gradients.pair_up(gradients) - 2 * gradients.pair_up(rounded) + rounded.pair_up(rounded)
+    )
     return squares.clamp_min(0).sqrt()
 
 

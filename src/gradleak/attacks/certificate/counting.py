@@ -17,10 +17,11 @@ from torch import Tensor
 
 from gradleak.attacks.certificate.contributions import Contributions
 from gradleak.matching.linear_algebra import find_eigenvectors, orthonormalise, solve_least_squares
-from gradleak.matching.rounding import backward_error_bound
+from gradleak.matching.precision import backward_error_bound
 
 CLEAR = 3.0  # floors: what is further away than this does not fit, what is nearer might
 NOT_LARGER = 1.01  # clipping scales down; a little is left to rounding
+MOST_COUNTS = 2  # ways to count that are looked for: with a second one nothing is proven
 MOST_LABELLINGS = 2000  # ways to label copies of one sentence that are tried
 
 
@@ -63,14 +64,14 @@ class Counting:
         self.every = torch.tensor(ways, dtype=torch.float64)  # [ways, labels]: how often each label
         self.spreads = self._measure_spreads()
 
-    def find_counts(self, most: int = 2) -> list[Occurrences]:
-        """Finds ways to count that fit and differ in their totals, best first, at most so many."""
+    def find_counts(self) -> list[Occurrences]:
+        """Finds ways to count that fit and differ in their totals, best first, two at most."""
         found: dict[tuple[int, ...], Occurrences] = {}
         for scale in self._list_scales():
-            for count in self._count_at(scale, most):
+            for count in self._count_at(scale):
                 best = found.get(count.totals, count)
                 found[count.totals] = min(best, count, key=self._measure_misfit)
-        return sorted(found.values(), key=self._measure_misfit)[:most]
+        return sorted(found.values(), key=self._measure_misfit)[:MOST_COUNTS]
 
     @property
     def least(self) -> float:
@@ -82,6 +83,7 @@ class Counting:
 
     def _solve(self) -> None:
         """Finds the weights of columns that explain most, each tensor counting in its floors."""
+        # The normal equations: minimise Σ_tensors ‖G − Σ s g‖²/floor² in the directions that show.
         weights = 1 / self.columns.compute_floors(self.scale).square()
         products = torch.einsum("t,tij->ij", weights, self.columns.products)
         self.normal = self.wide.mT @ products @ self.wide
@@ -114,6 +116,7 @@ class Counting:
         for turn in self.turns:
             stop = start + turn.shape[1]
             values, vectors = find_eigenvectors(inverse[start:stop, start:stop] * reach)
+            # W = Λ^(−1/2) Vᵀ of the block's covariance: one unit long is as far as floors allow.
             found.append(vectors.mT / values.clamp_min(1e-300).sqrt()[:, None])
             start = stop
         return found
@@ -136,12 +139,13 @@ class Counting:
         clear = [float((spread @ seen).norm()) for spread, seen in pairs]
         sentence = max(range(len(clear)), key=clear.__getitem__)
         wanted = self.every @ self.turns[sentence] / self.size
+        # The factor by which each whole number of copies would come nearest to what is seen
         scales = (wanted @ self.found[sentence]) / wanted.square().sum(1).clamp_min(1e-300)
         possible = [scale for scale in scales.tolist() if 0 < scale < NOT_LARGER]
         nearest = {scale: self._measure_distances(sentence, scale).min() for scale in possible}
         return [scale for scale, distance in nearest.items() if distance <= 1]
 
-    def _count_at(self, scale: float, most: int) -> Iterator[Occurrences]:
+    def _count_at(self, scale: float) -> Iterator[Occurrences]:
         """Yields ways to count at one scale, with totals that add up to the batch's size."""
         totals = self.every.sum(1).long().tolist()
         options: list[dict[int, tuple[int, ...]]] = []
@@ -155,7 +159,7 @@ class Counting:
             options.append(
                 {total: tuple(self.every[way].long().tolist()) for total, way in nearest.items()}
             )
-        for numbers in itertools.islice(_choose_totals(options, self.size), most):
+        for numbers in itertools.islice(_choose_totals(options, self.size), MOST_COUNTS):
             yield Occurrences(numbers, scale)
 
 
@@ -166,6 +170,7 @@ def list_labellings(total: int, labels: int) -> list[tuple[int, ...]]:
     """
     if math.comb(total + labels - 1, labels - 1) > MOST_LABELLINGS:
         return [tuple(total * (label == one) for label in range(labels)) for one in range(labels)]
+    # Stars and bars: a way to label copies is a choice of where the bars between labels stand.
     bars = itertools.combinations(range(total + labels - 1), labels - 1)
     return [
         tuple(
@@ -183,6 +188,7 @@ def _find_visible_directions(predicted: Float[Tensor, "labels"]) -> Float[Tensor
     """
     if len(predicted) == 1:
         return torch.ones(1, 1, dtype=torch.float64)
+    # Orthonormal columns, the first along the prediction: the others are all that shows beside it.
     whole = torch.cat([predicted[:, None], torch.eye(len(predicted), dtype=torch.float64)], dim=1)
     return orthonormalise(whole)[:, 1:]
 

@@ -184,6 +184,8 @@ class Neighbourhood:
         matrices = [matrix_of(self.target, part, tensors[part.name])[0] for part in parts]
         seen = torch.cat(matrices).double() / scale
         floor = float(torch.tensor([self._find_floor(part) for part in parts]).norm())
+        # What unchanged sentences feed in explains its part in any case: it is taken out of both
+        # sides, and the changed ones have to explain the rest.
         kept = self._feed(inputs, self.columns.sentences)
         left: list[Neighbour] = []
         shapes: dict[tuple[tuple[int, ...], int], list[Neighbour]] = {}
@@ -300,13 +302,15 @@ class Neighbourhood:
             across = gradients.products(columns.gradients[name]).cpu()
             inner = along - (across * kept[owner]).sum(1)
             products.append(zeros.index_add(0, owner, inner))
-            own = zeros.index_add(0, owner, gradients.paired(gradients).cpu())
-            twice = gradients.take(firsts).paired(gradients.take(lasts)).cpu()
+            # ‖a + b‖² = ‖a‖² + ‖b‖² + 2 a·b of a change of two sentences
+            own = zeros.index_add(0, owner, gradients.pair_up(gradients).cpu())
+            twice = gradients.take(firsts).pair_up(gradients.take(lasts)).cpu()
             squares.append(own + 2 * twice * (firsts != lasts))
             across_kept = ((kept @ columns.products[number]) * kept).sum(1)
             seen = columns.seen_squared[number]
             left.append(seen - 2 * kept @ columns.along[number] + across_kept)
         inner, square, rest = (torch.stack(parts) for parts in (products, squares, left))
+        # The weight of the new columns that fits best, by least squares over all tensors in floors
         weights = 1 / self.floors.square()[:, None]
         best = (weights * inner).sum(0) / (weights * square).sum(0).clamp_min(1e-300)
         distances = (rest - 2 * best * inner + best.square() * square).clamp_min(0).sqrt()

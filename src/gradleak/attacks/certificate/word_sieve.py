@@ -25,17 +25,19 @@ from gradleak.attacks.certificate.contributions import Contributions
 from gradleak.attacks.certificate.counting import CLEAR, Occurrences
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.core.target import Target
-from gradleak.matching.additive import (
+from gradleak.matching.exact import Lookups, OuterSums
+from gradleak.matching.inputs import (
     Additive,
+    ModuleInputs,
     additive_of,
     centre,
+    first_inputs,
     squares_normalised,
     squares_of_sums,
+    visible_linear_parts,
 )
-from gradleak.matching.exact import Lookups, OuterSums
-from gradleak.matching.inputs import ModuleInputs, first_inputs, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose
-from gradleak.matching.rounding import signal_floor
+from gradleak.matching.precision import signal_floor
 
 # How far a leverage may be from one for an input to be needed by itself: double precision leaves
 # 1e-10.
@@ -102,7 +104,8 @@ class WordSieve:
     @functools.cached_property
     def own_misses(self) -> Float[Tensor, "positions words"]:
         """How far every word of the guess sticks out of the span at every position."""
-        fed = self._feed(torch.tensor(self.own, device=self.target.device)).double()
+        words = torch.tensor(self.own, device=self.target.device)
+        fed = first_inputs(self.inputs, words, self.positions).double()
         outside = fed - (fed @ self.basis) @ self.basis.mT
         squares = outside.square().sum(-1) - BLURRED * fed.square().sum(-1)
         return squares.clamp_min(0).sqrt().cpu()
@@ -144,12 +147,10 @@ class WordSieve:
             for name in ("strength", "delta")
         )
         needed = torch.tensor([[place.needed] for place in places], device=sizes.device)
+        # The squared sine of the angle between d_p and the part of x' beside the other inputs
         sines = outside / (outside + along).clamp_min(1e-300)
         missed = torch.where(needed, strengths.square() * sines, deltas.square() * outside)
         return missed <= (CLEAR * self.floor) ** 2
-
-    def _feed(self, words: Int[Tensor, "words"]) -> Float[Tensor, "positions words width"]:
-        return next(iter(first_inputs(self.inputs, words, self.positions).values()))
 
     def _measure_inputs(
         self, words: Int[Tensor, "words"], places: Sequence[SeenToken], directions: Tensor
@@ -157,7 +158,7 @@ class WordSieve:
         rows = torch.tensor([place.position for place in places], device=words.device)
         sizes, inside, along = [], [], []
         for some in torch.split(words, max(1, VECTORS_AT_ONCE // self.positions)):
-            fed = self._feed(some).double()
+            fed = first_inputs(self.inputs, some, self.positions).double()
             sizes.append(fed.square().sum(-1)[rows])
             inside.append((fed @ self.basis).square().sum(-1)[rows])
             along.append(torch.einsum("pwd,dp->pw", fed[rows], directions).square())
@@ -193,7 +194,7 @@ def _measure_sums(
     """
     rows = torch.tensor([place.position for place in places], device=basis.device)
     norm, shift, columns = additive.norm, additive.norm.bias, centre(additive.words[words])
-    chosen = centre(additive.positions)[rows]
+    chosen = centre(additive.positions)[rows]  # as Additive.misses, for places instead of all
     deviation = (squares_of_sums(chosen, columns) / columns.shape[-1] + norm.eps).sqrt()
     chosen, columns = chosen * norm.weight, columns * norm.weight
     span, own = basis.to(columns.dtype), directions.to(columns.dtype)
@@ -234,7 +235,7 @@ def make_word_sieve(
     rank = int((found.values > cutoff).sum())
     left, values, right = found.left[:, :rank], found.values[:rank], found.right[:rank]
     leverage = left.square().sum(1)
-    duals = (left / values) @ right
+    duals = (left / values) @ right  # the pseudo-inverse, transposed
     places = {}
     for row, key in enumerate(keys):
         copies = count.totals[key[0]]  # of which one would be changed

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.entry_errors import estimate_error_std, find_directions
+from gradleak.attacks.energy.objective import estimate_error_std, find_directions
 from gradleak.attacks.energy.structure import Structure, are_linear, count_heads, find_beside
 from gradleak.attacks.search.search_rows import Ids, Rows, find_filler
 from gradleak.attacks.search.word_search import Likely
@@ -29,7 +29,13 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.chunking import FORWARD, Chunks, cost_of, pieces
-from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import (
+    ModuleInputs,
+    first_inputs,
+    matrix_of,
+    module_of,
+    shared_linear_parts,
+)
 
 FILLERS_BESIDE = 1  # on either side of a word that is looked at alone
 WORDS_AT_ONCE = 2048
@@ -74,6 +80,7 @@ class Lens:
             bases.append(find_directions(observation, by_heads, std))
             shown.append(place)
         most = max(one.shape[1] for one in bases)
+        # Zero rows count for nothing: observations may show different numbers of directions.
         padded = [torch.nn.functional.pad(one, (0, 0, 0, most - one.shape[1])) for one in bases]
         return torch.tensor(shown, device=padded[0].device), torch.stack(padded)
 
@@ -114,6 +121,7 @@ def rank_words(
     if not lenses:
         return misfits
     alone = LoneWords(target, lenses)
+    # The mean of all words is no word's doing; every so many of them give it well enough.
     means = alone.average(words[:: max(1, len(words) // WORDS_AT_ONCE)], bench)
     bases = [lens.find_bases(observations) for lens in lenses]
 
@@ -187,6 +195,7 @@ def _measure_outside(
     """Returns the log of the share of each word's vector outside the span, averaged over heads."""
     units = torch.nn.functional.normalize(vectors, dim=-1)
     inside = [torch.einsum("whd,hkd->wkh", units, one).square().sum(1) for one in basis]
+    # Less than 1e-4 outside says no more: a word among fillers is never met exactly.
     shares: Tensor = (1 - torch.stack(inside)).clamp_min(1e-4).log()
     return shares.mean(-1)
 
@@ -209,14 +218,13 @@ def read_first_layer(rows: Rows, bench: Bench) -> Ids:
 
 
 def _find_first_parts(observations: Sequence[Observation]) -> list[Part]:
-    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
-    linear = linear_parts(observations[0].target, tuple(names))
+    linear = shared_linear_parts(observations)
     return [part for part in linear if part.layer == 1 and part.module in FED_ALIKE]
 
 
 def _depends_on_position(inputs: ModuleInputs, word: Int[Tensor, "1"]) -> bool:
     """Returns whether positions are added before the first layer; rotary ones are not."""
-    made = first_inputs(inputs, word, 2)[inputs.names[0]]
+    made = first_inputs(inputs, word, 2)
     return not torch.equal(made[0], made[1])
 
 
@@ -249,19 +257,20 @@ def _find_nearest(
     special token in every sentence, and differences lie in the span even where only centred inputs
     are seen (the key's).
     """
-    positions, examples, name = rows.mask.shape[-1], rows.mask.shape[1], inputs.names[0]
+    positions, examples = rows.mask.shape[-1], rows.mask.shape[1]
     token = torch.tensor(rows.target.vocabulary.prefix[:1], device=rows.words.device)
-    first = first_inputs(inputs, token, 1)[name][0, 0]
+    first = first_inputs(inputs, token, 1)[0, 0]
     shape, count = (len(bases), positions), min(examples, len(rows.words))
     misses = torch.full((*shape, count), torch.inf, device=first.device, dtype=first.dtype)
     words = torch.arange(count, device=first.device).expand(*shape, count)
 
     def piece(some: slice) -> Tensor:
         nonlocal misses, words
-        apart = first_inputs(inputs, rows.words[some], positions)[name] - first
+        apart = first_inputs(inputs, rows.words[some], positions) - first
         vectors = torch.nn.functional.normalize(apart, dim=-1)
         found = torch.stack([1 - (vectors @ basis.T).square().sum(-1) for basis in bases])
         numbers = torch.arange(some.start, some.stop, device=first.device).expand(*shape, -1)
+        # A running list of the best: those before beside this piece's
         misses, places = torch.cat([misses, found], dim=-1).topk(count, largest=False)
         words = torch.cat([words, numbers], dim=-1).gather(-1, places)
         return found[0, 0]

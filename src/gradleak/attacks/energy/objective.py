@@ -5,8 +5,10 @@ with inputs H = (x_t) can explain of it is ‖G·P_H‖², where P_H projects on
 objective is the mean over the visible matrices of log(1 − ‖G·P_H‖²/‖G‖²): under Gaussian noise of
 unknown size the profile likelihood, without noise (numerically) −∞ at the truth. Where the size σ
 of the noise is known, it is the likelihood itself: −Σ ‖G·P_H‖²/2σ², in nats, with every matrix
-weighing what it tells; what compression does to entries counts as noise too (entry_errors.py). It
-takes forward passes only, no labels.
+weighing what it tells; what a defense does to entries counts as noise too: spans survive what
+values do not. A matrix of signs, of a hundredth of its entries or of four bits each is still a
+multiple of the gradient and an error that knows nothing of the words, of which only the size has to
+be known. The objective takes forward passes only, no labels.
 """
 
 import copy
@@ -18,25 +20,33 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.energy.entry_errors import (
-    add_signs,
-    compare_sizes,
-    estimate_error_std,
-    has_only_signs,
-    has_uneven_errors,
-)
 from gradleak.attacks.energy.structure import Structure, compare_by_heads, find_structures
 from gradleak.attacks.search.matched import WordObjective
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Survivors
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import FUSED, Part
 from gradleak.matching.chunking import FORWARD, FORWARD_AND_BACK, cost_of
-from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.factors import row_factor, signal_shares
+from gradleak.matching.inputs import (
+    ModuleInputs,
+    linear_parts,
+    matrix_of,
+    module_of,
+    shared_linear_parts,
+)
 from gradleak.matching.linear_algebra import factor_gram
-from gradleak.matching.rounding import signal_floor
-from gradleak.matching.row_factor import row_factor
+from gradleak.matching.precision import signal_floor
 
+# The share of a gradient's square along its signs: 0.64 for Gaussian entries, less for some that
+# stand out.
+SIGNS = 0.5
+NEXT_TO_NOTHING = 1e-3  # of a tensor's entries: less is left to what every search allows for
+SMOOTHED = 20.0  # entries of ordinary size that rows and columns are taken to have beside their own
+# The share that is lost where nobody knows how many entries were set to zero, and noise hides
+# which.
+COVERED = 0.9
 FLOOR = 1e-13  # of a squared share: what inputs in float32 cannot tell from nothing
 SOLVED = -18.0  # log of the unexplained share (1.5e-8) at which all is explained
 # Fed by averages of tokens, or by what a nonlinear layer makes of each
@@ -47,6 +57,111 @@ ASIDE = 0.1
 ABOVE_ROUNDING = 4.0  # times what known rounding leaves unexplained: no more is asked for
 # Nats of evidence under noise: some hundreds a word, where a wrong one gains ten or twenty by luck
 TELLING = 3000.0
+
+
+def estimate_error_std(observation: Observation, name: str) -> float:
+    """Returns the standard deviation of the error on every entry of a visible tensor.
+
+    It is zero where what arrives is the gradient, up to its size.
+    """
+    channel = observation.channel
+    known = math.hypot(observation.noise_std, _estimate_rounding(observation, name))
+    if channel.every_entry and not observation.protocol.sizes_lost:
+        return known
+    seen = observation.update.tensors[name].double()
+    square = float(seen.square().mean())
+    lost = 0.0
+    if has_only_signs(observation):
+        lost = (1 - SIGNS) * square
+    elif channel.survivors is Survivors.SEEN:
+        lost = _estimate_zeroed(seen, square, channel.randomised)
+    elif channel.survivors is Survivors.HIDDEN:
+        lost = COVERED * max(0.0, square - known**2)
+    if channel.quantisation_levels is not None:
+        # Rounding by chance is right in the mean, so |entries| are as large as they were. The mean
+        # square of double-exponential entries is twice the square of that: the rest is rounding.
+        lost += max(0.0, square - 2 * float(seen.abs().mean()) ** 2)
+    return math.sqrt(known**2 + lost)
+
+
+def has_only_signs(observation: Observation) -> bool:
+    """Returns whether entries are little but signs: sent as such, or what a step of Adam leaves."""
+    return observation.channel.signs_only or observation.protocol.sizes_lost
+
+
+def has_uneven_errors(observation: Observation) -> bool:
+    """Returns whether errors are as large as entries, and so larger in some rows and columns."""
+    return observation.channel.survivors is Survivors.SEEN and observation.channel.randomised
+
+
+def add_signs(
+    directions: Float[Tensor, "o c uses width"],
+) -> Float[Tensor, "o c twice width"]:
+    """Returns directions and their own signs, which the signs of a gradient lie along.
+
+    Where one token outweighs the others, the signs of δ·xᵀ are those of δ times those of x.
+    """
+    signs = directions.sign() * directions.abs().mean(-1, keepdim=True)
+    return torch.cat([directions, signs], dim=-2)
+
+
+def compare_sizes(matrix: Float[Tensor, "rows columns"], axis: int) -> Float[Tensor, "sizes"]:
+    """Returns how large the entries of every row (axis 0) or column are, as a share of all.
+
+    Where few entries survive, these are nearer to one.
+    """
+    squares, kept = matrix.double().square(), (matrix != 0).double()
+    mean = squares.sum() / kept.sum().clamp_min(1)
+    other = 1 - axis
+    found = (squares.sum(other) + SMOOTHED * mean) / (kept.sum(other) + SMOOTHED)
+    return (found / mean.clamp_min(1e-300)).sqrt()
+
+
+def find_directions(
+    observation: Observation, matrix: Float[Tensor, "*lead outputs inputs"], std: float
+) -> Float[Tensor, "*lead rank inputs"]:
+    """Returns the directions in which a matrix was seen under errors of that size.
+
+    They are orthogonal, at most one a token, each as long as it is surely signal, and padded with
+    zeros.
+    """
+    values, right = row_factor(matrix)
+    floor = signal_floor(matrix.shape[-1], matrix.dtype)
+    shares = signal_shares(values, (matrix.shape[-2], matrix.shape[-1]), std, floor)
+    if observation.knows.lengths is not None:
+        shares[..., sum(observation.knows.lengths) :] = 0
+    most = max(1, int((shares > 0).sum(-1).max()))
+    rows: Tensor = (right * shares.sqrt()[..., None])[..., :most, :]
+    return rows.to(matrix)
+
+
+def _estimate_rounding(observation: Observation, name: str) -> float:
+    """Returns what the weights' own digits leave of a difference between weights.
+
+    It is zero where that is next to nothing.
+    """
+    target = observation.target
+    part = target.part(name)
+    weights = part.of(target.parameters[part.parameter])
+    std = observation.protocol.rounding_std(weights, observation.knows.batch_size or 1)
+    size = float(observation.update.tensors[name].square().mean().sqrt())
+    return std if std > NEXT_TO_NOTHING * size else 0.0
+
+
+def _estimate_zeroed(seen: Float[Tensor, "*shape"], square: float, by_chance: bool) -> float:
+    """Returns the mean square of entries that were set to zero: by chance, or as the smallest."""
+    kept = float((seen != 0).double().mean())
+    if by_chance or kept == 0:
+        return (1 - kept) * square
+    # The smallest were set to zero: the least of those left is where the cut was made.
+    threshold = float(seen.abs()[seen != 0].min())
+    if kept == 1:
+        return 0.0
+    # Of double-exponential entries of which that share lies above the threshold
+    scale = threshold / math.log(1 / kept)
+    # ∫ e² over the tail above t, and 2s² over all: what is missing of the second was set to zero.
+    above = kept * (threshold**2 + 2 * scale * threshold + 2 * scale**2)
+    return max(0.0, 2 * scale**2 - above)
 
 
 class Energy(WordObjective):
@@ -83,7 +198,7 @@ class Energy(WordObjective):
         counted = shown * torch.tensor(guides, device=shown.device)
         shares = counted / counted.sum(1, keepdim=True).clamp_min(1e-30)
         split = [self.parts.index(heads.part) for heads in self.heads]
-        shares[:, split] /= 2
+        shares[:, split] /= 2  # the other half goes to the comparison by heads
         return torch.cat([shares, shares[:, split]], dim=1)
 
     def _weigh_evidence(
@@ -128,6 +243,7 @@ class Energy(WordObjective):
         profile = (unexplained.clamp_min(FLOOR).log() * self.weights[rows, None]).sum(-1)
         if not bool(self.noisy[rows].any()):
             return profile
+        # −‖G·P‖²/2σ², with ‖G·P‖² = (1 − unexplained)·‖G‖²
         likelihood = ((unexplained - 1) * self.nats[rows, None]).sum(-1)
         return torch.where(self.noisy[rows, None], likelihood, profile.double())
 
@@ -245,6 +361,7 @@ class SeenDirections:
         seen = self.rows[rows]
         # One product an observation: the same seen directions serve all its candidates.
         products = (directions.flatten(1, 2) @ seen.mT).view(*directions.shape[:3], -1)
+        # With H Hᵀ = L Lᵀ the projection is Hᵀ(HHᵀ)⁻¹H, and ‖G·P‖ = ‖L⁻¹ H (S·Vᵀ)ᵀ‖.
         solved = torch.linalg.solve_triangular(cholesky, products, upper=False)
         inside: Tensor = solved.square().sum((-1, -2))
         return 1 - inside / seen.square().sum((-1, -2)).clamp_min(1e-30)[:, None]
@@ -259,8 +376,7 @@ def choose_matrices(
     of as many layers as that needs (observations must agree on these).
     """
     target = observations[0].target
-    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
-    parts = linear_parts(target, tuple(names))
+    parts = shared_linear_parts(observations)
     if needed := find_needed_layers(observations[0]):
         parts, matrices = tuple(part for part in parts if part.layer in needed), None
     if not parts:
@@ -289,6 +405,7 @@ def find_needed_layers(observation: Observation) -> tuple[int | None, ...]:
         if nats > TELLING + chance and part.layer not in layers:
             break
         layers[part.layer] = None
+        # Of noise alone ‖G‖²/2σ² is half the number of entries.
         nats += _measure_evidence(observation, part) - part.size / 2
         entries += part.size
     return tuple(layers)

@@ -21,8 +21,9 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.capture import Kind, captured, kind_of
+from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import matrix_of, module_of
+from gradleak.matching.kinds import Kind, kind_of
 from gradleak.matching.linear_algebra import decompose, orthonormalise
 
 EXAMPLES, TOKENS = 2, 7  # of the random batch that shows the structure
@@ -52,6 +53,7 @@ class Structure:
             return inputs.gather(-2, last.expand(*mask.shape[:-1], 1, inputs.shape[-1]))[..., 0, :]
         kept = inputs * shown
         if self.centred:
+            # Σδ_t = 0, so that Σδ_t x_tᵀ = Σδ_t (x_t − x̄)ᵀ: the span is that of centred inputs.
             kept = (kept - kept.sum(-2, keepdim=True) / shown.sum(-2, keepdim=True)) * shown
         return kept.flatten(-3, -2)
 
@@ -84,11 +86,10 @@ def _compute_output_gradients(
     labels = target.any_labels(EXAMPLES, TOKENS)
     names = list(dict.fromkeys(module_of(part) for part in parts))
     modules = {name: target.module.get_submodule(name) for name in names}
-    with captured(modules, EXAMPLES) as uses:
+    with capture_calls(modules, EXAMPLES) as noted:
         loss = target.losses(Batch(embeddings=embeddings, mask=mask, labels=labels)).sum()
-    outputs = [uses.calls[name][0].output for name in names]
-    found = dict(zip(names, torch.autograd.grad(loss, outputs), strict=True))
-    deltas = [(part.cut, found[module_of(part)]) for part in parts]
+    calls = find_slopes(loss, noted)
+    deltas = [(part.cut, calls[module_of(part)][0][1]) for part in parts]
     return [delta if cut is None else cut.of(delta, axis=-1) for cut, delta in deltas]
 
 
@@ -128,6 +129,7 @@ class HeadByHead:
             basis: Tensor = found.left[..., :sentences]
             return basis.to(target.device, target.dtype)
         weight = target.module.get_parameter(self.part.parameter).detach()
+        # The average of inputs, seen through a head's values: W_v,h · v
         by_head = weight.view(self.count, -1, weight.shape[1]).double().cpu()
         basis = orthonormalise(by_head @ found.right[:, :sentences].mT)
         return basis.to(target.device, target.dtype)
@@ -145,6 +147,7 @@ class HeadByHead:
             vectors = target.module.get_submodule(module_of(self.source))(vectors)
         else:
             bias: Any = target.module.get_submodule(module_of(self.part)).bias
+            # What attention puts out is W_v·(average of inputs) + b_v, since weights sum to one.
             vectors = vectors if bias is None else vectors - bias
         by_head = vectors.reshape(*vectors.shape[:-1], self.count, -1).movedim(-2, -3)
         # by_head: [o, c, heads, examples, width]

@@ -1,6 +1,10 @@
-"""The search loop of gradient matching: move embeddings until their gradient is as was seen."""
+"""The search loop of gradient matching: move embeddings until their gradient is as was seen.
+
+`MatchingAttack` is an attack that is nothing but a choice of parts for the loop.
+"""
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,27 +17,32 @@ from gradleak.attacks.gradient_matching.discrete import (
     CandidateScorer,
     DiscreteRounds,
     Embeddings,
+    Ending,
+    Polish,
     Slips,
+    WordPolish,
 )
-from gradleak.attacks.gradient_matching.polish import Ending, Polish, WordPolish
 from gradleak.attacks.gradient_matching.slopes import Slopes
 from gradleak.attacks.gradient_matching.starts import FreeLabels, Start
 from gradleak.attacks.search.descent import RowAdam, RowAdamState
-from gradleak.attacks.search.hypotheses import Assumptions
-from gradleak.attacks.search.passes import compute_distances, score_batches
+from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.attacks.search.search_rows import (
     Ids,
     Rows,
     SearchProblem,
+    compute_distances,
     group_problems,
     lay_out,
     nearest_tokens,
+    score_batches,
 )
-from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
+from gradleak.core.attack import ROUNDING, Attack, Bench, Cost, Reconstruction, Scale, Trace
 from gradleak.core.batch import Batch
-from gradleak.core.observation import Observation
+from gradleak.core.defense import Channel
+from gradleak.core.observation import Fact, Observation
+from gradleak.core.registry import Count
 from gradleak.matching import Distance, Matcher, distance_of_nothing, for_observations
-from gradleak.matching.rough import rough_products
+from gradleak.matching.precision import rough_products
 
 LOSS_EVERY = 50  # steps between entries of the loss trace
 GUESS_EVERY = 500  # steps between kept guesses
@@ -282,3 +291,59 @@ class Search:
 
     def _put_back_specials(self, embeddings: Embeddings) -> Embeddings:
         return torch.where(self.rows.fixed[..., None], self.frame, embeddings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingAttack(Attack):
+    """Holds what every recipe is given; a recipe picks the parts of its paper."""
+
+    labels: Source = "known"
+    lengths: Source = "known"
+    longest: Count = 32  # tokens, when lengths are enumerated
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+    unroll: bool = False  # of FedAvg: through every local step (slow), or as one averaged gradient
+
+    @property
+    @abstractmethod
+    def parts(self) -> MatchingLoop:
+        """The parts and numbers of this attack."""
+
+    @property
+    def loop(self) -> MatchingLoop:
+        """The parts, with what they are told of observations."""
+        assumptions = Assumptions(self.labels, self.lengths, longest=self.longest)
+        return replace(
+            self.parts, assumptions=assumptions, adaptive=self.adaptive, unroll=self.unroll
+        )
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return self.loop.assumptions.requires
+
+    @property
+    def passes(self) -> int:
+        """One a step, or four where words are tried too.
+
+        Orders of words, the start and a last search take about three times as many more.
+        """
+        loop = self.loop
+        is_plain = loop.discrete is None and loop.polish is None
+        return (1 + loop.restarts) * loop.steps * (1 if is_plain else 4)
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return self.loop.adapts
+
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        return self.loop.reconstruct(observations, bench)
+
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
+        return self.loop.objective(observations, batches)
+
+    def objective_scale(self, observation: Observation) -> Scale:
+        """Returns the scale of differences of sums as large as a candidate's without gradient."""
+        nothing = distance_of_nothing(observation, self.loop.distance)
+        return Scale(rounding=ROUNDING * float(nothing))

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,11 +14,12 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.slopes import RECORDED, SlopesInPieces
 from gradleak.attacks.search.descent import RowAdam
 from gradleak.attacks.search.hypotheses import MOST_HYPOTHESES, Source, list_labels
-from gradleak.core.attack import Bench, Cost, Reconstruction, Trace
-from gradleak.core.batch import Batch
+from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Trace
+from gradleak.core.batch import Batch, picture_of
+from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.pixels import picture_of
+from gradleak.core.registry import Medium
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import Matcher, for_observations
@@ -98,12 +100,6 @@ class PictureRows:
         return torch.tensor(list(best.values()), device=losses.device)
 
 
-def list_required(labels: Source) -> frozenset[Fact]:
-    """Returns what an attack on pictures has to be told."""
-    known = {Fact.LABELS} if labels == "known" else set()
-    return frozenset({Fact.BATCH_SIZE, *known})
-
-
 def lay_out_pictures(
     observations: Sequence[Observation], labels: Source, restarts: int
 ) -> PictureRows:
@@ -180,6 +176,7 @@ class PictureObjective:
             batch = Batch.of_pixels(pixels[kept, None], labels[kept, None])
             return self.compute(matcher, batch, kept).detach()
 
+        # Done beside a search: what it may take does not come from the bench's memory.
         fitting = int(BESIDE / matcher.bytes(pixels.shape[1], 1))
         return Chunks(min(ROWS_AT_ONCE.get(device.type, 16), fitting)).run(piece, len(pixels))
 
@@ -233,6 +230,7 @@ class PictureSearch:
         trace, shown, taken = [], 0.0, 0
         for step in range(steps + 1):
             losses, slopes = compute_slopes(state)
+            # The best by loss, not the last: steps along signs do not shrink by themselves.
             better = losses < lowest
             best = torch.where(better[:, None], state, best)
             lowest = torch.where(better, losses, lowest)
@@ -272,3 +270,30 @@ def choose_pictures(
             cost=cost,
         )
     return [best[observation.index] for observation in observations]
+
+
+class PictureMatchingAttack(Attack):
+    """What attacks that match the gradients of pictures share; each has these fields."""
+
+    medium: ClassVar[Medium] = "image"
+    variation_weight: float
+    labels: Source
+    adaptive: bool
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        known = {Fact.LABELS} if self.labels == "known" else set()
+        return frozenset({Fact.BATCH_SIZE, *known})
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return self.adaptive
+
+    def objective(
+        self, observations: Sequence[Observation], batches: Sequence[Batch]
+    ) -> Float[Tensor, "observations"]:
+        return self.minimised.compute_at(observations, batches)
+
+    @property
+    def minimised(self) -> PictureObjective:
+        """What the search minimises."""
+        return PictureObjective(self.variation_weight, self.adaptive)

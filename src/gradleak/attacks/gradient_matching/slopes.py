@@ -1,18 +1,26 @@
-"""Losses and slopes of all rows, in pieces that fit the memory; on a GPU these are recorded."""
+"""Losses and slopes of all rows, in pieces that fit the memory; on a GPU these are recorded.
 
+A recorded piece is a CUDA graph: a pass of thousands of small kernels, launched as one.
+"""
+
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gradleak.attacks.search.search_rows import Rows
 from gradleak.core.attack import Bench
 from gradleak.matching import Matcher
 from gradleak.matching.chunking import Chunks, pieces, refuse_without_room
-from gradleak.matching.graphs import Function, record
 
+WARM_UP = 3  # runs before recording, as PyTorch asks: libraries set themselves up on first use
+
+Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Pieces that a GPU may hold side by side: each is a recorded graph of its own and keeps its memory.
 RECORDED = 5
 FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fastest
@@ -20,6 +28,59 @@ FASTEST_BYTES = 2**29  # on a CPU; of passes of 4 to 16 rows the largest are fas
 LABELS_HELD = 4
 # One H200, 100 sentences of 6 to 26 tokens: pieces of 25, 50, 100 rows take 30, 21, 17 ms a step.
 ROWS_ON_GPU = 128
+
+
+class ScalarsInPlace(TorchFunctionMode):
+    """Makes `torch.tensor(0.0, device="cuda")` a fill on the card, not a copy from the host, which
+    a graph cannot record.
+
+    transformers builds attention masks that way.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and isinstance(args[0], (bool, int, float)):
+            return torch.full((), args[0], dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+        return func(*args, **kwargs)
+
+
+class Recorded:
+    """A function of one tensor of fixed shape, replayed from a CUDA graph."""
+
+    def __init__(self, function: Function, example: Tensor) -> None:
+        self.input = example.detach().clone()
+        side = torch.cuda.Stream(example.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(example.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                function(self.input)
+        torch.cuda.current_stream(example.device).wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with ScalarsInPlace(), torch.cuda.graph(self.graph):
+            self.outputs = function(self.input)
+
+    def __call__(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The function's results, to be used before the next call: they lie in the graph's own
+        memory."""
+        self.input.copy_(value)
+        self.graph.replay()
+        return self.outputs
+
+
+def record(function: Function, example: Tensor) -> Function:
+    """The function as a CUDA graph, or as it is (with the reason, once) where it cannot be
+    recorded."""
+    try:
+        return Recorded(function, example)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        torch.cuda.synchronize(example.device)
+        warnings.warn(
+            f"Running without a CUDA graph, which is slower: {str(error).splitlines()[0]}",
+            stacklevel=2,
+        )
+        return function
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.search.descent import RowAdam, WarmUp
-from gradleak.attacks.search.passes import score_in_passes
-from gradleak.attacks.search.search_rows import Rows, SearchProblem
+from gradleak.attacks.search.search_rows import Rows, SearchProblem, score_in_passes
 from gradleak.core.attack import Bench
 from gradleak.core.streams import Streams
 from gradleak.matching import Matcher

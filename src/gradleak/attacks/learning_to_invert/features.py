@@ -1,5 +1,7 @@
 """The numbers an inverter is fed with, made linearly from what is seen of an update.
 
+`SimulatedFeatures` makes them for clients that the attacker plays.
+
 Entries are summed in bins (`HashedFeatures`, the paper's), taken as they are (`WholeFeatures`, of
 small updates), or matrices are read token by token (`FactorFeatures`, ours).
 """
@@ -13,14 +15,17 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator
+from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
-from gradleak.matching.capture import Kind, captured, kind_of
+from gradleak.matching.capture import capture_calls, find_slopes
+from gradleak.matching.chunking import pieces, refuse_without_room
+from gradleak.matching.kinds import Kind, kind_of, owners_of
 from gradleak.matching.linear_algebra import decompose, invert, orthonormalise
-from gradleak.matching.plan import owners_of
 
 Largest = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
 
@@ -152,6 +157,7 @@ class Hashing:
         by_coordinate = flat.mT.contiguous()
         members = self.even.view(self.bins, self.each)
         summed = F.embedding_bag(members, by_coordinate, mode="sum")
+        # Coordinates that do not divide evenly go to the first bins, one each.
         summed[: len(self.left_over)] += by_coordinate[self.left_over]
         return summed.mT.contiguous()
 
@@ -232,16 +238,14 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
     target, tokens = setting.target, batches.mask[..., 0].numel()
     modules = find_matrices(setting)
     used = {module: target.module.get_submodule(module) for module in modules.values()}
-    with torch.enable_grad(), captured(used, tokens) as uses:
+    with torch.enable_grad(), capture_calls(used, tokens) as noted:
         total = target.losses(batches).mean(1).sum()
-        calls = {
-            name: use[0]
-            for name, use in uses.calls.items()
-            if len(use) == 1 and use[0].inputs.ndim == 3
+        once = {
+            name: uses
+            for name, uses in noted.items()
+            if len(uses) == 1 and uses[0].inputs.ndim == 3
         }
-        outputs = [use.output for use in calls.values()]
-        slopes = torch.autograd.grad(total, outputs, materialize_grads=True)
-    deltas = dict(zip(calls, slopes, strict=True))
+        calls = {name: found[0] for name, found in find_slopes(total, once).items()}
     weights = torch.ones(tokens, device=target.device)
     if not target.labels_are_tokens:  # δ is the label's doing: of another class it points elsewhere
         weights = torch.where(batches.labels.flatten() == 0, 1.0, 0.0)
@@ -249,7 +253,8 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
     for name, module in modules.items():
         if module not in calls:
             continue
-        inputs, delta = calls[module].inputs.detach().float(), deltas[module].float()
+        use, slope = calls[module]
+        inputs, delta = use.inputs.detach().float(), slope.float()
         # Its rows are inputs; a linear layer's, outputs
         turned = kind_of(used[module]) is Kind.CONV1D
         if target.labels_are_tokens:
@@ -281,6 +286,8 @@ def make_basis(
     rows: bool,
 ) -> dict[str, Tensor]:
     """Returns orthonormal directions of places and of content, and how places are told apart."""
+    # Places are the directions of the tokens' mean vectors. Their coordinates in these directions
+    # mix; the rows of `unmixing` undo that, as far as mean vectors differ at all.
     places = orthonormalise(means.double().mT)
     mixed = places.mT @ means.double().mT  # means.T = places @ mixed
     unmixing = invert(mixed.mT, ILL_CONDITIONED).mT  # [tokens, places]
@@ -294,3 +301,53 @@ def make_basis(
         f"{name}.content": directions[:kept].mT.contiguous().to(content.dtype),
         f"{name}.rows": torch.tensor(rows),
     }
+
+
+class SimulatedFeatures:
+    """Features of clients that the attacker plays; as many clients at once as memory allows."""
+
+    def __init__(
+        self, simulation: Simulation, features: Features, bench: Bench | None = None
+    ) -> None:
+        self.simulation, self.features, self.bench = simulation, features, bench
+        std = simulation.noise_std
+        self.noise = std * features.noise_scale if std else None  # the spread on every feature
+
+    def __call__(
+        self, batches: Batch, streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "clients features"]:
+        """Returns features of clients' updates, with the noise that comes last or without."""
+        clients, step = batches.lead[0], self._count_at_once(batches)
+        found = [
+            self.features(self.simulation(batches[start : start + step], streams, start))
+            for start in range(0, clients, step)
+        ]
+        return self._add_noise(torch.cat(found), streams, noisy)
+
+    def defend(
+        self, update: Update, streams: Streams, noisy: bool = True
+    ) -> Float[Tensor, "clients features"]:
+        """Returns features of an update that clients have computed already."""
+        return self._add_noise(
+            self.features(self.simulation.defend(update, streams)), streams, noisy
+        )
+
+    def _count_at_once(self, batches: Batch) -> int:
+        clients, examples = batches.lead
+        if self.bench is None:
+            return clients
+        tokens = 1 if batches.pixels is not None else batches.mask.shape[-1]
+        device, needed = batches.mask.device, self.simulation.bytes(examples, tokens)
+        one = "one client that it plays to learn from"
+        refuse_without_room("An inverter", needed, self.bench, device, one)
+        return pieces(self.bench, device, needed, 0, clients).size
+
+    def _add_noise(
+        self, found: Float[Tensor, "clients features"], streams: Streams, noisy: bool
+    ) -> Float[Tensor, "clients features"]:
+        if self.noise is None or not noisy:
+            return found
+        generator = open_generator(streams.child("noise"), found.device)
+        return found + self.noise * torch.randn(
+            found.shape, generator=generator, device=found.device
+        )

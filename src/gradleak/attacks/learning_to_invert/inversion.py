@@ -18,13 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gradleak.attacks.learning_to_invert.features import Features
+from gradleak.attacks.learning_to_invert.features import Features, SimulatedFeatures
 from gradleak.attacks.learning_to_invert.medium import Lessons, Network, ReadingScore, SeenClients
-from gradleak.attacks.learning_to_invert.simulation import (
-    SimulatedFeatures,
-    Simulation,
-    open_generator,
-)
+from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator
 from gradleak.attacks.learning_to_invert.training import (
     LONGEST_TRIAL,
     Precision,
@@ -172,6 +168,7 @@ class InverterFit:
         began, attack = time.monotonic(), self.attack
         facts: dict[str, Any] = {"attack": attack.describe_learning(), "shape": self.shape}
         facts["setting"] = self.setting.describe()
+        # Layers draw from torch's global generator, which takes a number.
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
         network = attack.open_network(self.setting, self.features, self.shape, seed)
         network.start_from(self.lessons.blind_guess)
@@ -186,7 +183,7 @@ class InverterFit:
             done = train(network, self.make_loss(network, "training"), schedule, self.bench, facts)
             seconds = time.monotonic() - trained
             scores = self.judge(network, self.observe_held_out())
-        total = max(1, sum(score.total for score in scores))
+        total = max(1, sum(score.total for score in scores))  # texts of padding alone have none
         return Inverter(
             attack,
             self.setting,
@@ -297,7 +294,7 @@ class Inverter(FittedAttack):
     ) -> None:
         self.attack, self.setting, self.features = attack, setting, features
         self.network, self.facts = network.eval(), facts
-        # Learning is a part of the cost: first guesses carry it
+        # Learning is a part of the cost: the first guesses carry it.
         self.unpaid = float(facts["seconds"])
 
     @property
@@ -338,7 +335,7 @@ class Inverter(FittedAttack):
             }
             guesses = self.network.read(self.features(Update(tensors)), bench)
             cost = Cost((time.monotonic() - began + self.unpaid) / len(some), 1)
-            self.unpaid = 0.0
+            self.unpaid = 0.0  # later guesses cost only their own reading
             found += [replace(guess, cost=cost) for guess in guesses]
             bench.progress.report(len(found), len(observations))
         return found
@@ -346,6 +343,7 @@ class Inverter(FittedAttack):
     def refuse_another(self, observation: Observation) -> None:
         """Refuses an update of another setting than this one, by what differs."""
         name, setting, seen = self.attack.name, self.setting, observation.target
+        # Another object may be the same model: its weights decide.
         same = seen is setting.target or all(
             path in seen.parameters and torch.equal(value, seen.parameters[path])
             for path, value in setting.target.parameters.items()

@@ -1,7 +1,7 @@
 """What a medium brings to be inverted: lessons that clients are made up from, and a network.
 
-Texts and pictures each have both (text_lessons.py and text_network.py, picture_lessons.py and
-picture_network.py); all that is done with them is the same (inversion.py).
+Texts have both in text_attacks.py and text_network.py, pictures in picture_attacks.py; all that is
+done with them is the same (inversion.py).
 """
 
 from abc import ABC, abstractmethod
@@ -64,6 +64,7 @@ class Lessons:
 
     def hold_out(self, examples: int) -> Batch:
         """Returns the held-out examples as clients of so many hold them."""
+        # Where too few were held out, those it learns from have to do.
         enough = len(self.held_out) >= examples
         return (self.held_out if enough else self.training[:examples]).batch(examples)
 

@@ -1,27 +1,172 @@
 """Clients that the attacker plays, many at once, by the clients' code for protocol and defenses.
 
-`Simulation` makes what they send, `SimulatedFeatures` the numbers an inverter is fed with. Nothing
-is stored: a training step draws its clients anew, each with fresh randomness of its defense.
+Nothing is stored: a training step draws its clients anew, each with fresh randomness of its
+defense. Where clients send one gradient, `per_client` computes those of thousands in one pass.
 """
 
 from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from gradleak.attacks.learning_to_invert.features import Features
-from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Defense, protect_in_turn
+from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
+from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
-from gradleak.matching.chunking import GRADIENTS, cost_of, pieces, refuse_without_room
-from gradleak.matching.per_client import per_client
+from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
+from gradleak.matching.chunking import GRADIENTS, cost_of
+from gradleak.matching.kinds import (
+    NORMS,
+    Kind,
+    Use,
+    compute_terms,
+    kind_of,
+    leave_out_padding,
+    owners_of,
+    patches,
+)
 
+# Rows of an embedding table up to which a product with one-hot rows is used: it repeats on a GPU
+SMALL_TABLE = 4096
+LOGITS_IN_CACHE = 4_000_000
 COPIES = 4  # of a client's gradients, on their way to features
+
+
+class ClosedForms:
+    """Gradients from the layers' inputs and output gradients: one forward and one backward pass,
+    then one product a matrix."""
+
+    def __init__(self, target: Target, names: Sequence[str] | None = None) -> None:
+        self.target = target
+        shapes = call_shapes(target)
+        owners = owners_of(target.module)
+        words = {
+            target.module.get_submodule(owners[name][0][0])
+            for name in target.groups["word_embedding"]
+            if name in owners
+        }
+        self.owners = {
+            name: owners[name] for name in (target.parameters if names is None else names)
+        }
+        self.kinds: dict[str, Kind] = {}
+        for name, uses in self.owners.items():
+            for module_name, _ in uses:
+                module = target.module.get_submodule(module_name)
+                kind = kind_of(module)
+                if kind is None or not (module_name in shapes or module in words):
+                    raise GradleakError(
+                        f"{name} has no closed form: {type(module).__name__} is left to autograd."
+                    )
+                self.kinds[module_name] = kind
+        self.modules = {name: target.module.get_submodule(name) for name in self.kinds}
+
+    def __call__(self, batches: Batch) -> Update:
+        clients, most = batches.lead[0], self._clients_at_once(batches)
+        if clients <= most:
+            return self._together(batches)
+        pieces = [
+            self._together(batches[start : start + most]).tensors
+            for start in range(0, clients, most)
+        ]
+        return Update({name: torch.cat([piece[name] for piece in pieces]) for name in self.owners})
+
+    def _clients_at_once(self, batches: Batch) -> int:
+        """All of them; on a CPU as many as have their logits in its cache, which is twice as
+        fast for a large vocabulary."""
+        if batches.mask.device.type != "cpu" or not self.target.labels_are_tokens:
+            return batches.lead[0]
+        return max(1, LOGITS_IN_CACHE // (batches.mask[0].numel() * self.target.classes))
+
+    def _together(self, batches: Batch) -> Update:
+        clients, examples = batches.lead
+        with torch.enable_grad():
+            with capture_calls(self.modules, clients * examples) as noted:
+                total = self.target.losses(batches).mean(1).sum()
+            calls = find_slopes(total, noted)
+        with torch.no_grad():
+            return Update({name: self._gradient(name, calls, clients) for name in self.owners})
+
+    def _gradient(self, name: str, calls: Slopes, clients: int) -> Tensor:
+        """Summed over all the places where a parameter is used."""
+        found = None
+        for module_name, attribute in self.owners[name]:
+            for use, delta in calls.get(module_name, ()):
+                one = self._sum_use(module_name, attribute, use, delta, clients)
+                found = one if found is None else found + one
+        value = self.target.parameters[name]
+        return value.new_zeros(clients, *value.shape) if found is None else found
+
+    def _sum_use(
+        self, module_name: str, attribute: str, use: Use, delta: Tensor, clients: int
+    ) -> Tensor:
+        """One use of a parameter, summed over the examples and places of each client."""
+        module, kind = self.modules[module_name], self.kinds[module_name]
+        if attribute == "bias" or kind in NORMS:
+            terms = compute_terms(module, kind, attribute, use, delta)
+            return terms.reshape(clients, -1, terms.shape[-1]).sum(1)
+        inputs = use.inputs
+        if kind is Kind.CONV2D:
+            inputs, delta = patches(module, inputs), delta.flatten(2).mT
+        rows = delta.reshape(clients, -1, delta.shape[-1])
+        if kind is Kind.EMBEDDING:
+            return _lookup(module, inputs.reshape(clients, -1), rows)
+        inputs = inputs.reshape(clients, -1, inputs.shape[-1])
+        if kind is Kind.CONV1D:
+            return inputs.mT @ rows
+        return (rows.mT @ inputs).view(clients, *module.get_parameter("weight").shape)
+
+
+class ByTransform:
+    """Gradients by torch.func, for modules without a closed form here."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        # Clients are the mapped axis; parameters are shared by all.
+        self.each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0, 0))
+
+    def __call__(self, batches: Batch) -> Update:
+        given = next(
+            one for one in (batches.ids, batches.embeddings, batches.pixels) if one is not None
+        )
+        return Update(self.each(dict(self.target.parameters), given, batches.mask, batches.labels))
+
+    def _loss(
+        self, parameters: dict[str, Tensor], given: Tensor, mask: Tensor, labels: Tensor
+    ) -> Tensor:
+        if self.target.medium == "image":
+            batch = Batch(pixels=given, mask=mask, labels=labels)
+        elif given.is_floating_point():
+            batch = Batch(embeddings=given, mask=mask, labels=labels)
+        else:
+            batch = Batch(ids=given, mask=mask, labels=labels)
+        return self.target.losses(batch, parameters).mean()
+
+
+def per_client(target: Target, names: Sequence[str] | None = None) -> ClosedForms | ByTransform:
+    """The faster form where it applies: closed forms for linear layers, convolutions, norms and
+    embeddings (of the named parameters at least), else torch.func."""
+    try:
+        return ClosedForms(target, names)
+    except GradleakError:
+        return ByTransform(target)
+
+
+def _lookup(module: nn.Module, ids: Tensor, deltas: Tensor) -> Tensor:
+    """The gradient of a table: each looked-up row gets what came back to it."""
+    assert isinstance(module, nn.Embedding)
+    deltas = leave_out_padding(module, ids, deltas)
+    clients, size = len(ids), module.num_embeddings
+    if size <= SMALL_TABLE:
+        # One-hot rows times deltas: a product sums in a fixed order, which index_add_ does not.
+        rows = torch.arange(size, device=ids.device)
+        return (ids[:, None, :] == rows[:, None]).to(deltas.dtype) @ deltas
+    table = deltas.new_zeros(clients * size, deltas.shape[-1])
+    places = ids + torch.arange(clients, device=ids.device)[:, None] * size
+    return table.index_add_(0, places.flatten(), deltas.flatten(0, 1)).view(clients, size, -1)
 
 
 class Simulation:
@@ -67,12 +212,14 @@ class Simulation:
         return [streams] * clients
 
     def _compute(self, batches: Batch, rngs: Sequence[Streams]) -> Update:
+        # Several local steps, or a client's own dropout: its own code runs, client by client.
         if self.gradients is None:
             setting = self.setting
             return setting.protocol.update(setting.target, batches, self.per_example, rngs)
         if not self.per_example:
             return self.gradients(batches)
         clients, examples = batches.lead
+        # A defense that works on each example (DP-SGD) is given the gradient of each.
         alone = self.gradients(take_apart(batches))
         tensors = {
             name: one.view(clients, examples, *one.shape[1:]) for name, one in alone.tensors.items()
@@ -88,6 +235,7 @@ class Simulation:
 def split_off_last_noise(defenses: Sequence[Defense]) -> tuple[tuple[Defense, ...], float]:
     """Returns the defenses that their own code runs, and the spread of plain noise after them."""
     if defenses and not defenses[-1].wants_per_example:
+        # Noise and nothing else: no clipping, rounding or choice of entries beside it.
         channel = defenses[-1].channel()
         if channel == Channel(noise_std=channel.noise_std, randomised=channel.noise_std > 0):
             return tuple(defenses[:-1]), channel.noise_std
@@ -99,56 +247,6 @@ def take_apart(batches: Batch) -> Batch:
     parts = {field.name: getattr(batches, field.name) for field in fields(batches)}
     given = {name: part for name, part in parts.items() if part is not None}
     return Batch(**{name: part.flatten(0, 1)[:, None] for name, part in given.items()})
-
-
-class SimulatedFeatures:
-    """Features of clients that the attacker plays; as many clients at once as memory allows."""
-
-    def __init__(
-        self, simulation: Simulation, features: Features, bench: Bench | None = None
-    ) -> None:
-        self.simulation, self.features, self.bench = simulation, features, bench
-        std = simulation.noise_std
-        self.noise = std * features.noise_scale if std else None  # the spread on every feature
-
-    def __call__(
-        self, batches: Batch, streams: Streams, noisy: bool = True
-    ) -> Float[Tensor, "clients features"]:
-        """Returns features of clients' updates, with the noise that comes last or without."""
-        clients, step = batches.lead[0], self._count_at_once(batches)
-        found = [
-            self.features(self.simulation(batches[start : start + step], streams, start))
-            for start in range(0, clients, step)
-        ]
-        return self._add_noise(torch.cat(found), streams, noisy)
-
-    def defend(
-        self, update: Update, streams: Streams, noisy: bool = True
-    ) -> Float[Tensor, "clients features"]:
-        """Returns features of an update that clients have computed already."""
-        return self._add_noise(
-            self.features(self.simulation.defend(update, streams)), streams, noisy
-        )
-
-    def _count_at_once(self, batches: Batch) -> int:
-        clients, examples = batches.lead
-        if self.bench is None:
-            return clients
-        tokens = 1 if batches.pixels is not None else batches.mask.shape[-1]
-        device, needed = batches.mask.device, self.simulation.bytes(examples, tokens)
-        one = "one client that it plays to learn from"
-        refuse_without_room("An inverter", needed, self.bench, device, one)
-        return pieces(self.bench, device, needed, 0, clients).size
-
-    def _add_noise(
-        self, found: Float[Tensor, "clients features"], streams: Streams, noisy: bool
-    ) -> Float[Tensor, "clients features"]:
-        if self.noise is None or not noisy:
-            return found
-        generator = open_generator(streams.child("noise"), found.device)
-        return found + self.noise * torch.randn(
-            found.shape, generator=generator, device=found.device
-        )
 
 
 def open_generator(streams: Streams, device: torch.device) -> torch.Generator:

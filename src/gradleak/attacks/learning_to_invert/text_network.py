@@ -72,6 +72,7 @@ def measure_rare_spread(
     be like the median.
     """
     having = features.count_nonzero(0)
+    # E x² over all clients is the share that has it times E x² over those.
     share = (having / len(features)).clamp_min(1 / len(features))
     spread = features.std(0) / share.sqrt()
     moving = spread[spread > SHORTEST_SPREAD]
@@ -212,6 +213,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 slopes[piece] = slope @ low_table
             if table_slope is not None:
                 table_slope += (slope.mT @ low_states)[:words]
+        # No graph is kept: backward only scales what is computed here.
         ctx.slopes, ctx.rows = (slopes, table_slope, bias_slope), len(states)
         return total / len(states)
 
@@ -285,6 +287,7 @@ class TextNetwork(Network):
         self.slots, self.padding, self.beam = slots, padding, beam
 
     def start_from(self, blind_guess: Float[Tensor, "words"]) -> None:
+        # The bias alone then says what is likely: training begins at the blind guess.
         least = 1 / len(blind_guess) ** 2  # for words that public texts do not hold
         with torch.no_grad():
             self.words.bias.copy_((blind_guess + least).log())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.matching.rough import products_of_10_bits
+from gradleak.matching.precision import products_of_10_bits
 from gradleak.records.files import write_whole, written_aside
 
 Precision = Literal["float32", "tf32", "bfloat16"]  # of an inverter's products, never of gradients
@@ -82,6 +82,7 @@ def find_learning_rate(
     """
     if bench.checkpoint is not None and bench.checkpoint.is_file():
         known = torch.load(bench.checkpoint, map_location="cpu", weights_only=True, mmap=True)["of"]
+        # All but the rate itself has to agree, which is what a checkpoint is asked for.
         if {**known, "rate": None} == {**facts, "rate": None}:
             return float(known["rate"])
     trials = RateTrials(network, loss, judge, bench, facts)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,24 +10,20 @@ from torch import Tensor
 from gradleak.attacks.gradient_matching.picture_search import (
     Images,
     Numbers,
-    PictureObjective,
+    PictureMatchingAttack,
     PictureRows,
     PictureSearch,
     Render,
     choose_pictures,
     lay_out_pictures,
-    list_required,
 )
 from gradleak.attacks.search.descent import Drops, RowAdam
 from gradleak.attacks.search.hypotheses import Source
-from gradleak.core.attack import Attack, Bench, Reconstruction
-from gradleak.core.batch import Batch
-from gradleak.core.defense import Channel
+from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Observation
 from gradleak.core.prior import Generator
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import Medium, register
+from gradleak.core.registry import Count, Rate, register
 
 # Standard deviations: numbers further out than this make pictures of nothing.
 MOST_SPREAD = 3.0
@@ -66,13 +61,12 @@ class GeneratorWeights(Render):
 
 @register("attack", "gi_gip")
 @dataclass(frozen=True)
-class GenerativePrior(Attack):
+class GenerativePrior(PictureMatchingAttack):
     """Searches the numbers from which a generator makes the picture, then its weights.
 
     The generator is made by `gradleak prior pictures` and given by --prior generator:path=….
     """
 
-    medium: ClassVar[Medium] = "image"
     cites = (
         "Jeon et al., NeurIPS 2021; through defenses as in Learning to Invert (Wu et al. 2022),"
         " appendix A.1"
@@ -95,13 +89,6 @@ class GenerativePrior(Attack):
     def passes(self) -> int:
         return self.restarts * self.latent_steps + self.weight_steps
 
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return list_required(self.labels)
-
-    def adapts_to(self, channel: Channel) -> bool:
-        return self.adaptive
-
     def reconstruct(
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
@@ -118,7 +105,7 @@ class GenerativePrior(Attack):
             rows.draw(bench, rows.examples * generator.latents),
         )
         optimiser = RowAdam(self.latent_learning_rate, Drops(self.latent_steps))
-        found = PictureSearch(rows, self._objective, bench).run(
+        found = PictureSearch(rows, self.minimised, bench).run(
             latents, start, optimiser, self.latent_steps, signed=False
         )
         if not self.weight_steps:
@@ -129,16 +116,7 @@ class GenerativePrior(Attack):
         weights = GeneratorWeights(generator, fixed)
         optimiser = RowAdam(self.weight_learning_rate, Drops(self.weight_steps))
         copies = generator.weights.expand(len(kept), -1).contiguous()
-        moved = PictureSearch(best, self._objective, bench).run(
+        moved = PictureSearch(best, self.minimised, bench).run(
             weights, copies, optimiser, self.weight_steps, signed=False
         )
         return choose_pictures(best, weights, moved, observations, began)
-
-    def objective(
-        self, observations: Sequence[Observation], batches: Sequence[Batch]
-    ) -> Float[Tensor, "observations"]:
-        return self._objective.compute_at(observations, batches)
-
-    @property
-    def _objective(self) -> PictureObjective:
-        return PictureObjective(self.variation_weight, self.adaptive)

@@ -3,35 +3,26 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-from jaxtyping import Float
-from torch import Tensor
 
 from gradleak.attacks.gradient_matching.picture_search import (
-    PictureObjective,
+    PictureMatchingAttack,
     PictureSearch,
     StandardisedPixels,
     choose_pictures,
     lay_out_pictures,
-    list_required,
 )
 from gradleak.attacks.search.descent import Drops, RowAdam
 from gradleak.attacks.search.hypotheses import Source
-from gradleak.core.attack import Attack, Bench, Reconstruction
-from gradleak.core.batch import Batch
-from gradleak.core.defense import Channel
-from gradleak.core.observation import Fact, Observation
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import Medium, register
+from gradleak.core.attack import Bench, Reconstruction
+from gradleak.core.observation import Observation
+from gradleak.core.registry import Count, Rate, register
 
 
 @register("attack", "ig")
 @dataclass(frozen=True)
-class InvertingGradients(Attack):
+class InvertingGradients(PictureMatchingAttack):
     """Moves pixels until their gradient points as the observed one does, and smooths them (IG)."""
 
-    medium: ClassVar[Medium] = "image"
     cites = (
         "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022),"
         " appendix A.1"
@@ -54,31 +45,15 @@ class InvertingGradients(Attack):
     def passes(self) -> int:
         return self.restarts * self.steps
 
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return list_required(self.labels)
-
-    def adapts_to(self, channel: Channel) -> bool:
-        return self.adaptive
-
     def reconstruct(
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         began = time.monotonic()
         rows = lay_out_pictures(observations, self.labels, self.restarts)
-        search = PictureSearch(rows, self._objective, bench)
+        search = PictureSearch(rows, self.minimised, bench)
         render = StandardisedPixels(rows)
         start = rows.draw(bench, rows.examples * rows.target.hidden_size)
         found = search.run(
             render, start, RowAdam(self.learning_rate, Drops(self.steps)), self.steps, signed=True
         )
         return choose_pictures(rows, render, found, observations, began)
-
-    def objective(
-        self, observations: Sequence[Observation], batches: Sequence[Batch]
-    ) -> Float[Tensor, "observations"]:
-        return self._objective.compute_at(observations, batches)
-
-    @property
-    def _objective(self) -> PictureObjective:
-        return PictureObjective(self.variation_weight, self.adaptive)

@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from gradleak.attacks.gradient_matching.attack import MatchingAttack
-from gradleak.attacks.gradient_matching.discrete import MENDED, RELEASED, DiscreteRounds
-from gradleak.attacks.gradient_matching.loop import MatchingLoop
-from gradleak.attacks.gradient_matching.polish import Polish, WordPolish
+from gradleak.attacks.gradient_matching.discrete import (
+    MENDED,
+    RELEASED,
+    DiscreteRounds,
+    Polish,
+    WordPolish,
+)
+from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
 from gradleak.attacks.gradient_matching.starts import TwoStep
-from gradleak.attacks.search.descent import RowAdam, StepDecay
+from gradleak.attacks.search.descent import Linear, RowAdam, StepDecay
 from gradleak.attacks.search.word_search import SearchEffort
 from gradleak.core.defense import Channel
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2
 
 Discrete = Literal["alternate", "at_end", "none"]
@@ -62,6 +65,12 @@ class LampAttack(MatchingAttack):
 def make_adam(learning_rate: float, decay: float) -> RowAdam:
     """Returns the optimiser of supplement D, whose rate decays every 50 steps."""
     return RowAdam(learning_rate, StepDecay(decay, every=50))
+
+
+def make_adamw(learning_rate: float, clip_norm: float) -> RowAdam:
+    """Returns AdamW as transformers had it, falling linearly over 10,000 steps."""
+    schedule = Linear(10_000)
+    return RowAdam(learning_rate, schedule, clip_norm, epsilon=1e-6, weight_decay=0.01)
 
 
 @register("attack", "lamp_cos")
@@ -169,3 +178,31 @@ class LampPlus(MatchingAttack):
         effort = SearchEffort(sweeps=self.word_sweeps, restarts=self.word_restarts)
         polish = WordPolish(moves, effort) if self.word_sweeps else moves
         return replace(base, polish=polish, restarts=self.restarts)
+
+
+@register("attack", "lamp_bert_large")
+@dataclass(frozen=True)
+class LampBertLarge(LampAttack):
+    """LAMP as run on BERT-large.
+
+    With loss=l2l1 its weights are shares of the gradient's size, as those of `lamp_l2l1`.
+    """
+
+    cites = CITES + ", supplement D"
+    version = 2
+
+    loss: Literal["cosine", "l2l1"] = "cosine"
+    steps: Count = 5000
+    starts: Count = 500
+    learning_rate: Rate = 0.01
+    prior_weight: float = 0.2
+    norm_weight: float = 1.0
+    discrete: Discrete = "alternate"
+    across: bool = False
+    faithful: bool = False
+
+    @property
+    def parts(self) -> MatchingLoop:
+        is_relative = self.loss == "l2l1"
+        optimiser = make_adamw(self.learning_rate, clip_norm=0.5)
+        return self.assemble(L2L1() if is_relative else Cosine(), optimiser, 200, is_relative)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from gradleak.attacks.gradient_matching.loop import MatchingLoop
 from gradleak.attacks.recipes.lamp import Discrete, LampAttack, make_adam
-from gradleak.core.ranges import Count, Rate
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, Rate, register
 from gradleak.matching import Cosine
 
 

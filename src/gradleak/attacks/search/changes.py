@@ -78,6 +78,20 @@ def draw_exchanges(rows: Rows, bench: Bench, count: int, number: int, purpose: s
     return orders.to(rows.target.device)
 
 
+def draw_moves(
+    rows: Rows, bench: Bench, count: int, number: int, sentence: int, purpose: str
+) -> Orders:
+    """Returns orders that reorder one sentence and, in a batch, half as many across sentences.
+
+    In a batch words may be in the wrong sentence.
+    """
+    orders = draw_orders(rows, bench, count, number, sentence, purpose)
+    if rows.mask.shape[1] == 1:
+        return orders
+    across = draw_exchanges(rows, bench, count // 2, number, f"{purpose} {sentence}")
+    return torch.cat([orders, across], dim=1)
+
+
 def draw_permutations(
     free: int, count: int, generator: torch.Generator, padded: int | None = None
 ) -> Int[Tensor, "count places"]:
@@ -91,10 +105,11 @@ def draw_permutations(
     if free < 2:
         return places
     first, second, third = torch.rand(3, count, generator=generator, dtype=torch.float64)
+    # Two different places, each pair as likely as any other
     one = (first * free).long()
     other = (one + 1 + (second * (free - 1)).long()) % free
     low, high = torch.minimum(one, other), torch.maximum(one, other)
-    kind = (torch.arange(count) - 1) % KINDS
+    kind = (torch.arange(count) - 1) % KINDS  # in turn, from the second on
     swapped = _swap(places, low, high)
     # Moving a token or a block is exchanging two neighbouring blocks [a, b) and [b, c).
     token = _exchange_blocks(places, low, torch.where(one < other, low + 1, high), high + 1)
@@ -195,6 +210,7 @@ def _list_moves(free: list[int], size: int) -> list[list[int]]:
         made.append(order)
         if two - one > 1:
             made += [_move_word(free, size, one, two), _move_word(free, size, two, one)]
+        # Pairs come nearest first, so that what is left out goes furthest.
         if len(made) > MOST_MOVES:
             break
     return made

@@ -13,7 +13,7 @@ class RateSchedule(ABC):
 
     @abstractmethod
     def factor(self, step: int) -> float:
-        """The multiple at that step (counted from 0)."""
+        """Returns the multiple at that step (counted from 0)."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class RowAdamState:
         """Moves the embeddings in place."""
         settings = self.settings
         if settings.clip_norm is not None:
+            # Each row's own norm: how fast a row moves must not depend on who shares the batch.
             norms = gradients.flatten(1).norm(dim=1).view(-1, *[1] * (gradients.ndim - 1))
             gradients = gradients * (settings.clip_norm / norms.clamp_min(1e-12)).clamp(max=1.0)
         self.first.lerp_(gradients, 1 - settings.first_decay)
@@ -110,11 +111,13 @@ class RowAdamState:
         )
         rate = settings.learning_rate * settings.schedule.factor(self.taken)
         self.taken += 1
+        # Moments begin at zero, and are this much too small at first (Kingma & Ba, section 3).
         first_scale, second_scale = (
             1 - settings.first_decay**self.taken,
             1 - settings.second_decay**self.taken,
         )
         spread = (self.second / second_scale).sqrt_().add_(settings.epsilon)
         if settings.weight_decay:
+            # Of the embeddings themselves, not of their slope: that is what AdamW decouples.
             embeddings.mul_(1 - rate * settings.weight_decay)
         embeddings.addcdiv_(self.first, spread, value=-rate / first_scale)

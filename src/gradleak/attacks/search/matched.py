@@ -164,10 +164,5 @@ def find_labels(observation: Observation) -> tuple[int, ...] | None:
     """
     if observation.target.labels_are_tokens:
         return ()
-    known = observation.knows.labels
-    shown = evidence.labels(observation) if known is None else None
-    if known is not None:
-        labels = tuple(known.tolist())
-    else:
-        labels = shown.values if shown is not None else ()
-    return labels if len(set(labels)) == 1 else None
+    labels = evidence.find_labels(observation)
+    return labels if labels and len(set(labels)) == 1 else None

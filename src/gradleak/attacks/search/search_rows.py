@@ -1,4 +1,7 @@
-"""Observations under hypotheses, laid out as one tensor: the rows a search works on together."""
+"""Observations under hypotheses, laid out as one tensor: the rows a search works on together.
+
+Candidates of all rows are scored in passes of as many as fit (`score_in_passes`).
+"""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -10,10 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.search.hypotheses import MOST_HYPOTHESES, Assumptions, Hypothesis
-from gradleak.core.attack import Sentences
+from gradleak.core.attack import Bench, Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
+from gradleak.matching import Matcher
+from gradleak.matching.chunking import BESIDE, Chunks, fastest, pieces
 
 Item = TypeVar("Item")
 Ids = Int[Tensor, "rows examples tokens"]
@@ -26,6 +31,7 @@ CERTAIN = 1e3  # a logit so far above the others' that its word has all of the w
 TEMPERATURE = 0.05
 MARKS = ".,?!'-:;()\""
 WORDS_AT_ONCE = 4096  # embeddings that are held against the whole vocabulary in one product
+TOKENS_AT_ONCE = {"cuda": 200_000, "cpu": 4_000}  # on a CPU larger passes are no faster
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,16 @@ class Rows:
             frame=self.frame[places],
             fixed=self.fixed[places],
         )
+
+    def list_free_places(self) -> list[tuple[Int[Tensor, "rows"], Bool[Tensor, "rows"]]]:
+        """Returns free places in turn, and which rows have that many; others repeat their last."""
+        fixed = self.fixed.flatten(1)
+        order, counts = fixed.to(torch.uint8).argsort(dim=1, stable=True), (~fixed).sum(1)
+        turns = []
+        for number in range(int(counts.max())):
+            places = order.gather(1, (counts - 1).clamp_max(number)[:, None])[:, 0]
+            turns.append((places, number < counts))
+        return turns
 
     def sentences(self, ids: Int[Tensor, "examples tokens"], row: int) -> Sentences:
         """Returns the token ids of one row without its padding."""
@@ -267,3 +283,52 @@ def find_marks(rows: Rows) -> Int[Tensor, "words"]:
     encoded = [word for mark in MARKS for word in rows.target.encode([mark])[0]]
     marks = {word for word in encoded if word in words and decode([word])}
     return torch.tensor(sorted(marks), device=rows.words.device, dtype=torch.int64)
+
+
+def score_in_passes(
+    bench: Bench,
+    rows: Rows,
+    matcher: Matcher,
+    score: Callable[[slice, slice], Tensor],
+    candidates: int,
+) -> Float[Tensor, "rows candidates"]:
+    """Returns what `score` says of every row's candidates, as many in a pass as fit.
+
+    Those that time did not allow are infinitely far.
+    """
+    shape, device = rows.mask.shape[1:], rows.target.device
+    most = fastest(TOKENS_AT_ONCE, device) / shape.numel()
+    chunks = pieces(bench, device, matcher.bytes(*shape), matcher.work(*shape), most)
+    missing = torch.tensor(torch.inf, dtype=rows.target.dtype, device=device)
+    return chunks.run_pairs(score, len(rows.problems), candidates, missing)
+
+
+def score_batches(
+    observations: Sequence[Observation],
+    batches: Sequence[Batch],
+    key: Callable[[Observation], Hashable],
+    score: Callable[[list[Observation], Batch], Float[Tensor, "some"]],
+) -> Float[Tensor, "observations"]:
+    """Returns what `score` says of one batch of each observation, those with one key together.
+
+    Where the target reads padding they go one by one.
+    """
+    alone = not observations[0].target.padding_is_free
+    places = range(len(observations))
+    groups = group_by(places, lambda place: place if alone else key(observations[place]))
+    found: dict[int, Tensor] = {}
+    for group in groups:
+        seen = [observations[place] for place in group]
+        scores = score(seen, stack_batches([batches[place] for place in group]))
+        found.update(zip(group, scores, strict=True))
+    return torch.stack([found[place] for place in places])
+
+
+def compute_distances(matcher: Matcher, batch: Batch) -> Float[Tensor, "observations"]:
+    """Returns the distance of one batch of each observation, a few observations at a time."""
+    each = matcher.bytes(batch.mask.shape[-2], batch.mask.shape[-1])
+
+    def piece(rows: slice) -> Tensor:
+        return matcher.distances(batch[rows], rows)[:, 0].detach()
+
+    return Chunks(int(BESIDE / each)).run(piece, len(batch.mask))

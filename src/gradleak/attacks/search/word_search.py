@@ -19,7 +19,7 @@ from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.matching.chunking import Chunks, fastest, pieces, refuse_without_room
 
-# Forward passes only: these take a third of what gradients of gradients do (passes.TOKENS_AT_ONCE).
+# Forward passes only: they take a third of what gradients of gradients do (as in search_rows).
 TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}
 RESTARTS_AT_ONCE = 4  # from the best guess changed in so many ways, side by side
 WEAKEST = 3  # places of a guess where many words are tried
@@ -249,7 +249,7 @@ class WordSearch:
         downhill = self.find_downhill(ids)
         if self.effort.at_once:
             return self._sweep_at_once(ids, scores, downhill)
-        for places, has_one in self.list_free_places():
+        for places, has_one in self.rows.list_free_places():
             left = (has_one & ~self._find_settled(ids, scores)).nonzero()[:, 0]
             if not len(left) or self.bench.out_of_time:
                 break
@@ -269,7 +269,7 @@ class WordSearch:
 
         Then the best few of each place are tried, by the prior too.
         """
-        places = torch.stack([place for place, _ in self.list_free_places()], dim=1)
+        places = torch.stack([place for place, _ in self.rows.list_free_places()], dim=1)
         words = torch.stack([self.propose_words(ids, one, downhill) for one in places.T], dim=1)
         tried_places, tried_words = places[..., None].expand_as(words).flatten(1), words.flatten(1)
 
@@ -316,10 +316,8 @@ class WordSearch:
         words[:, 0] = flat.gather(1, places[:, None])[:, 0]
         candidates = replace_words(ids, places[:, None].expand_as(words), words)
         scores, chosen = self.score(candidates).min(1)
-        return (
-            flat.scatter(1, places[:, None], words.gather(1, chosen[:, None])).view_as(ids),
-            scores,
-        )
+        found = flat.scatter(1, places[:, None], words.gather(1, chosen[:, None]))
+        return found.view_as(ids), scores
 
     def propose_words(
         self, ids: Ids, places: Places, downhill: Int[Tensor, "rows places downhill"]
@@ -479,16 +477,6 @@ class WordSearch:
         fixed, frame = self.rows.fixed.flatten(1)[:, None], self.rows.frame.flatten(1)[:, None]
         candidates = torch.where(fixed, frame, candidates)
         return self.score(candidates.view(len(ids), count, *ids.shape[1:]))
-
-    def list_free_places(self) -> list[tuple[Places, Bool[Tensor, "rows"]]]:
-        """Returns free places in turn, and which rows have that many; others repeat their last."""
-        fixed = self.rows.fixed.flatten(1)
-        order, counts = fixed.to(torch.uint8).argsort(dim=1, stable=True), (~fixed).sum(1)
-        turns = []
-        for number in range(int(counts.max())):
-            places = order.gather(1, (counts - 1).clamp_max(number)[:, None])[:, 0]
-            turns.append((places, number < counts))
-        return turns
 
     def _embed(self, ids: Candidates, rows: slice) -> Batch:
         return self.rows.batch(self.rows.target.embed(ids), rows)

@@ -89,6 +89,8 @@ class Remainder:
         # Rows that pick out one token each: their products with what was seen are the inputs.
         duals = (inputs / space.strengths.square()) @ (self.seen @ space.basis).mT
         clearest = duals.norm(dim=1).argsort()[:CLEAREST]
+        # If the sentence is in the batch with share s, G = s·own + others, and the duals leave the
+        # others out: duals·own should be the inputs over s.
         images, inputs = duals[clearest] @ (own @ space.basis), inputs[clearest]
         inverse = (images * inputs).sum() / inputs.square().sum()
         apart = float((images - inverse * inputs).norm() / images.norm())
@@ -188,6 +190,7 @@ def _measure_promise(
     last = torch.zeros(target.classes, dtype=target.dtype, device=target.device, requires_grad=True)
     labels = torch.cat([known[:, :-1], last[None, None]], dim=1)
     made = _differentiate(target, parts, Batch(mask, labels, embeddings=embeddings), graph=True)
+    # ∂/∂last of ⟨rest − base, ∇loss(last)⟩: the slope in each word's label is its own product.
     return torch.autograd.grad(((rest - base) * made).sum(), last)[0]
 
 

@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gradleak.attacks.span.account import append_last_words
 from gradleak.attacks.span.blend import BlendSearch, KeepGoing
 from gradleak.attacks.span.choose import Choices
 from gradleak.attacks.span.row_space import Check
 from gradleak.attacks.span.scan import Pairs
 from gradleak.core.attack import TokenIds
+from gradleak.core.observation import Observation
 from gradleak.matching.linear_algebra import count_rank, decompose, find_singular_values
 
 REDRAWN = (0.1, 0.5)  # share of the words of a stuck sentence that are drawn anew, from and to
@@ -283,6 +285,7 @@ def _combine_gains(attempt: Attempt, tried: list[tuple[float, TokenIds]]) -> lis
             taken |= places
             for place in places:
                 current[place] = sentence[place]
+            # Changes at other positions mostly add up; scores decide how many were too many.
             combined.append(tuple(current))
     return combined
 
@@ -290,8 +293,11 @@ def _combine_gains(attempt: Attempt, tried: list[tuple[float, TokenIds]]) -> lis
 class PrefixGrowth:
     """Grows the sentences of one observation."""
 
-    def __init__(self, check: Check, pairs: Pairs, beam: int, by_position: bool) -> None:
-        self.check, self.pairs, self.beam, self.by_position = check, pairs, beam, by_position
+    def __init__(
+        self, observation: Observation, check: Check, pairs: Pairs, beam: int, by_position: bool
+    ) -> None:
+        self.observation, self.check, self.pairs = observation, check, pairs
+        self.beam, self.by_position = beam, by_position
         self.directions = 0  # of the deeper layer that the sentences use
 
     def grow(self, longest: int, keep_going: KeepGoing) -> list[TokenIds]:
@@ -310,7 +316,11 @@ class PrefixGrowth:
             parents = {sentence[:-1] for sentence in grown}
             ended += [prefix for prefix in alive if prefix and prefix not in parents]
             alive = grown
-        return self._drop_redundant([*ended, *(prefix for prefix in alive if prefix)])
+        sentences = self._drop_redundant([*ended, *(prefix for prefix in alive if prefix)])
+        # In a language model the last word is predicted and never read: it is in no span.
+        if sentences and self.observation.target.labels_are_tokens:
+            return append_last_words(self.observation, sentences)
+        return sentences
 
     def _keep_fitting(self, prefixes: Sequence[TokenIds]) -> list[TokenIds]:
         """Keeps the prefixes whose last word feeds what is in the span, nearest first."""
@@ -344,6 +354,7 @@ class PrefixGrowth:
             kept.append(best)
             self.directions += ranks[best]
             basis = decompose(left.pop(best)).right[: ranks[best]]
+            # What sentences feed beside the directions of those kept is all that they can add.
             left = {
                 sentence: inputs - (inputs @ basis.mT) @ basis for sentence, inputs in left.items()
             }

@@ -58,18 +58,13 @@ class PostNormAttention:
     norm: nn.Module
     heads: int
 
-    def embed_words(
-        self, words: Int[Tensor, "words"], positions: int
-    ) -> Float[Tensor, "positions words width"]:
-        """Computes what the layer is fed for each word at each position."""
-        return next(iter(first_inputs(self.inputs, words, positions).values()))
-
     def compute_affinities(
         self, readers: Float[Tensor, "readers width"], read: Float[Tensor, "words width"]
     ) -> Float[Tensor, "heads readers words"]:
         """Says how much each reader would look at each word, before the words' weights."""
         queries, keys = self._split_heads(self.query(readers)), self._split_heads(self.key(read))
         products = queries @ keys.mT / queries.shape[-1] ** 0.5
+        # A shift of a reader's row cancels in the mean that attend() takes; exp() stays in range.
         affinities: Tensor = (products - products.amax(-1, keepdim=True)).exp()
         return affinities
 
@@ -188,7 +183,7 @@ class BlendSearch:
         places = [torch.full((len(words),), place) for place, words in enumerate(here)]
         words, place = torch.cat(here), torch.cat(places)
         used, columns = torch.unique(words, return_inverse=True)
-        table = attention.embed_words(used.to(check.target.device), len(here))
+        table = first_inputs(attention.inputs, used.to(check.target.device), len(here))
         inputs = table[place, columns]
         self.all = Entries(words.to(table.device), place.to(table.device), inputs)
         self.framing = framing.to(table.device)
@@ -266,6 +261,7 @@ class BlendSearch:
             with torch.enable_grad():
                 weights = _normalise(logs, allowed, read.places)
                 fed = self.attention.attend(read.inputs, affinities, values, weights)
+                # Weights sum to one at each position, so that this is the mean over tokens.
                 misses = (weights * self.check.measure_decades(fed)).sum(-1) / sizes
                 (logs.grad,) = torch.autograd.grad(misses.sum(), [logs])
             if not keep_going(step, float(misses.min())) or float(misses.max()) < FITS:

@@ -50,6 +50,7 @@ def _explain_sparsely(
     for _ in range(STEPS):
         factor = factor_gram((atoms * weights) @ atoms.mT, terms=len(weights))
         solved = torch.linalg.solve_triangular(factor, atoms, upper=False)
+        # Wipf & Rao's update: γ_i ← ‖μ_i‖² / (1 − Σ_ii/γ_i), whose denominator is this leverage
         leverage = weights * solved.square().sum(0)
         explained = weights[:, None] * (atoms.mT @ torch.cholesky_solve(measured, factor))
         weights = explained.square().sum(1) / leverage.clamp_min(1e-14)

@@ -20,7 +20,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.matching.inputs import ModuleInputs, matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose_rows, orthonormalise
-from gradleak.matching.rounding import gradient_difference
+from gradleak.matching.precision import gradient_difference
 
 # Singular values under this many units of rounding of the largest are taken as equal: their ratios
 # mean nothing.
@@ -111,6 +111,7 @@ class RowSpace:
         if rest.shape[1] <= width:
             return rest
         drawn = torch.randn(rest.shape[1], width, generator=generator, dtype=torch.float64)
+        # Only `width` directions of the rest are seen: scaled up, squares are right in the mean.
         return rest @ orthonormalise(drawn.to(rest.device)) * math.sqrt(rest.shape[1] / width)
 
 
@@ -139,6 +140,7 @@ def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) 
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
     ratios = ladder[:-1] / ladder[1:]
     rank = int(ratios.argmax()) + 1
+    # Of a full rank nothing is outside of the span, and no word could be told from another.
     exact = rank < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
     if not exact:
         rank = _count_above_noise(values, matrix.shape)
@@ -223,7 +225,7 @@ class Check:
     def measure_decades(self, fed: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows"]:
         """Returns the logarithm of each input's miss, in single precision."""
         misses: Tensor = (fed @ self.outside).square().sum(-1) / fed.square().sum(-1)
-        return (misses + SMALLEST).log10() / 2
+        return (misses + SMALLEST).log10() / 2  # of squares: half their logarithm
 
     @torch.no_grad()
     def compute_inputs(self, sentences: Sequence[TokenIds]) -> Float[Tensor, "inputs width"]:

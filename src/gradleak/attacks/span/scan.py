@@ -18,8 +18,7 @@ from gradleak.attacks.span.row_space import INSIDE, RowSpace
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.additive import additive_of
-from gradleak.matching.inputs import ModuleInputs, first_inputs
+from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs
 
 SKETCH = 24  # random directions outside of the span that screen all words
 # Of a unit input's miss, in single precision. A true word misses by rounding, some 1e-6, so that
@@ -77,19 +76,16 @@ class Scan:
     @torch.no_grad()
     def measure_word(self, word: int, positions: int) -> Float[Tensor, "observations positions"]:
         """Says how far one word is outside of each span at every position."""
-        fed = self._feed(torch.tensor([word], device=self.target.device), positions)[:, 0]
+        fed = first_inputs(self.inputs, torch.tensor([word], device=self.target.device), positions)[
+            :, 0
+        ]
         return torch.stack([space.measure_distances(fed) for space in self.spaces])
-
-    def _feed(
-        self, words: Int[Tensor, "words"], positions: int
-    ) -> Float[Tensor, "positions words width"]:
-        return next(iter(first_inputs(self.inputs, words, positions).values()))
 
     @torch.no_grad()
     def _depends_on_position(self) -> bool:
         """Whether positions change what a word feeds in: rotary models turn queries later."""
         words = self.target.vocabulary.allowed.nonzero()[:2, 0]
-        first, *others = self._feed(words, 3)
+        first, *others = first_inputs(self.inputs, words, 3)
         return not all(torch.allclose(first, other, rtol=1e-5, atol=1e-7) for other in others)
 
     @torch.no_grad()
@@ -102,7 +98,7 @@ class Scan:
                 return torch.stack([additive.misses(sketch) for sketch in sketches])
         chunks = []
         for words in torch.split(self.words, max(1, VECTORS_AT_ONCE // positions)):
-            fed = self._feed(words, positions)
+            fed = first_inputs(self.inputs, words, positions)
             products = torch.split((fed @ self.sketches).square(), self.widths, dim=-1)
             sizes = fed.square().sum(-1)
             chunks.append(torch.stack([(part.sum(-1) / sizes).sqrt() for part in products]))
@@ -121,7 +117,7 @@ class Scan:
         # In pieces, of which only what fits is kept: of a full span most words pass the screen.
         for start in range(0, len(used), step):
             pairs = ((where >= start) & (where < start + step)).nonzero()[:, 0]
-            fed = self._feed(self.words[used[start : start + step]], len(misses))
+            fed = first_inputs(self.inputs, self.words[used[start : start + step]], len(misses))
             fed = fed[places[pairs], where[pairs] - start]
             found = space.measure_distances(fed)
             fits = found < (INSIDE if space.exact else float("inf"))
@@ -153,7 +149,9 @@ def count_positions(scan: Scan, observations: Sequence[Observation], longest: in
     found = []
     for observation, space, distances in zip(observations, scan.spaces, closing, strict=True):
         if space.exact:
-            inside = (distances < INSIDE).nonzero()[:, 0] + 1
+            inside = (distances < INSIDE).nonzero()[
+                :, 0
+            ] + 1  # lengths that the closing token allows
             found.append(int(inside.max()) if len(inside) else 0)
         else:
             found.append(_estimate_length(observation, distances))
@@ -164,6 +162,7 @@ def _pass_screen(
     space: RowSpace, misses: Float[Tensor, "positions words"]
 ) -> Bool[Tensor, "positions words"]:
     if space.exact:
+        # A batch's weakest direction may be known less well than the screen is fine.
         return misses < max(SCREEN, INSIDE * space.widest)
     # A ranking is all there is.
     nearest = misses.topk(min(KEPT, misses.shape[1]), largest=False).indices

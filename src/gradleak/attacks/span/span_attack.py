@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from gradleak.attacks.certificate import CERTIFYING, Certificate, certify_all, fits
-from gradleak.attacks.span.account import append_last_words, open_remainder
+from gradleak.attacks.span.account import open_remainder
 from gradleak.attacks.span.assemble import Assembly, PrefixGrowth
 from gradleak.attacks.span.blend import BlendSearch, write_out_attention
 from gradleak.attacks.span.choose import Choices, make_choices, weigh_pairs
@@ -30,8 +30,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import ATTENTION_INPUTS
-from gradleak.core.ranges import Count
-from gradleak.core.registry import register
+from gradleak.core.registry import Count, register
 from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs, visible_linear_parts
 
@@ -104,6 +103,7 @@ class Span(Attack):
         positions = count_positions(scan, observations, self.longest)
         pairs = scan.find_pairs(max(positions))
         shared, early = time.monotonic() - begun, bench.ending_early(CERTIFYING)
+        # Steps 2 to 4 go observation by observation, and certificates all together again.
         searches, guesses = list[SentenceSearch](), list[Guess]()
         each = zip(observations, spaces, pairs, positions, strict=True)
         for place, (observation, space, fitting, used) in enumerate(each):
@@ -171,6 +171,7 @@ class SentenceSearch:
         begun = time.monotonic()
         guess = None
         if self.checks and not self.bench.out_of_time:
+            # Reading ahead, a token's deeper input depends on words that are not chosen yet.
             find = self._assemble if self.checks[0].reads_ahead() else self._grow
             guess = find(self.checks[0])
         guess = guess or self._take_nearest()
@@ -240,15 +241,13 @@ class SentenceSearch:
 
     def _grow(self, check: Check) -> Guess | None:
         """Finds the sentences of a model that reads only what came before."""
-        growth = PrefixGrowth(check, self.pairs, self.settings.beam, self.by_position)
+        beam = self.settings.beam
+        growth = PrefixGrowth(self.observation, check, self.pairs, beam, self.by_position)
         most = min(self.settings.longest, check.space.rank)
         longest = self.positions if self.by_position else most
         sentences = growth.grow(longest, self._keep_going)
         if not sentences:
             return None
-        # In a language model the last word is predicted and never read: it is in no span.
-        if self.observation.target.labels_are_tokens:
-            sentences = append_last_words(self.observation, sentences)
         return Guess(sentences, growth.directions == check.space.rank, longest)
 
     def _take_nearest(self) -> Guess:
@@ -257,6 +256,7 @@ class SentenceSearch:
         That is all there is without a deeper layer, without an exact span or without time.
         """
         prefix, suffix = self.vocabulary.prefix, self.vocabulary.suffix
+        # Each position by itself: nothing here tells which words belong together.
         fitting, words = self.pairs.words, list[int]()
         frame = torch.tensor([*prefix, *suffix, self.vocabulary.pad], device=fitting.device)
         for place in range(len(prefix), max(self.positions - len(suffix), len(prefix) + 1)):

@@ -1,0 +1,159 @@
+"""Kinds of layers whose weight gradients follow from their inputs and output gradients.
+
+A linear layer's gradient is Σ_t δ_t x_tᵀ over the tokens t it was used for. A convolution is a
+linear layer over patches, with places of the picture for tokens. A bias has Σ δ; the weight of a
+norm has Σ δ∘x̂, with x̂ the normalised input; an embedding table has in each row the sum of the δ
+where that row was looked up.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Kind(StrEnum):
+    """How a module's weight gradient follows from its inputs and output gradients."""
+
+    LINEAR = "linear"
+    CONV1D = "conv1d"  # GPT-2's transposed linear
+    LAYER_NORM = "layer_norm"
+    RMS_NORM = "rms_norm"  # Llama's
+    EMBEDDING = "embedding"
+    CONV2D = "conv2d"  # a linear layer over patches
+    GROUP_NORM = "group_norm"
+    FIXED_BATCH_NORM = "fixed_batch_norm"  # with running statistics: each example by itself
+
+
+NORMS = (Kind.LAYER_NORM, Kind.RMS_NORM, Kind.GROUP_NORM, Kind.FIXED_BATCH_NORM)
+CHANNELS_FIRST = (Kind.CONV2D, Kind.GROUP_NORM, Kind.FIXED_BATCH_NORM)
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One call of a module, leading axis the examples."""
+
+    inputs: Tensor
+    output: Tensor
+
+
+def kind_of(module: nn.Module) -> Kind | None:
+    """Returns the kind of a module the engine knows the closed form of; none means autograd."""
+    if type(module) is nn.Linear:
+        return Kind.LINEAR
+    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers"):
+        return Kind.CONV1D
+    if (
+        type(module) is nn.LayerNorm
+        and len(module.normalized_shape) == 1
+        and module.weight is not None
+    ):
+        return Kind.LAYER_NORM
+    if type(module).__name__.endswith("RMSNorm") and _scales_only(module):
+        return Kind.RMS_NORM
+    if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
+        return Kind.EMBEDDING
+    if (
+        type(module) is nn.Conv2d
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and module.padding != "same"
+    ):
+        return Kind.CONV2D
+    if type(module) is nn.GroupNorm and module.affine:
+        return Kind.GROUP_NORM
+    if (
+        type(module) is nn.BatchNorm2d
+        and module.affine
+        and module.track_running_stats
+        and not module.training
+    ):
+        return Kind.FIXED_BATCH_NORM
+    return None
+
+
+@torch.no_grad()
+def _scales_only(module: nn.Module) -> bool:
+    """Whether the output is weight · x/rms(x), so that x/rms(x) is output/weight; Gemma's 1 +
+    weight, say, goes to autograd."""
+    parameters = dict(module.named_parameters())
+    if (
+        list(parameters) != ["weight"]
+        or parameters["weight"].ndim != 1
+        or bool((parameters["weight"] == 0).any())
+    ):
+        return False
+    steps = torch.arange(1, parameters["weight"].numel() + 1).to(parameters["weight"])
+    inputs, weight = torch.stack([steps.sin(), steps.cos()])[None], 1 + (2 * steps).sin()
+    output = torch.func.functional_call(module, {"weight": weight}, (inputs,))
+    # The module's ε is far below these inputs
+    expected = weight * inputs / inputs.square().mean(-1, keepdim=True).sqrt()
+    return torch.allclose(output, expected, rtol=1e-3, atol=1e-3)
+
+
+def owners_of(module: nn.Module) -> dict[str, list[tuple[str, str]]]:
+    """Returns, for every parameter name, the modules (and attributes) that hold it: more than one
+    where weights are tied."""
+    holders: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for module_name, part in module.named_modules():
+        for attribute, parameter in part.named_parameters(recurse=False):
+            holders[id(parameter)].append((module_name, attribute))
+    return {name: holders[id(parameter)] for name, parameter in module.named_parameters()}
+
+
+def compute_terms(
+    module: nn.Module, kind: Kind, parameter: str, use: Use, delta: Tensor
+) -> Float[Tensor, "examples *places width"]:
+    """Returns what is summed over places for the gradient of a bias (δ) or of a norm's weight
+    (δ∘x̂), channels last."""
+    if parameter.endswith("weight"):
+        if kind is Kind.RMS_NORM:
+            delta = delta * use.output / module.get_parameter("weight")
+        else:
+            delta = delta * _normalise(module, use.inputs)
+    return delta.movedim(1, -1) if kind in CHANNELS_FIRST else delta
+
+
+def _normalise(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Returns a norm's inputs as its weight finds them."""
+    if isinstance(module, nn.LayerNorm):
+        return F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(inputs, module.num_groups, eps=module.eps)
+    assert isinstance(module, nn.BatchNorm2d)
+    return F.batch_norm(inputs, module.running_mean, module.running_var, eps=module.eps)
+
+
+def leave_out_padding(
+    table: nn.Module, ids: Int[Tensor, "*uses"], deltas: Float[Tensor, "*uses width"]
+) -> Float[Tensor, "*uses width"]:
+    """Returns output gradients of an embedding table, zero where it looked up the row that does not
+    learn."""
+    assert isinstance(table, nn.Embedding)
+    if table.padding_idx is None:
+        return deltas
+    return deltas * (ids != table.padding_idx)[..., None]
+
+
+def patches(
+    module: nn.Module, pictures: Float[Tensor, "examples channels height width"]
+) -> Float[Tensor, "examples places inputs"]:
+    """Returns what a convolution's kernel sees at every place it is put.
+
+    A copy of a view, where torch's own unfold on a GPU takes the examples one by one.
+    """
+    assert isinstance(module, nn.Conv2d)
+    (rows, columns), (down, right) = module.kernel_size, module.dilation
+    high, wide = module.stride
+    if not isinstance(module.padding, str):  # "valid" is none
+        above, left = module.padding
+        pictures = F.pad(pictures, (left, left, above, above))
+    reach = (down * (rows - 1) + 1, right * (columns - 1) + 1)
+    windows = pictures.unfold(2, reach[0], high).unfold(3, reach[1], wide)
+    # [examples, channels, places down, places right, rows, columns]
+    windows = windows[..., ::down, ::right]
+    return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
