@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gradleak.audit import AuditSpec, run_audit
-from gradleak.core.registry import registered
-from gradleak.datasets.shapes import Shapes
+from gradleak.core.registry import list_registered
+from gradleak.datasets.made_up import Shapes
 from gradleak.targets.tiny import WORDS
-from gradleak.training.generator import GeneratorTraining, stacked, train_generator
+from gradleak.training.picture_models import GeneratorTraining, stack_pictures, train_generator
 
 SECRETS = 8
 TEXTS = (
@@ -102,13 +102,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert not {*public} & {*PAIRS}
     write_texts(folder / "public.csv", public)
     training = GeneratorTraining(latents=8, width=8, epochs=4)
-    pictures, path = stacked(Shapes("public", 8).load(64)), folder / "generator.safetensors"
+    pictures, path = stack_pictures(Shapes("public", 8).load(64)), folder / "generator.safetensors"
     assert len(list(train_generator(training, pictures, path, torch.device("cpu")))) == 4
     return folder
 
 
 def test_every_attack_has_a_setting() -> None:
-    assert {*SETTINGS, "blind"} == registered("attack").keys()
+    assert {*SETTINGS, "blind"} == list_registered("attack").keys()
 
 
 @pytest.mark.parametrize("name", SETTINGS)

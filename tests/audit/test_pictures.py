@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gradleak.datasets.picture_sets import Pictures, write_npz
 
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli.main import main

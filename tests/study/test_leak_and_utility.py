@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gradleak.training.classifier_scores import intervals
-from gradleak.training.fine_tuning import FineTuning
 
 from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError, RunFailed

@@ -156,7 +156,12 @@ def pictures(
     import torch
 
     from gradleak.datasets import resolve_dataset
-    from gradleak.training.picture_models import RATES, GeneratorTraining, stacked, train_generator
+    from gradleak.training.picture_models import (
+        RATES,
+        GeneratorTraining,
+        stack_pictures,
+        train_generator,
+    )
 
     if how not in RATES:
         raise GradleakError(f"--how {how}: a generator is trained as {' or '.join(RATES)}.")
