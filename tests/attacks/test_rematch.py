@@ -220,7 +220,7 @@ def test_under_noise_energys_objective_is_the_likelihood_of_the_whole_update(
     at_truth, at_wrong = (
         float(attack.objective(seen, [tiny64.batch_of([one], [1])])[0]) for one in (right, wrong)
     )
-    update, observed = seen[0].undefended, seen[0].update.tensors
+    update, observed = seen[0].simulate_undefended, seen[0].update.tensors
     squares = [
         sum(float((tensor - observed[name]).square().sum()) for name, tensor in sent.items())
         for sent in (
