@@ -23,6 +23,8 @@ WORDS = (
     "wte.weight word_embeddings.weight embed_tokens.weight tokens_embed.weight embed_in.weight"
     " shared.weight word_embedding.weight"
 ).split()
+# What else masked language models tie: the head's bias is its decoder's too
+BIASES = {"predictions.decoder.bias": "predictions.bias", "lm_head.decoder.bias": "lm_head.bias"}
 
 
 def match_names(
@@ -140,6 +142,9 @@ def _find_own(
     for end, other in tied.items():
         if _ends_with(stripped, end):
             return other
+    for copy, own in BIASES.items():
+        if _ends_with(stripped, copy) and (other := stripped.removesuffix(copy) + own) in bare:
+            return bare[other][0]
     near = did_you_mean(stripped, list(bare)).removesuffix(".")
     raise CaptureError(
         f"the update's {quote(name)} is no tensor of the model{near}, whose first is"
@@ -148,14 +153,10 @@ def _find_own(
 
 
 def _find_tied(expected: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """What the other name of a tied tensor ends with, and the name that the model has: its only
+    """What the other names of a tied tensor end with, and the name that the model has: its only
     word embedding where it has no head of its own, or its head where it has no embedding."""
-    words, heads = _word_embeddings(expected), _find(expected, HEADS)
-    if len(words) == 1 and not heads:
-        return dict.fromkeys(HEADS, words[0])
-    if len(heads) == 1 and not words:
-        return dict.fromkeys(WORDS, heads[0])
-    return {}
+    found = [*_word_embeddings(expected), *_find(expected, HEADS)]
+    return dict.fromkeys((*HEADS, *WORDS), found[0]) if len(found) == 1 else {}
 
 
 def _word_embeddings(names: Mapping[str, Sequence[int]] | list[str]) -> list[str]:
