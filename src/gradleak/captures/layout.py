@@ -186,13 +186,13 @@ def _read_metadata(metadata: Any) -> tuple[CaptureHeader, dict[str, str]]:
             f"it is a file of tensors of the form {quote(found)} and no capture. Write it with"
             " gradleak.captures.write_capture, which takes named tensors of any origin."
         )
-    if not isinstance(text := metadata.get("header"), str):
+    if not all(isinstance(value, str) for value in metadata.values()) or "header" not in metadata:
         raise CaptureError("it lacks the header of a capture")
-    return read_header_text(text), _read_tied(metadata.get("tied", "{}"))
+    return read_header_text(metadata["header"]), _read_tied(metadata.get("tied", "{}"))
 
 
-def _read_tied(text: Any) -> dict[str, str]:
-    tied = load_json(text) if isinstance(text, str) else None
+def _read_tied(text: str) -> dict[str, str]:
+    tied = load_json(text)
     if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
         raise CaptureError("its list of tied tensors is no list of names")
     check_names(tied)
