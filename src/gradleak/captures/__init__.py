@@ -9,7 +9,9 @@ from gradleak.captures.capture_file import (
 )
 from gradleak.captures.folder_index import (
     FolderIndex,
+    holds_captures,
     index_folder,
+    is_of_captures,
     name_capture,
     survey_folder,
 )
@@ -35,8 +37,10 @@ __all__ = [
     "ModelFacts",
     "ProtocolFacts",
     "TensorFacts",
+    "holds_captures",
     "index_folder",
     "is_capture",
+    "is_of_captures",
     "match_names",
     "name_capture",
     "read_capture",

@@ -17,11 +17,13 @@ from gradleak.captures.header import (
     read_header_text,
     write_header,
 )
-from gradleak.captures.layout import LONGEST_HEADER, SUFFIX, read_header
+from gradleak.captures.layout import LONGEST_HEADER, SUFFIX, is_capture, read_header
 from gradleak.records.files import write_whole
 
 INDEX = "index.json"
 INDEX_FORMAT = "gradleak.captures/1"
+# What a writer that was killed leaves behind, by the names that records/files.py gives
+HALF_WRITTEN = re.compile(r"\.(.+\.safetensors|index\.json)\.[0-9a-f]{16}\.tmp")
 LONGEST_INDEX = 8 * LONGEST_HEADER  # bytes; a longer one is made anew each time
 
 
@@ -85,6 +87,18 @@ def is_index(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return INDEX_FORMAT.encode() in file.read(100)
+
+
+def holds_captures(folder: Path) -> bool:
+    """Whether captures were written into this very folder."""
+    return any(map(is_of_captures, sorted(folder.iterdir())))
+
+
+def is_of_captures(path: Path) -> bool:
+    """Whether a file is a capture, whole or broken or half written, or the index of a folder of
+    them."""
+    half = HALF_WRITTEN.fullmatch(path.name) is not None and path.is_file()
+    return half or is_capture(path) or is_index(path)
 
 
 def _survey(path: Path, known: _Entry | None) -> _Entry:
