@@ -60,6 +60,7 @@ TREE = {
         "docs/studies",
         "docs/defenses",
         "docs/gate",
+        "docs/captures",
         "docs/write_your_own",
         "docs/command_line",
         "docs/components",

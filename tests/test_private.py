@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from gradleak.captures import (
+    Capture,
+    CaptureHeader,
+    ModelFacts,
+    ProtocolFacts,
+    index_folder,
+    write_capture,
+)
 from gradleak.cli import main
 from gradleak.records.run_folder import claim
 from gradleak.records.schema import Record
@@ -191,6 +201,59 @@ def test_a_purge_asks_and_does_nothing_where_nobody_answers(
     assert main(["purge", str(out)]) == 2
     assert "Add --yes" in capsys.readouterr().err
     assert holding(out, CANARY)
+
+
+def write_capture_of(path: Path) -> bytes:
+    """A capture; returns bytes of its tensor that stand nowhere else."""
+    tensor = torch.linspace(0.123, 4.567, 64)
+    facts = ModelFacts("M", {}, "", ("w",)), ProtocolFacts("fedsgd", None, None)
+    write_capture(path, Capture(CaptureHeader("gradients", *facts, client=CANARY), {"w": tensor}))
+    return bytes(tensor.numpy().tobytes())
+
+
+def holding_bytes(folder: Path, content: bytes) -> list[Path]:
+    """The files that hold any 16 bytes of these."""
+    pieces = [content[at : at + 16] for at in range(0, len(content), 16)]
+    return [path for path in files(folder) if any(one in path.read_bytes() for one in pieces)]
+
+
+def test_a_purge_leaves_no_byte_of_a_capture(tmp_path: Path, data: Path, capsys: Captured) -> None:
+    out, mine = tmp_path / "runs", tmp_path / "mine"
+    assert main([*AUDIT, "--data", str(data), "--out", str(out)]) == 0
+    mine.mkdir()
+    for folder in (out, mine, out / "round 1"):
+        content = write_capture_of(folder / "a.safetensors")
+        write_capture_of(folder / "b.safetensors")
+        index_folder(folder)
+        whole = (folder / "a.safetensors").read_bytes()
+        (folder / "cut.safetensors").write_bytes(whole[:-8])
+        (folder / f".c.safetensors.{'0a' * 8}.tmp").write_bytes(whole[9:])
+    (mine / "parts").mkdir()
+    for name in ("notes.txt", "parts/mine.txt", "parts/a.safetensors"):
+        (mine / name).write_text("mine")
+    save_file({"w": torch.ones(2)}, mine / "weights.safetensors")
+    assert len(holding_bytes(tmp_path, content)) == 12
+    for folder in (out, mine):
+        assert main(["purge", str(folder), "--yes"]) == 0
+        assert "captures: " in capsys.readouterr().out
+    assert holding_bytes(tmp_path, content) == holding(tmp_path / "mine", CANARY) == []
+    assert holding(out, CANARY) == []
+    # What is not ours stays, in folders that are called as ours too
+    assert {str(path.relative_to(mine)) for path in files(mine)} == {
+        *("notes.txt", "parts/mine.txt", "parts/a.safetensors", "weights.safetensors")
+    }
+    assert list(record_paths(out))
+
+
+def test_a_purge_of_one_capture_leaves_its_neighbours(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("a", "b"):
+        write_capture_of(tmp_path / f"{name}.safetensors")
+    assert main(["purge", str(tmp_path / "a.safetensors"), "--yes"]) == 0
+    assert "captures: a.safetensors" in capsys.readouterr().out
+    assert [path.name for path in files(tmp_path)] == ["b.safetensors"]
+    save_file({"w": torch.ones(2)}, tmp_path / "weights.safetensors")
+    assert main(["purge", str(tmp_path / "weights.safetensors"), "--yes"]) == 2
+    assert (tmp_path / "weights.safetensors").exists()
 
 
 def test_a_folder_that_a_run_works_in_is_refused(tmp_path: Path, capsys: Captured) -> None:

@@ -34,6 +34,7 @@ WITH_PYTHON = (
     "docs/write_your_own.md",
     "docs/studies.md",
     "docs/tutorials/a_study_of_your_own.md",
+    "docs/captures.md",
 )
 WITH_RUNS = [page for page in PAGES if "<!-- run -->" in page.read_text(encoding="utf-8")]
 TABLE_KINDS = {**KINDS, "data sets": "dataset"}
@@ -84,6 +85,11 @@ def parse(words: list[str]) -> tuple[str, dict[str, object]]:
     command = group.commands[words[0]]  # type: ignore[attr-defined]
     if len(words) == 1 and words[0] != "audit":
         return "", {}  # named in a sentence, without what it needs
+    if hasattr(command, "commands"):  # prior train, capture show
+        below = command.commands[words[1]]
+        if len(words) == 2:
+            return "", {}
+        return " ".join(words[:2]), below.make_context(words[1], words[2:]).params
     return words[0], command.make_context(words[0], words[1:]).params
 
 
@@ -220,8 +226,11 @@ def test_the_checks_would_notice() -> None:
     assert sum(map(len, COMMANDS.values())) > 100
     with pytest.raises(Exception, match="limt"):
         parse(["audit", "--limt", "3"])
-    with pytest.raises(KeyError):
-        parse(["adit"])
+    for words in (["adit"], ["capture", "sow", "update.safetensors"]):
+        with pytest.raises(KeyError):
+            parse(words)
+    with pytest.raises(Exception, match="unexpected extra argument"):
+        parse(["capture", "show", "one", "another"])
 
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)

@@ -1,5 +1,6 @@
 """`gradleak purge`: private contents of a run removed from disk."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,14 +18,16 @@ NAMED = 5  # files of a kind that are named
 
 
 def purge(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of several.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, of captures or of several; or a capture.")
+    ],
     yes: Annotated[bool, option("Do not ask first.", "--yes", "-y")] = False,
     everything: Annotated[
         bool, option("Remove scores too: records whole, tables, plans. [scores stay]", "--all")
     ] = False,
 ) -> None:
     """Removes what holds private text: guesses, kept texts, parts, fits, keys, failure files,
-    pictures, reports.
+    pictures, reports, captures.
 
     Records stay, without guesses and texts: scores, intervals, flags and cost can still be shown,
     compared and gated (with --spec only by --accept other_data: their keyed hashes can no longer be
@@ -95,4 +98,5 @@ def list_remains(plan: "Purge", folder: Path) -> list[str]:
 def list_names(paths: "list[Path]", folder: Path) -> str:
     """Names below the folder; of many the first."""
     rest = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    return ", ".join(str(path.relative_to(folder)) for path in paths[:NAMED]) + rest
+    names = (path.name if path == folder else str(path.relative_to(folder)) for path in paths)
+    return ", ".join(itertools.islice(names, NAMED)) + rest

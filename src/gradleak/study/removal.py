@@ -1,5 +1,5 @@
-"""Private contents of a run removed: guesses, texts and all that was made of them. Scores stay
-unless all is to go."""
+"""Private contents of a run removed: guesses, texts and all that was made of them, and captures,
+which they can be made of. Scores stay unless all is to go."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gradleak.captures import holds_captures, is_capture, is_of_captures
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
@@ -20,6 +21,7 @@ from gradleak.study.private_data import KEY
 # Folders of a run whose contents are private: guesses, the key that texts could be tested by,
 # weights learnt from the data.
 FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
+CAPTURES = "captures"
 TRAINING = "training"  # of a trade-off: <id>.json holds counts, <id>/ a checkpoint
 # What reports say of themselves near their beginning; those of earlier versions have the title only
 MARKS = (
@@ -65,15 +67,20 @@ class Purge:
 
 
 def plan_purge(root: Path, *, everything: bool = False) -> Purge:
-    """Looks through a run folder, or a folder of them; refuses any other, and one that a run is
-    working in."""
+    """Looks through a run folder, a folder of captures or a folder of such folders, or at one
+    capture; refuses any other, and one that a run is working in."""
+    found = Purge()
+    if is_capture(root):
+        found.mark(CAPTURES, root)
+        return found
     if not root.is_dir():
         raise GradleakError(
             f"{root} is not a folder. Name the folder that an audit or a study wrote its records"
-            " into."
+            " into, or a capture."
         )
-    below = next((one for one in sorted(root.iterdir()) if one.is_dir() and is_run(one)), None)
-    if not is_run(root) and (below is None or _has_foreign_files(root)):
+    is_ours = is_run(root) or not _has_foreign_files(root)
+    below = next((one for one in sorted(root.iterdir()) if one.is_dir() and _is_private(one)), None)
+    if not _is_private(root) and (below is None or not is_ours):
         hint = (
             f"It holds runs: name one of them, such as {below}."
             if below
@@ -82,8 +89,8 @@ def plan_purge(root: Path, *, everything: bool = False) -> Purge:
         raise GradleakError(
             f"{root} is not a folder of a run, and nothing in it was touched. {hint}"
         )
-    found = Purge()
-    for folder in _folders(root):
+    # Captures may lie beside anybody's files: what is in folders below is then not looked at
+    for folder in _folders(root) if is_ours else [root]:
         _refuse_at_work(folder)
         _sort_folder(folder, found, everything)
     return found
@@ -96,6 +103,10 @@ def is_run(folder: Path) -> bool:
         or (folder / KEY).is_file()
         or _is_study(folder / FILE)
     )
+
+
+def _is_private(folder: Path) -> bool:
+    return is_run(folder) or holds_captures(folder)
 
 
 def purge(plan: Purge) -> list[Path]:
@@ -141,11 +152,13 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
     if not is_run(folder):
-        found.foreign += [
-            path for path in sorted(folder.iterdir()) if _is_file(path) and not _is_report(path)
-        ]
-        for path in filter(_is_report, sorted(folder.iterdir())):
-            found.mark("reports", path)
+        for path in filter(_is_file, sorted(folder.iterdir())):
+            if is_of_captures(path):
+                found.mark(CAPTURES, path)
+            elif _is_report(path):
+                found.mark("reports", path)
+            else:
+                found.foreign.append(path)
         return
     for name, kind in FOLDERS.items():
         if (folder / name).exists():
@@ -200,6 +213,7 @@ def _kind(path: Path) -> str | None:
     """What a file is that is removed whatever was asked for."""
     rules: Sequence[tuple[str, Callable[[Path], bool]]] = (
         ("failure files", lambda path: path.name.endswith(FAILED_SUFFIX)),
+        (CAPTURES, is_of_captures),
         ("pictures", lambda path: PICTURE.fullmatch(path.name) is not None),
         ("half-written files", lambda path: HALF_WRITTEN.fullmatch(path.name) is not None),
         ("reports", _is_report),
@@ -229,7 +243,10 @@ def _is_file(path: Path) -> bool:
 
 def _has_foreign_files(root: Path) -> bool:
     return any(
-        _is_file(path) and not _is_report(path) and path.name not in WITHOUT_TEXT
+        _is_file(path)
+        and not _is_report(path)
+        and not is_of_captures(path)
+        and path.name not in WITHOUT_TEXT
         for path in root.iterdir()
     )
 
