@@ -12,6 +12,7 @@ from gradleak.datasets.canaries import Canaries
 from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
 from gradleak.datasets.lamp_selection import Selection
+from gradleak.datasets.own_texts import OwnTexts
 from gradleak.datasets.pictures import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
 from gradleak.datasets.shapes import Shapes
@@ -24,6 +25,7 @@ __all__ = [
     "Cola",
     "File",
     "Hub",
+    "OwnTexts",
     "PictureFiles",
     "RottenTomatoes",
     "Selection",

@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from gradleak.targets import (
     huggingface,
+    in_memory,
     lenet,
     loading,
     lti_lm,

@@ -6,8 +6,9 @@ from gradleak.core.registry import register
 from gradleak.core.target import Target
 from gradleak.core.view import View
 from gradleak.views.parts import Parts
+from gradleak.views.tensors import Tensors
 
-__all__ = ["Everything", "Lamp", "LampStrict", "Parts"]
+__all__ = ["Everything", "Lamp", "LampStrict", "Parts", "Tensors"]
 
 
 @register("view", "everything")
