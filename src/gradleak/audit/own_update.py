@@ -245,7 +245,8 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Explained:
-    """How much of an update's square the gradient of a guess accounts for, whole and by tensor.
+    """How much of an update's square a multiple of the gradient of a guess accounts for, whole
+    and by tensor.
 
     There is nothing where the labels stay unknown, or the guess has no text.
     """
@@ -493,14 +494,17 @@ def _explain(
     run = observation.undefended if observation.channel.randomised else observation.simulate
     with torch.enable_grad():
         made = run(batch, [Streams.root("attacker", 0).child("explain")]).detached_clone().tensors
-    off = dict[str, float]()
-    squares = dict[str, float]()
-    for name, seen in observation.update.tensors.items():
-        squares[name] = float(seen.double().square().sum())
-        off[name] = float((seen.double() - made[name].double()).square().sum())
-    shares = {
-        name: max(0.0, 1 - off[name] / squares[name]) for name in off if squares[name] > 0
+    seen = {name: tensor.double() for name, tensor in observation.update.tensors.items()}
+    inner = {name: float((tensor * made[name].double()).sum()) for name, tensor in seen.items()}
+    size = sum(float(made[name].double().square().sum()) for name in seen)
+    # The best multiple of it: clipping and learning rates that nobody told of change the size only.
+    best = max(0.0, sum(inner.values()) / size) if size > 0 else 0.0
+    squares = {name: float(tensor.square().sum()) for name, tensor in seen.items()}
+    off = {
+        name: float((tensor - best * made[name].double()).square().sum())
+        for name, tensor in seen.items()
     }
+    shares = {name: max(0.0, 1 - off[name] / squares[name]) for name in off if squares[name] > 0}
     return Explained(max(0.0, 1 - sum(off.values()) / sum(squares.values())), shares)
 
 

@@ -43,12 +43,12 @@ class InMemory(TargetSpec):
 
 def unwrap(model: Any) -> Any:
     """Returns the model inside what parallel training, compilation or Opacus put around it."""
-    while not hasattr(model, "config"):
-        inside = [getattr(model, name, None) for name in WRAPPERS]
-        found = next((one for one in inside if isinstance(one, nn.Module)), None)
-        if found is None:
-            return model
-        model = found
+    # By its only child: wrappers of Opacus and torch.compile have all attributes of what is inside.
+    while isinstance(model, nn.Module):
+        inside = dict(model.named_children())
+        if len(inside) != 1 or not inside.keys() & set(WRAPPERS):
+            break
+        (model,) = inside.values()
     return model
 
 
