@@ -12,8 +12,8 @@ import gradleak
 
 SOURCE = Path(gradleak.__file__).parent
 LEVELS = (
-    ("core", "records", "captures"),
-    ("matching",),
+    ("core", "records"),
+    ("captures", "matching"),
     ("targets", "datasets", "protocols", "defenses", "views", "priors", "metrics"),
     ("training", "attacks"),
     ("audit",),
