@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradleak.attacks import evidence
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.circumstances import finding_records
+from gradleak.audit.circumstances import WITHOUT_WORDS, finding_records
 from gradleak.audit.group import Member, MemberResult
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
@@ -77,19 +77,32 @@ def observe(
     """
     target = _open(model, tokenizer, gradients, device)
     facts = Facts(batch_size, _tuple(lengths), _tuple(labels), _list(defense), protocol, scale)
-    return _observe(target, gradients, facts, index=0, model=model)
+    return _observe(target, gradients, facts)
 
 
 def observe_capture(
-    capture: Capture | str | Path, model: Any, tokenizer: Any, device: str = "cpu"
+    capture: Capture | str | Path,
+    model: Any = None,
+    tokenizer: Any = None,
+    device: str = "cpu",
+    target: Target | None = None,
 ) -> Observation:
-    """Makes an observation of a capture, or of the file that holds it."""
+    """Makes an observation of a capture, or of the file that holds it.
+
+    It is of the `model` with its `tokenizer`, or of a `target` that is open already.
+    """
     held = capture if isinstance(capture, Capture) else read_capture(Path(capture))
     header, tensors = held.header, held.tensors
-    _refuse_other_weights(header, model)
+    if target is None and (model is None or tokenizer is None):
+        raise GradleakError(
+            "A capture does not hold the model: pass model= and tokenizer=, as they were where the"
+            " update was computed."
+        )
+    _refuse_other_weights(header, model if target is None else target.module)
     if header.kind == "difference":  # as files hold it: after minus before
         tensors = {name: -tensor for name, tensor in tensors.items()}
-    target = _open(model, tokenizer, tensors, device)
+    if target is None:
+        target = _open(model, tokenizer, tensors, device)
     granted, protocol = header.granted, header.protocol
     facts = Facts(
         granted.batch_size,
@@ -99,7 +112,7 @@ def observe_capture(
         _describe_protocol(header),
         protocol.scale,
     )
-    return _observe(target, tensors, facts, index=0, model=model)
+    return _observe(target, tensors, facts)
 
 
 @dataclass(frozen=True)
@@ -135,10 +148,8 @@ class Facts:
         return self.batch_size
 
 
-def _observe(
-    target: Target, gradients: Gradients, facts: Facts, index: int, model: Any
-) -> Observation:
-    tensors = _name_tensors(target, gradients, unwrap(model))
+def _observe(target: Target, gradients: Gradients, facts: Facts) -> Observation:
+    tensors = _name_tensors(target, gradients)
     defenses = tuple(_read_defenses(facts, tensors))
     seen = {
         name: tensor.detach().to(target.device, target.dtype)[None].clone() / facts.scale
@@ -149,7 +160,7 @@ def _observe(
     labels = None if facts.labels is None else _classes(target, facts.labels)
     knows = Knowledge(labels, facts.lengths, facts.size, defenses)
     protocol: Protocol = read("protocol", facts.protocol, Protocol)  # type: ignore[type-abstract]
-    return Observation(index, (Round(target, update),), knows, protocol)
+    return Observation(0, (Round(target, update),), knows, protocol)
 
 
 def _open(model: Any, tokenizer: Any, gradients: Gradients, device: str) -> Target:
@@ -164,7 +175,7 @@ def _open(model: Any, tokenizer: Any, gradients: Gradients, device: str) -> Targ
     return open_in_memory(model, tokenizer, torch.device(device), frozenset(trained))
 
 
-def _name_tensors(target: Target, gradients: Gradients, model: Any) -> dict[str, Tensor]:
+def _name_tensors(target: Target, gradients: Gradients) -> dict[str, Tensor]:
     """Returns the tensors by the names that the target has for them."""
     named = (
         dict(gradients)
@@ -173,7 +184,8 @@ def _name_tensors(target: Target, gradients: Gradients, model: Any) -> dict[str,
     )
     if not named:
         raise GradleakError("There is no tensor in this update: nothing was sent.")
-    expected = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    named_parameters = target.module.named_parameters()
+    expected = {name: tuple(value.shape) for name, value in named_parameters}
     names = match_names({name: tuple(one.shape) for name, one in named.items()}, expected)
     return {names[name]: tensor for name, tensor in named.items() if name in names}
 
@@ -304,6 +316,15 @@ class Reconstructions(Sequence[Guess]):
         """Returns what the best guess of an update explains of each tensor that was seen."""
         return self.attacked[self._best(update)].explained[update].by_tensor
 
+    def list_findings(self, update: int = 0) -> list[str]:
+        """Returns what an update says outright, before any attack: words are counted, not named."""
+        return [
+            f"{one.name.replace('_', ' ')}: {len(one.values)} read"
+            if one.name not in WITHOUT_WORDS
+            else f"{one.name.replace('_', ' ')}: {', '.join(map(str, one.values))}"
+            for one in evidence.findings(self.observations[update])
+        ]
+
     def __repr__(self) -> str:
         return "\n".join(self._lines(show=False))
 
@@ -399,11 +420,6 @@ def reconstruct(
 def _as_observation(one: Any, model: Any, tokenizer: Any, device: str) -> Observation:
     if isinstance(one, Observation):
         return one
-    if model is None or tokenizer is None:
-        raise GradleakError(
-            "A capture does not hold the model: pass model= and tokenizer=, as they were where the"
-            " update was computed."
-        )
     return observe_capture(one, model, tokenizer, device)
 
 

@@ -19,6 +19,9 @@ PROTOCOLS = ("fedsgd", "fedavg")
 LONGEST_NAME = 512  # letters of a tensor's name; those of models have at most about 120
 LONGEST_TEXT = 1000  # letters of a text in the header
 SHOWN = 60  # letters of a foreign name that a message quotes
+# Brackets, braces and commas of a JSON text: 8 MiB of "[],[],…" would take 200 MB when read. A
+# tensor has ten of them, counted with its name in the model's list
+MOST_MARKS = 500_000
 MOST = 2**31  # above it a count, a label or a round is a mistake
 
 
@@ -97,19 +100,25 @@ def read_header_text(text: str) -> CaptureHeader:
     without saying where the text stood."""
     plain = load_json(text)
     try:
+        # Written as a code, half a character passes as text until it is printed or written again
+        json.dumps(plain, ensure_ascii=False).encode()
         header: CaptureHeader = from_plain(CaptureHeader, plain, "header")
     except RecordError as error:
         reason = str(error).partition(";")[0]
         raise CaptureError(reason[:1].lower() + reason[1:]) from error
+    except UnicodeEncodeError as error:
+        raise CaptureError("the header holds half a character (a lone surrogate)") from error
     except (OverflowError, RecursionError) as error:
         raise CaptureError("a value of the header is too large or nested too deeply") from error
-    check_header(header, text)
+    check_header(header)
     return header
 
 
 def load_json(text: str) -> Any:
     """Reads JSON as strictly as a foreign file needs it: no name twice in one object, finite
-    numbers, bounded depth."""
+    numbers, bounded depth and size."""
+    if sum(map(text.count, "[{,")) > MOST_MARKS:
+        raise CaptureError(f"its JSON holds more than {MOST_MARKS:,} values")
     try:
         return json.loads(
             text,
@@ -124,12 +133,8 @@ def load_json(text: str) -> Any:
         raise CaptureError(f"its JSON cannot be read ({reason[:1].lower()}{reason[1:]})") from error
 
 
-def check_header(header: CaptureHeader, text: str) -> None:
+def check_header(header: CaptureHeader) -> None:
     """Refuses a header whose values cannot be."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise CaptureError("the header holds half a character (a lone surrogate)") from error
     _check_choice("kind", header.kind, KINDS)
     _check_choice("protocol.name", header.protocol.name, PROTOCOLS)
     texts = {

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def audit(
     target: Annotated[
-        str, option("Model under audit: a name, a hub id or a folder. [minilm]")
+        str,
+        option("Model under audit: a name, a hub id or a folder. [minilm]", "--target", "--model"),
     ] = "minilm",
     data: Annotated[str, option("Private examples: a name or a file. [canaries]")] = "canaries",
     limit: Annotated[int, option("Client batches to attack. [4]")] = 4,
@@ -85,6 +86,20 @@ def audit(
             "--skip-bad",
         ),
     ] = False,
+    capture: Annotated[
+        list[Path] | None,
+        option(
+            "Attack updates that were captured, and no data: a file or a folder; repeat for"
+            " several. The target is the model that they are of."
+        ),
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        option(
+            "Beside --capture, the texts behind it, one a row, for a score and a record; of"
+            " several captures as many texts each, in their order."
+        ),
+    ] = None,
     public: Annotated[
         str | None,
         option("What attacks that learn may learn from: a name or a file. [what the data offers]"),
@@ -135,6 +150,26 @@ def audit(
         "public": public,
         "truncate": truncate,
     }
+    if capture:
+        from gradleak.cli.own_update import audit_captures
+
+        audit_captures(
+            capture,
+            settings,
+            truth=truth,
+            device=device,
+            memory=memory,
+            out=out,
+            as_json=as_json,
+            keep_secrets=keep_secrets,
+            show=show,
+            allow_pickle=allow_pickle,
+        )
+        return
+    if truth is not None:
+        from gradleak.core.errors import GradleakError
+
+        raise GradleakError("--truth goes with --capture: name the captured update.")
     run_and_print(settings, device, memory, out, as_json, keep_secrets, show, allow_pickle, again)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from gradleak import __version__
 from gradleak.cli.audit import audit
+from gradleak.cli.capture import capture_app
 from gradleak.cli.check import check
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
@@ -67,6 +68,7 @@ command(epilog=EPILOG)(gate)
 command("list")(list_components)
 command()(doctor)
 app.add_typer(prior_app, name="prior")
+app.add_typer(capture_app, name="capture")
 
 
 def print_version(wanted: bool) -> None:
