@@ -5,13 +5,69 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["AuditSpec", "__version__", "measure"]
+__all__ = [
+    "Attack",
+    "AuditSpec",
+    "Batch",
+    "Capture",
+    "Defense",
+    "GradleakError",
+    "Metric",
+    "Observation",
+    "Protocol",
+    "Reconstruction",
+    "Reconstructions",
+    "Record",
+    "Target",
+    "Update",
+    "__version__",
+    "capture",
+    "measure",
+    "observe",
+    "reconstruct",
+    "score",
+]
+
+# Where each name comes from: loaded on first use, since torch takes seconds to import.
+HOMES = {
+    "Attack": "gradleak.core.attack",
+    "AuditSpec": "gradleak.audit",
+    "Batch": "gradleak.core.batch",
+    "Capture": "gradleak.captures",
+    "Defense": "gradleak.core.defense",
+    "GradleakError": "gradleak.core.errors",
+    "Metric": "gradleak.core.metric",
+    "Observation": "gradleak.core.observation",
+    "Protocol": "gradleak.core.protocol",
+    "Reconstruction": "gradleak.core.attack",
+    "Reconstructions": "gradleak.audit.own_update",
+    "Record": "gradleak.records.schema",
+    "Target": "gradleak.core.target",
+    "Update": "gradleak.core.update",
+    "capture": "gradleak.integrations.pytorch",
+    "observe": "gradleak.audit.own_update",
+    "reconstruct": "gradleak.audit.own_update",
+    "score": "gradleak.audit.own_update",
+}
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gradleak.audit import AuditSpec
+    from gradleak.audit.own_update import Reconstructions, observe, reconstruct, score
     from gradleak.audit.runner import Finished
+    from gradleak.captures import Capture
+    from gradleak.core.attack import Attack, Reconstruction
+    from gradleak.core.batch import Batch
+    from gradleak.core.defense import Defense
+    from gradleak.core.errors import GradleakError
+    from gradleak.core.metric import Metric
+    from gradleak.core.observation import Observation
+    from gradleak.core.protocol import Protocol
+    from gradleak.core.target import Target
+    from gradleak.core.update import Update
+    from gradleak.integrations.pytorch import capture
+    from gradleak.records.schema import Record
 
 
 def measure(
@@ -77,8 +133,14 @@ def measure(
 
 
 def __getattr__(name: str) -> Any:
-    if name == "AuditSpec":  # loaded on first use: torch takes seconds to import
-        from gradleak.audit import AuditSpec
+    if name not in HOMES:
+        raise AttributeError(f"module 'gradleak' has no attribute {name!r}")
+    from importlib import import_module
 
-        return AuditSpec
-    raise AttributeError(f"module 'gradleak' has no attribute {name!r}")
+    found = getattr(import_module(HOMES[name]), name)
+    globals()[name] = found  # a package of that name (gradleak.audit, say) does not come between
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

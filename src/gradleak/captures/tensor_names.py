@@ -4,7 +4,7 @@ names."""
 from collections.abc import Mapping, Sequence
 
 from gradleak.captures.header import CaptureError, quote
-from gradleak.core.registry import did_you_mean
+from gradleak.core.errors import did_you_mean
 
 # What wrappers put into names: DataParallel and DistributedDataParallel, Opacus, torch.compile,
 # fully sharded and checkpointed layers, and peft's adapters, whose own is called "default"

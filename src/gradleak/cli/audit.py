@@ -17,7 +17,6 @@ from gradleak.cli.options import (
     PriorName,
     PrivateData,
     Seed,
-    TargetName,
     option,
     resolve_device,
     resolve_memory,
@@ -31,7 +30,10 @@ if TYPE_CHECKING:
 
 
 def audit(
-    target: TargetName = "minilm",
+    target: Annotated[
+        str,
+        option("Model under audit: a name, a hub id or a folder. [minilm]", "--target", "--model"),
+    ] = "minilm",
     data: PrivateData = "canaries",
     limit: Annotated[int, option("Client batches to attack. [4]")] = 4,
     batch_size: BatchSize = 1,
@@ -90,6 +92,20 @@ def audit(
             "--skip-bad",
         ),
     ] = False,
+    capture: Annotated[
+        list[Path] | None,
+        option(
+            "Attack updates that were captured, and no data: a file or a folder; repeat for"
+            " several. The target is the model that they are of."
+        ),
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        option(
+            "Beside --capture, the texts behind it, one a row, for a score and a record; of"
+            " several captures as many texts each, in their order."
+        ),
+    ] = None,
     public: Annotated[
         str | None,
         option("What attacks that learn may learn from: a name or a file. [what the data offers]"),
@@ -138,6 +154,24 @@ def audit(
         "public": public,
         "truncate": truncate,
     }
+    if capture:
+        from gradleak.cli.own_update import audit_captures
+
+        audit_captures(
+            capture,
+            settings,
+            truth=truth,
+            device=device,
+            memory=memory,
+            out=out,
+            as_json=as_json,
+            keep_secrets=keep_secrets,
+            show=show,
+            allow_pickle=allow_pickle,
+        )
+        return
+    if truth is not None:
+        raise GradleakError("--truth goes with --capture: name the captured update.")
     given = {field: value for field, value in settings.items() if value is not None and value != []}
     # Flags that contradict one another have been answered: what follows takes seconds to load
     from gradleak.audit import AuditSpec, run_audit

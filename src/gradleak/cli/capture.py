@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.help import PlainHelp
+from gradleak.cli.command import PlainHelp
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +189,7 @@ def find_place(name: str) -> tuple[int, str]:
     """The layer, from 1, and the module that a tensor's name speaks of; layer 0 is outside of
     them."""
     from gradleak.captures.tensor_names import WORDS
-    from gradleak.targets.parts import ROLES
+    from gradleak.targets.weights import ROLES
 
     numbered = re.match(r"((?:.*?\.)?)(\d+)\.(.+)$", name)
     layer, within = 0, name

@@ -9,6 +9,7 @@ from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
 from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
 from gradleak.datasets.made_up import Canaries, Shapes
+from gradleak.datasets.own_texts import OwnTexts
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
 from gradleak.datasets.selection import Selection
@@ -20,6 +21,7 @@ __all__ = [
     "Cola",
     "File",
     "Hub",
+    "OwnTexts",
     "PictureFiles",
     "RottenTomatoes",
     "Selection",

@@ -19,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from gradleak.targets import (
     huggingface,
     image_networks,
+    in_memory,
     loading,
     lti_lm,
     minilm,

@@ -244,6 +244,8 @@ def _find_named(
 ) -> list[Part]:
     if word.startswith(LAYERS):
         return list(_layers(name, parts, word))
+    if exact := [part for part in parts if part.parameter == word]:
+        return exact
     if word not in groups and word not in MODULES:
         known = ", ".join(dict.fromkeys([*groups, *MODULES]))
         raise GradleakError(

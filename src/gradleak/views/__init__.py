@@ -9,7 +9,7 @@ from gradleak.core.parts import Part, check_modules, read_layers, select_parts
 from gradleak.core.registry import register
 from gradleak.core.target import Target
 
-__all__ = ["Everything", "Lamp", "LampStrict", "PartsView"]
+__all__ = ["Everything", "Lamp", "LampStrict", "PartsView", "TensorsView"]
 
 
 @register("view", "everything")
@@ -109,3 +109,18 @@ class PartsView(View):
             for layer in sorted({part.layer for part in chosen if part.layer is not None}):
                 asked[f"layer {layer}"] = [part for part in chosen if part.layer == layer]
         return asked or {"the layers": chosen}
+
+
+@register("view", "tensors")
+@dataclass(frozen=True)
+class TensorsView(View):
+    """The tensors of these names, and no others: what happened to be in a capture."""
+
+    names: tuple[str, ...]  # of parameters, or slices of fused ones: PARAMETER[query]
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("name at least one tensor.")
+
+    def visible(self, target: Target) -> tuple[str, ...]:
+        return tuple(target.part(name).name for name in self.names)

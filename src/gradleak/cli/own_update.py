@@ -1,0 +1,192 @@
+"""`gradleak audit --capture`: what leaks from updates that somebody's clients really sent."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gradleak.core.errors import GradleakError
+
+if TYPE_CHECKING:
+    from gradleak.audit.own_update import Reconstructions
+    from gradleak.core.target import TargetSpec
+
+# Options of an audit that a capture answers by itself, with what they are where nobody gave them
+ANSWERED: dict[str, Any] = {
+    "data": "canaries",
+    "limit": 4,
+    "batch_size": 1,
+    "protocol": "fedsgd",
+    "defenses": None,
+    "know": None,
+    "view": None,
+    "metrics": None,
+    "draws": 1,
+    "dtype": "float32",
+    "public": None,
+    "truncate": "on",
+}
+TENSORS_SHOWN = 8  # of those that a guess explains least and best
+
+
+def audit_captures(
+    captures: Sequence[Path],
+    settings: Mapping[str, Any],
+    *,
+    truth: Path | None,
+    device: str,
+    memory: str | None,
+    out: Path,
+    as_json: bool,
+    keep_secrets: bool,
+    show: bool,
+    allow_pickle: bool,
+) -> None:
+    """Attacks captured updates; with the truth beside them the result is a record."""
+    _refuse_answered(settings)
+    from gradleak.audit.own_update import observe_capture, reconstruct
+    from gradleak.cli.options import resolve_device, resolve_memory
+    from gradleak.report.terminal.console import open_console
+    from gradleak.targets import resolve_target
+
+    files = _list_files(captures)
+    texts = None if truth is None else _read_truth(truth, len(files))
+    spec = resolve_target(settings["target"], allow_pickle)
+    errors, place = open_console(to_stderr=True), resolve_device(device)
+    if not as_json:
+        errors.print(f"Opening {settings['target']} on {place}", style="dim")
+    import torch
+
+    target = spec.open(torch.device(place))
+    observations = [observe_capture(file, target=target) for file in files]
+    found = reconstruct(
+        observations,
+        attacks=settings["attacks"] or None,
+        prior=settings["prior"],
+        seed=settings["seed"],
+        time_limit=settings["time_limit"],
+        memory=resolve_memory(memory),
+    )
+    if texts is not None:
+        _print_record(found, spec, texts, out, as_json, keep_secrets, show)
+    elif as_json:
+        typer.echo(json.dumps(_describe(found, files, show), indent=1, ensure_ascii=False))
+    else:
+        _print_guesses(found, files, show)
+
+
+def _refuse_answered(settings: Mapping[str, Any]) -> None:
+    for name, usual in ANSWERED.items():
+        if settings.get(name) not in (usual, [] if usual is None else usual):
+            option = {"defenses": "defense", "metrics": "metric"}.get(name, name).replace("_", "-")
+            raise GradleakError(
+                f"--{option} does not go with --capture: the capture says what was sent, how and"
+                " what is known of it (gradleak capture show FILE)."
+            )
+
+
+def _list_files(captures: Sequence[Path]) -> list[Path]:
+    """Returns the files that are named, and those of folders in the order of their index."""
+    from gradleak.captures import index_folder
+
+    files: list[Path] = []
+    for path in captures:
+        if path.is_dir():
+            inside = [file for file, _ in index_folder(path)]
+            if not inside:
+                raise GradleakError(f"There is no capture in the folder {path}.")
+            files += inside
+        else:
+            files.append(path)
+    return files
+
+
+def _read_truth(path: Path, updates: int) -> list[list[tuple[str, Any]]]:
+    """Returns texts with labels for each update; rows of several updates name theirs."""
+    from gradleak.datasets import resolve_dataset
+
+    examples = resolve_dataset(str(path)).load()
+    rows = [(example.text, example.label) for example in examples]
+    if updates == 1:
+        return [rows]
+    if len(rows) % updates:
+        raise GradleakError(
+            f"{path} has {len(rows)} texts for {updates} captures, which is no whole number each:"
+            " audit them one by one."
+        )
+    size = len(rows) // updates
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _print_record(
+    found: "Reconstructions",
+    spec: "TargetSpec",
+    truth: list[list[tuple[str, Any]]],
+    out: Path,
+    as_json: bool,
+    keep_secrets: bool,
+    show: bool,
+) -> None:
+    from gradleak.audit.own_update import score
+    from gradleak.records.withheld import without_texts
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.record_screen import print_record
+
+    texts = [[text for text, _ in rows] for rows in truth]
+    given = [[label for _, label in rows] for rows in truth]
+    labels = given if all(label is not None for rows in given for label in rows) else None
+    record = score(found, texts, labels=labels, out=out, keep_secrets=keep_secrets, target=spec)
+    if as_json:
+        printed = record if show else without_texts(record)
+        typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
+        return
+    secrets = {
+        (batch, place): text for batch, rows in enumerate(texts) for place, text in enumerate(rows)
+    }
+    console = open_console()
+    print_record(console, record, secrets if show else {}, guesses=show)
+    console.print(f"Record: {out / f'{record.id}.json'}", soft_wrap=True)
+
+
+def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) -> None:
+    """Says what was rebuilt, how sure that is and what it explains, where nobody gave the truth."""
+    from gradleak.report.terminal.console import open_console
+
+    console = open_console()
+    for update, file in enumerate(files):
+        guesses = [guess for guess in found if guess.update == update]
+        proven = sum(guess.certified for guess in guesses)
+        console.print(f"{file}", style="bold", soft_wrap=True)
+        for line in found.list_findings(update):
+            console.print(f"  {line}", soft_wrap=True)
+        share = guesses[0].explains if guesses else None
+        explained = "" if share is None else f"; together they explain {share:.1%} of the update"
+        console.print(
+            f"  {len(guesses)} texts rebuilt by {guesses[0].attack if guesses else 'none'},"
+            f" {proven} proven by the update{explained}."
+        )
+        for guess in guesses:
+            text = guess.text if show else "withheld, since a good guess is private: add --show"
+            console.print(f"  {guess.place + 1}. {text}", markup=False, soft_wrap=True)
+        by_tensor = sorted(found.explains_by_tensor(update).items(), key=lambda one: one[1])
+        if by_tensor:
+            console.print(f"  Explained least, of {len(by_tensor)} tensors:")
+        for name, part in by_tensor[:TENSORS_SHOWN]:
+            console.print(f"    {part:7.1%}  {name}", soft_wrap=True)
+    console.print(
+        "Without the truth (--truth texts.jsonl) there is no score: a guess that is proven, or that"
+        " explains all, is what the client had; one that does not proves nothing."
+    )
+
+
+def _describe(found: "Reconstructions", files: Sequence[Path], show: bool) -> dict[str, Any]:
+    names = ("update", "place", "attack", "certified", "explains", *(["text"] * show))
+    return {
+        "captures": [str(file) for file in files],
+        "guesses": [{name: getattr(guess, name) for name in names} for guess in found],
+        "explained_by_tensor": [
+            dict(found.explains_by_tensor(update)) for update in range(len(files))
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Where updates come from: hooks on the training loops that people have."""
