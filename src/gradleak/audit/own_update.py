@@ -531,7 +531,7 @@ def score(
     found: Reconstructions,
     truth: Sequence[Any],
     *,
-    labels: Sequence[int | str] | None = None,
+    labels: Sequence[Any] | None = None,
     out: str | Path | None = None,
     keep_secrets: bool = False,
     target: TargetSpec | None = None,
@@ -558,7 +558,9 @@ def score(
     assert isinstance(prior, Prior)
     bench = Bench(Streams.root("attacker", found.seed), prior)
     norms = [float(torch.stack(list(o.update.norms().values())).norm()) for o in observations]
-    for (name, attack), one in zip(spec.attack_keys().items(), found.attacked.values(), strict=True):
+    for (name, attack), one in zip(
+        spec.attack_keys().items(), found.attacked.values(), strict=True
+    ):
         told = [observation.limited_to(_told(attack, observation)) for observation in observations]
         blind, drawn = Blind().reconstruct(told, bench), draw_beside(attack, told, bench)
         at_guess, at_truth = objectives(attack, told, private, one.found, prior)
@@ -611,7 +613,9 @@ def _as_examples(
         raise GradleakError(f"Update {update} is of {size} texts, and the truth has {len(texts)}.")
     known = observation.knows.labels
     if labels is not None and len(labels) != len(texts):
-        raise GradleakError(f"There are {len(texts)} texts and {len(labels)} labels for update {update}.")
+        raise GradleakError(
+            f"There are {len(texts)} texts and {len(labels)} labels for update {update}."
+        )
     if labels is None and known is not None:
         labels = known.tolist()
     if labels is None and not observation.target.labels_are_tokens:

@@ -137,9 +137,7 @@ def _print_record(
     texts = [[text for text, _ in rows] for rows in truth]
     given = [[label for _, label in rows] for rows in truth]
     labels = given if all(label is not None for rows in given for label in rows) else None
-    record = score(
-        found, texts, labels=labels, out=out, keep_secrets=keep_secrets, target=spec
-    )
+    record = score(found, texts, labels=labels, out=out, keep_secrets=keep_secrets, target=spec)
     if as_json:
         printed = record if show else without_texts(record)
         typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
