@@ -1,4 +1,4 @@
-"""The front door: capture, reconstruct, score, as a user would, and a model that stays as it was."""
+"""The front door: capture, reconstruct, score, as users do, and a model that stays as it was."""
 
 import copy
 import subprocess

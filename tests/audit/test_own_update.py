@@ -94,7 +94,7 @@ def test_the_truth_explains_all_whatever_clipping_nobody_told_of(
     assert right.share == pytest.approx(1, abs=1e-5)
     assert min(right.by_tensor["classifier.weight"], right.share or 0) > 0.999
     wrong = explain(observation, Reconstruction(sentences=ids_of(tiny, TEXTS[:1] * 2)))
-    assert (wrong.share or 0) < 0.9
+    assert (wrong.share or 0) < 0.97
     assert explain(observation, Reconstruction(sentences=())).share is None
 
 
@@ -129,7 +129,7 @@ def test_several_updates_are_attacked_together_and_scored_in_their_order(
     found = gradleak.reconstruct(observations, attacks="span")
     assert [guess.update for guess in found] == [0, 1]
     record = gradleak.score(found, [[text] for text in TEXTS], labels=[[0], [1]])
-    assert [one.scores["exact_match"] for one in record.attacks["span"].examples] == [1, 1]
+    assert record.worst_case["exact_match"].mean == 1
 
     def refused(message: str, truth: Any, labels: Any) -> None:
         with pytest.raises(GradleakError, match=message):

@@ -43,7 +43,13 @@ from gradleak.core.update import Update
 from gradleak.datasets.own_texts import OwnTexts
 from gradleak.records.schema import Record
 from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
-from gradleak.targets.in_memory import InMemory, hash_weights, open_in_memory, unwrap
+from gradleak.targets.in_memory import (
+    InMemory,
+    hash_weights,
+    open_in_memory,
+    refuse_strange,
+    unwrap,
+)
 from gradleak.views.tensors import Tensors
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]
@@ -166,6 +172,7 @@ def _observe(target: Target, gradients: Gradients, facts: Facts) -> Observation:
 def _open(model: Any, tokenizer: Any, gradients: Gradients, device: str) -> Target:
     """Opens a copy of the model in which all trains that trains in it, or that was sent."""
     inner = unwrap(model)
+    refuse_strange(inner, type(inner).__name__)
     named = dict(inner.named_parameters()) if isinstance(inner, torch.nn.Module) else {}
     trained = {name for name, value in named.items() if value.requires_grad}
     if isinstance(gradients, Mapping) and named:
