@@ -127,7 +127,7 @@ class Notes:
         # Hugging Face's language models divide by this number, its classifiers ignore it
         if isinstance(labels, Tensor) and labels.ndim == 2:
             self.shares_tokens = named.get("num_items_in_batch") is not None
-        loss.register_hook(lambda slope: self.slopes.append(float(slope)))
+        loss.register_hook(lambda slope: self.slopes.append(float(slope)))  # type: ignore[no-untyped-call]
 
     def scale(self, stated: float | None = None) -> float:
         """Returns what the mean gradient was multiplied by, as stated or as the losses show."""
