@@ -49,7 +49,7 @@ suppress_warnings = [
 
 # The tree at the left of the site: caption, then pages in their order.
 TREE = {
-    "Begin": ["docs/get_started", "docs/read_a_report", "docs/audit_your_model"],
+    "Begin": ["docs/get_started", "docs/read_a_report", "docs/audit_your_model", "docs/own_update"],
     "Tutorials": [
         "docs/tutorials/gate_in_ci",
         "docs/tutorials/evidence_for_a_dpia",

@@ -18,8 +18,9 @@ texts, labels = ["the code of the door is four two .", "call me on monday !"], t
 ids = tokenizer(texts, padding=True, return_tensors="pt")
 data = torch.utils.data.TensorDataset(ids["input_ids"], ids["attention_mask"], labels)
 made = PrivacyEngine().make_private(
-    module=model.train(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), poisson_sampling=False,
-    data_loader=torch.utils.data.DataLoader(data, 2), noise_multiplier=1.0, max_grad_norm=1.0,
+    module=model.train(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    data_loader=torch.utils.data.DataLoader(data, 2),
+    poisson_sampling=False, noise_multiplier=1.0, max_grad_norm=1.0,
 )  # fmt: skip
 with tempfile.TemporaryDirectory() as folder:
     know = ["batch_size", "lengths", "labels"]

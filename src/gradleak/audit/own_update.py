@@ -42,7 +42,13 @@ from gradleak.core.update import Update
 from gradleak.datasets.own_texts import OwnTexts
 from gradleak.records.schema import Record
 from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
-from gradleak.targets.in_memory import InMemory, hash_weights, open_in_memory, unwrap
+from gradleak.targets.in_memory import (
+    InMemory,
+    hash_weights,
+    open_in_memory,
+    refuse_strange,
+    unwrap,
+)
 from gradleak.views.tensors import Tensors
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]
@@ -165,6 +171,7 @@ def _observe(target: Target, gradients: Gradients, facts: Facts) -> Observation:
 def _open(model: Any, tokenizer: Any, gradients: Gradients, device: str) -> Target:
     """Opens a copy of the model in which all trains that trains in it, or that was sent."""
     inner = unwrap(model)
+    refuse_strange(inner, type(inner).__name__)
     named = dict(inner.named_parameters()) if isinstance(inner, torch.nn.Module) else {}
     trained = {name for name, value in named.items() if value.requires_grad}
     if isinstance(gradients, Mapping) and named:
@@ -506,7 +513,7 @@ def _explain(
 ) -> Explained:
     batch = observation.target.batch_of(sentences, labels)[None]
     # What is drawn at random would be drawn otherwise: it is left out.
-    run = observation.undefended if observation.channel.randomised else observation.simulate
+    run = observation.compute_undefended if observation.channel.randomised else observation.simulate
     with torch.enable_grad():
         made = run(batch, [Streams.root("attacker", 0).child("explain")]).detached_clone().tensors
     seen = {name: tensor.double() for name, tensor in observation.update.tensors.items()}
@@ -530,7 +537,7 @@ def score(
     found: Reconstructions,
     truth: Sequence[Any],
     *,
-    labels: Sequence[int | str] | None = None,
+    labels: Sequence[Any] | None = None,
     out: str | Path | None = None,
     keep_secrets: bool = False,
     target: TargetSpec | None = None,

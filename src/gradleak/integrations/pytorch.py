@@ -127,7 +127,8 @@ class Notes:
         # Hugging Face's language models divide by this number, its classifiers ignore it
         if isinstance(labels, Tensor) and labels.ndim == 2:
             self.shares_tokens = named.get("num_items_in_batch") is not None
-        loss.register_hook(lambda slope: self.slopes.append(float(slope)))
+        note: Any = loss.register_hook  # untyped in torch
+        note(lambda slope: self.slopes.append(float(slope)))
 
     def scale(self, stated: float | None = None) -> float:
         """Returns what the mean gradient was multiplied by, as stated or as the losses show."""

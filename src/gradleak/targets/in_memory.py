@@ -66,7 +66,7 @@ def open_in_memory(
     """Opens a copy of a model; `trained` names the parameters that do, if not as they say."""
     inner = unwrap(model)
     name = type(inner).__name__
-    _refuse_strange(inner, name)
+    refuse_strange(inner, name)
     sent = frozenset(list_trained(inner)) if trained is None else trained
     frozen = tuple(name for name, _ in inner.named_parameters() if name not in sent)
     copied = _copy(inner).to(device)
@@ -77,7 +77,8 @@ def open_in_memory(
     return TextClassifier(name, copied, tokenizer, frozen)
 
 
-def _refuse_strange(model: Any, name: str) -> None:
+def refuse_strange(model: Any, name: str) -> None:
+    """Refuses what is no model that can be audited."""
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise GradleakError(
             f"gradleak audits Hugging Face models, and this is a {name} without a config: pass a"
