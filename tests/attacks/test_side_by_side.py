@@ -10,17 +10,18 @@ from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
 from gradleak.attacks.learning_to_invert.picture_lessons import PublicPictures, read_pictures
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.shapes import Shapes
 from gradleak.defenses.sign import Sign
+from gradleak.priors.mean_picture import OnePicture
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.lenet import TinyImage
 from gradleak.views import Everything
 
+BLACK = OnePicture(torch.zeros(3, 8, 8))  # a prior that these attacks do not ask
 ATTACK = LtiPictures(steps=60, training_batch=32, width=96, directions=96, learning_rate=3e-3)
 
 
@@ -34,7 +35,7 @@ def group_of(
 ) -> SideBySide:
     setting = ClientSetting(TinyImage(), target, FedSGD(), (), Everything(), 1)
     return SideBySide(
-        attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), NoWords())
+        attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), BLACK)
     )
 
 
@@ -93,4 +94,4 @@ def test_what_cannot_be_trained_together_is_refused(target: Target) -> None:
         group_of(target, [gallery], replace(ATTACK, learning_rate=None))
     setting = ClientSetting(TinyImage(), target, FedAvg(), (), Everything(), 1)
     with pytest.raises(GradleakError, match="one gradient of one picture"):
-        SideBySide(ATTACK, setting, [()], [gallery], Bench(Streams.root("attacker", 0), NoWords()))
+        SideBySide(ATTACK, setting, [()], [gallery], Bench(Streams.root("attacker", 0), BLACK))

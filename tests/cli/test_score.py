@@ -91,7 +91,7 @@ def test_pictures_are_scored_without_the_generator_and_the_blind_guess_is_left_o
     def gone(*_: object) -> None:
         raise GradleakError("There is no generator.")
 
-    monkeypatch.setattr("gradleak.audit.rescore.open_priors", gone)
+    monkeypatch.setattr("gradleak.priors.mean_picture.MeanPicture.open", gone)
     assert main(["score", str(tmp_path), "--device", "cpu", "--metric", "psnr"]) == 0
     said = capsys.readouterr().out
     assert (

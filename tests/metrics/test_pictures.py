@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.metric import Pair
+from gradleak.core.picture import Picture
 from gradleak.core.pixels import picture_of
 from gradleak.metrics import perceptual
 from gradleak.metrics.perceptual import convert, opened_weights, perceptual_distance
@@ -20,8 +21,8 @@ from gradleak.metrics.pictures import (
 )
 
 
-def even(shade: float) -> Sentence:
-    return Sentence("", "", (), picture_of(torch.full((3, 16, 16), shade)))
+def even(shade: float) -> Picture:
+    return picture_of(torch.full((3, 16, 16), shade))
 
 
 def test_errors_of_even_pictures_are_those_of_one_pixel() -> None:

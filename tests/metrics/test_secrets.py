@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.metric import Pair, Text
 from gradleak.metrics.secrets import SecretEditDistance, SecretRecall, edits_to_nearest, normalised
 
 
 def pair(guess: str, *marked: str) -> Pair:
-    return Pair(Sentence("", "", ()), Sentence(guess, "", ()), marked)
+    return Pair(Text("", "", ()), Text(guess, "", ()), marked)
 
 
 def test_wordpiece_spacing_case_and_accents_do_not_hide_a_leak() -> None:

@@ -27,8 +27,8 @@ def scores(record: object) -> object:
 
 
 def test_what_was_packed_attacks_as_what_was_opened_by_name() -> None:
-    target, priors = unpack(pack(SPEC), "cpu")
-    (found,) = run_audits([SPEC], target=target, priors=priors)
+    target, prior = unpack(pack(SPEC), "cpu")
+    (found,) = run_audits([SPEC], target=target, prior=prior)
     assert scores(found.record) == scores(run_audit(SPEC).record)  # type: ignore[union-attr]
 
 

@@ -14,7 +14,7 @@ from gradleak.core.attack import Attack, Bench
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
-from gradleak.core.prior import Prior
+from gradleak.core.prior import AnyPrior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -29,7 +29,7 @@ class Fits:
         self,
         spec: AuditSpec,
         target: Target,
-        prior: Prior,
+        prior: AnyPrior,
         out: Path | None,
         display: Display,
         memory: int | None = None,
@@ -83,7 +83,7 @@ class Fits:
 
     def _identify(self, attack: TrainableAttack, setting: ClientSetting) -> str:
         """Returns the id of a fit: the same for whatever would learn the same."""
-        texts = "\n".join(f"{example.label}\t{example.content}" for example in self.public or ())
+        texts = "\n".join(f"{example.label}\t{example.as_text}" for example in self.public or ())
         described = {
             "attack": attack.describe_learning(),
             "setting": setting.describe(),
@@ -101,8 +101,8 @@ def public_examples(spec: AuditSpec, private: Sequence[Example] | None = None) -
     """
     source = spec.public or spec.data.public() or spec.data
     secrets = private_examples(spec) if private is None else private
-    known = {simplify(example.content) for example in secrets}
-    found = [example for example in source.load() if simplify(example.content) not in known]
+    known = {simplify(example.as_text) for example in secrets}
+    found = [example for example in source.load() if simplify(example.as_text) not in known]
     if not found:
         raise GradleakError(
             f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out:"

@@ -13,7 +13,6 @@ from gradleak.audit.client import batch_name, compute, look, protect, update_nor
 from gradleak.audit.display import Display
 from gradleak.audit.fits import Fits
 from gradleak.audit.objectives import make_up, objectives
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.outcomes import AttackOutcomes, Outcome, Parts
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress, Scale
@@ -22,6 +21,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.parts import Part
+from gradleak.core.prior import AnyPrior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -87,12 +87,12 @@ class AuditGroup:
         target: Target,
         parts: Parts,
         display: Display,
-        priors: OpenedPriors | None = None,
+        prior: AnyPrior | None = None,
         memory: int | None = None,
     ) -> None:
         self.members, self.target, self.parts, self.display = members, target, parts, display
         self.shared = members[0].spec
-        self.priors = priors or open_priors(self.shared, target)
+        self.prior = self.shared.prior.open(target) if prior is None else prior
         names = self.shared.attack_keys()
         self.results = [
             MemberResult({name: AttackOutcomes() for name in names}, refusal=member.refusal)
@@ -106,7 +106,7 @@ class AuditGroup:
         # Bytes the process may hold on the device; none: most of what is free when an attack starts
         self.memory = memory
         self.peak_memory: int | None = None
-        self.fits = Fits(self.shared, target, self.priors.words, parts.out, display, memory)
+        self.fits = Fits(self.shared, target, self.prior, parts.out, display, memory)
 
     def attack_all(self) -> None:
         """Fills the results: of members that can be attacked their outcomes, of others why not.
@@ -265,7 +265,7 @@ class AuditGroup:
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
         secrets = [self._secret_of(one) for one in seen]
         ready = self.fits.ready(key, attack)
-        values = objectives(ready, limited, secrets, found, self.priors.words)
+        values = objectives(ready, limited, secrets, found, self.prior)
         for (outcomes, batch), one, guess, truth in zip(held, limited, *values, strict=True):
             outcomes[batch] = replace(
                 outcomes[batch],
@@ -279,9 +279,8 @@ class AuditGroup:
         limit = self.shared.time_limit
         return SharedBench(
             self.root,
-            self.priors.words,
+            self.prior,
             deadline=None if limit is None else time.monotonic() + limit,
-            pictures=self.priors.pictures,
             memory=self.memory or limit_by_default(self.target.device),
             by_index=self.streams,
         )

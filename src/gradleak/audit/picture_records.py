@@ -3,8 +3,8 @@
 import torch
 
 from gradleak.core.attack import Reconstruction
-from gradleak.core.batch import Example, PrivateBatch
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.batch import PrivateBatch
+from gradleak.core.metric import Content, Pair
 from gradleak.core.picture import Picture
 from gradleak.core.pixels import picture_of, pixels_of
 from gradleak.metrics.alignment import nearest_pictures
@@ -14,34 +14,24 @@ from gradleak.records.png import Pixels, data_uri, from_data_uri
 def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
     """Secrets of one batch with the guesses nearest to them; what was not guessed counts as
     grey."""
-    secrets = [example.picture for example in private.examples if example.picture is not None]
+    secrets = [one.content for one in private.examples if isinstance(one.content, Picture)]
     grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
     guesses = [*guess.pictures, *grey][: len(secrets)]
     values = [
         torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)
     ]
     order = nearest_pictures(values[0], values[1])
-    return [
-        Pair(_seen(secret), _seen(guesses[chosen]))
-        for secret, chosen in zip(secrets, order, strict=True)
-    ]
+    return [Pair(secret, guesses[chosen]) for secret, chosen in zip(secrets, order, strict=True)]
 
 
-def as_data_uri(picture: Picture) -> str:
-    """The picture as text that browsers draw."""
-    return data_uri(Pixels(picture.shape, picture.pixels))
-
-
-def from_record(guess: str) -> Sentence:
-    """A guess that a record holds as such text, as metrics see it."""
+def from_record(guess: str) -> Picture:
+    """Returns the picture that a record holds as such text."""
     found = from_data_uri(guess)
-    return _seen(Picture(found.shape, found.data))
+    return Picture(found.shape, found.data)
 
 
-def shown(example: Example) -> str:
-    """A private example as a record keeps it where it may."""
-    return example.text if example.picture is None else as_data_uri(example.picture)
-
-
-def _seen(picture: Picture) -> Sentence:
-    return Sentence(text="", legacy="", ids=(), picture=picture)
+def shown(content: str | Content) -> str:
+    """Returns a text as it reads, or a picture as text that browsers draw."""
+    if isinstance(content, Picture):
+        return data_uri(Pixels(content.shape, content.pixels))
+    return content if isinstance(content, str) else content.text

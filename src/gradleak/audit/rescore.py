@@ -8,7 +8,6 @@ import torch
 from gradleak.attacks.blind import Blind, draw_beside
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.group import SharedBench, attackers_streams
-from gradleak.audit.opened_priors import open_priors
 from gradleak.audit.picture_records import from_record
 from gradleak.audit.scoring import (
     Values,
@@ -23,7 +22,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Content, Metric, Pair, Text
 from gradleak.core.observation import Fact
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -107,7 +106,7 @@ def _blind(
     None where a generator of pictures is gone since: what it would have guessed is left open.
     """
     try:
-        priors = open_priors(spec, target)
+        prior = spec.prior.open(target)
     except GradleakError as error:
         if target.medium != "image":
             raise
@@ -115,7 +114,7 @@ def _blind(
         return None
     root = Streams.root("attacker", spec.seed)
     streams = attackers_streams([(spec, len(private))], root)
-    bench = SharedBench(root, priors.words, pictures=priors.pictures, by_index=streams)
+    bench = SharedBench(root, prior, by_index=streams)
     told = spec.told(attack) | {Fact.DEFENSE}
     observations = [
         observe(spec, target, batch, index).limited_to(told) for index, batch in enumerate(private)
@@ -129,7 +128,7 @@ def _stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float | Non
     return {one.name: [example.get(one.name) for example in values] for one in metrics}
 
 
-def _guess(target: Target, example: ExampleRecord) -> Sentence:
+def _guess(target: Target, example: ExampleRecord) -> Content:
     """A stored guess as metrics see it; its token ids are those of its text, cut again."""
     if example.guess is not None and target.medium == "image":
         return from_record(example.guess)
@@ -138,7 +137,7 @@ def _guess(target: Target, example: ExampleRecord) -> Sentence:
             "This record does not hold its guesses: there is nothing to score. Run the audit again."
         )
     cut = sentence(target, target.encode([example.guess])[0])
-    return Sentence(example.guess, example.guess_legacy, cut.ids)
+    return Text(example.guess, example.guess_legacy, cut.ids)
 
 
 def _at(columns: Mapping[str, Sequence[float | None]], place: int) -> dict[str, float | None]:

@@ -13,12 +13,12 @@ from gradleak.audit.circumstances import accounting_refusal
 from gradleak.audit.client import private_batches, private_examples, remarks_on
 from gradleak.audit.display import Display, Silent
 from gradleak.audit.group import AuditGroup, Member
-from gradleak.audit.opened_priors import OpenedPriors
 from gradleak.audit.outcomes import Parts, has_kept
 from gradleak.audit.spec import AuditSpec
 from gradleak.audit.writing import data_hash, record_of
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
+from gradleak.core.prior import AnyPrior
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.trainable import TrainableAttack
@@ -77,7 +77,7 @@ def run_audits(
     keep_secrets: bool = False,
     display: Display | None = None,
     target: Target | None = None,
-    priors: OpenedPriors | None = None,
+    prior: AnyPrior | None = None,
     key: SecretKey | None = None,
 ) -> list[Finished | GradleakError]:
     """Audits settings of one group key in one call; of several, one that cannot be attacked
@@ -120,7 +120,7 @@ def run_audits(
     )
     name = f"{name_of(specs)}-{device.split(':')[0]}-{_joined(data_hashes)}{versions}"
     parts = Parts(out, name, [spec.id for spec in specs])
-    group = AuditGroup(members, target, parts, display, priors, memory)
+    group = AuditGroup(members, target, parts, display, prior, memory)
     with full_disk_explained(f"keep finished parts in {out}"):
         group.attack_all()
     results: list[Finished | GradleakError] = []

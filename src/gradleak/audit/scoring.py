@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
-from gradleak.audit.picture_records import as_data_uri, picture_pairs
+from gradleak.audit.picture_records import picture_pairs, shown
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.defense import channel_of
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Metric, Pair, Text
 from gradleak.core.observation import Fact
+from gradleak.core.picture import Picture
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import align
@@ -79,10 +80,8 @@ def _score_alone(
         ExampleRecord(
             batch=index,
             position=position,
-            guess=(
-                pair.guess.text if pair.guess.picture is None else as_data_uri(pair.guess.picture)
-            ),
-            guess_legacy=pair.guess.legacy if pair.guess.picture is None else None,
+            guess=shown(pair.guess),
+            guess_legacy=pair.guess.legacy if isinstance(pair.guess, Text) else None,
             certified=outcomes[index].reconstruction.certified,
             values={name: column[place] for name, column in values.items()},
             blind_values={name: column[place] for name, column in blind_values.items()},
@@ -204,18 +203,16 @@ def pair_up(
             example = batch.examples[place]
             marked = tuple(example.text[start:end] for start, end in example.secrets)
             pairs.append(
-                Pair(
-                    secrets[place], guessed[chosen] if chosen >= 0 else Sentence("", "", ()), marked
-                )
+                Pair(secrets[place], guessed[chosen] if chosen >= 0 else Text("", "", ()), marked)
             )
     return pairs
 
 
-def sentence(target: Target, ids: Sequence[int]) -> Sentence:
+def sentence(target: Target, ids: Sequence[int]) -> Text:
     """Token ids as metrics see them."""
     around = {*target.vocabulary.prefix, *target.vocabulary.suffix, target.vocabulary.pad}
     inside = tuple(number for number in ids if number not in around)
-    return Sentence(
+    return Text(
         text=target.decode(inside), legacy=target.decode(ids, keep_special=True), ids=inside
     )
 
@@ -311,10 +308,10 @@ def _objective_flags(
 def _beyond_luck(ours: Pair, blind: Pair) -> bool:
     """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the
     blind guess."""
-    return (
-        len(ours.secret.ids) >= flags.BEYOND_LUCK
-        and ours.guess.ids == ours.secret.ids != blind.guess.ids
-    )
+    if isinstance(ours.secret, Picture):
+        return False
+    (secret, guess), (_, chance) = ours.texts, blind.texts
+    return len(secret.ids) >= flags.BEYOND_LUCK and guess.ids == secret.ids != chance.ids
 
 
 def _defense_flags(spec: AuditSpec, attack: Attack) -> tuple[RaisedFlag, ...]:

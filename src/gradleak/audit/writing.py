@@ -74,7 +74,7 @@ def record_of(
 
 def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
     """Tells whether two audits had the same data, to whoever holds the key."""
-    return keyed_hash(key, "\n".join(f"{example.label}\t{example.content}" for example in examples))
+    return keyed_hash(key, "\n".join(f"{example.label}\t{example.as_text}" for example in examples))
 
 
 def _secrets(
@@ -84,9 +84,9 @@ def _secrets(
         SecretRecord(
             index,
             position,
-            keyed_hash(key, example.content),
+            keyed_hash(key, example.as_text),
             tokens,
-            shown(example) if keep else None,
+            shown(example.content) if keep else None,
             example.row,
         )
         for index, batch in enumerate(private)

@@ -227,7 +227,8 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
 
     examples = private_examples(spec) * spec.draws if visible else []
     secrets = {
-        divmod(place, spec.batch_size): shown(example) for place, example in enumerate(examples)
+        divmod(place, spec.batch_size): shown(example.content)
+        for place, example in enumerate(examples)
     }
     console = open_console()
     print_record(console, record, secrets, guesses=visible)

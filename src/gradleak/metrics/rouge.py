@@ -45,7 +45,8 @@ class _Honest(Metric):
     measure: ClassVar[str]
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [f_measure(self.measure, pair.secret.text, pair.guess.text) for pair in pairs]
+        texts = (pair.texts for pair in pairs)
+        return [f_measure(self.measure, secret.text, guess.text) for secret, guess in texts]
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class _Legacy(Metric):
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         return [
-            f_measure(self.measure, pair.secret.legacy, pair.guess.legacy, legacy=True)
-            for pair in pairs
+            f_measure(self.measure, secret.legacy, guess.legacy, legacy=True)
+            for secret, guess in (pair.texts for pair in pairs)
         ]
 
 

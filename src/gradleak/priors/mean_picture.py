@@ -90,7 +90,7 @@ def shape_of(target: Target) -> tuple[int, int, int]:
 def _public(line: str, limit: int) -> PublicPictures:
     data = resolve("dataset", line)
     assert isinstance(data, Dataset)
-    pictures = [example.picture for example in data.load()[:limit] if example.picture is not None]
+    pictures = [one.content for one in data.load()[:limit] if isinstance(one.content, Picture)]
     if not pictures:
         raise GradleakError(f"{line} holds no pictures.")
     return PublicPictures(pictures)

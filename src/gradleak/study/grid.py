@@ -11,12 +11,12 @@ from pathlib import Path
 
 from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import OpenedPriors
 from gradleak.audit.outcomes import begun_calls
 from gradleak.audit.runner import Finished, group_key, has_parts, run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Progress
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.prior import AnyPrior
 from gradleak.core.target import Target
 from gradleak.records.errors import DiskFull, full_disk_explained
 from gradleak.records.files import write_whole
@@ -27,7 +27,7 @@ from gradleak.study.claims import claim
 from gradleak.study.plan import FAILED
 
 MOST = 8  # cells in one call: records are written when it ends
-Opened = Callable[[AuditSpec], tuple[Target, OpenedPriors]]
+Opened = Callable[[AuditSpec], tuple[Target, AnyPrior]]
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,14 @@ class Grid:
         display = Numbered(self.display, label)
         try:
             specs = [cell.spec for cell in cells]
-            target, priors = (None, None) if self.opened is None else self.opened(specs[0])
+            target, prior = (None, None) if self.opened is None else self.opened(specs[0])
             found = run_audits(
                 specs,
                 device=self.device,
                 out=self.folder,
                 display=display,
                 target=target,
-                priors=priors,
+                prior=prior,
                 memory=self.memory,
             )
         except DiskFull:

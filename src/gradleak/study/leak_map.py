@@ -16,7 +16,6 @@ import torch
 
 from gradleak.audit.client import private_examples
 from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import open_priors
 from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.metric import Metric
@@ -152,7 +151,7 @@ def run_map(
     private_examples(plan.base)  # refused now, not after the model is opened
     display.say(f"Opening {to_string(plan.base.target)} on {device}")
     target = plan.base.target.open(torch.device(device), getattr(torch, plan.base.dtype))
-    opened = (target, open_priors(plan.base, target))
+    opened = (target, plan.base.prior.open(target))
     cells, absent = plan.cells(target)
     results = run_cells(
         [Cell({LAYER: str(cell.layer), "module": cell.module}, cell.spec) for cell in cells],

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack
+from gradleak.core.prior import AnyPrior
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.trainable import TrainableAttack
@@ -36,19 +36,19 @@ class Opened:
     def __init__(self, device: str, display: Display) -> None:
         self.device, self.display = device, display
         self.name: str | None = None
-        self.held: tuple[Target, OpenedPriors] | None = None
+        self.held: tuple[Target, AnyPrior] | None = None
 
     def holds(self, spec: AuditSpec) -> bool:
         return self.held is not None and self.name == opened_as(spec)
 
-    def of(self, spec: AuditSpec) -> tuple[Target, OpenedPriors]:
+    def of(self, spec: AuditSpec) -> tuple[Target, AnyPrior]:
         """Those of an audit. The ones held before are let go first, since both may not fit in
         memory."""
         if self.held is None or self.name != opened_as(spec):
             self.let_go()
             self.display.say(f"Opening {to_string(spec.target)} on {self.device}")
             target = spec.target.open(torch.device(self.device), getattr(torch, spec.dtype))
-            self.name, self.held = opened_as(spec), (target, open_priors(spec, target))
+            self.name, self.held = opened_as(spec), (target, spec.prior.open(target))
         return self.held
 
     def let_go(self) -> None:
@@ -233,15 +233,15 @@ class Trials:
                 continue
             began = self.clock()
             try:
-                target, priors = self.open(spec)
+                target, prior = self.open(spec)
                 self.pace.tried[kind] = sum(
-                    one.seconds_each for one in try_out(spec, attack, target, priors, self.seconds)
+                    one.seconds_each for one in try_out(spec, attack, target, prior, self.seconds)
                 )
             except Exception:
                 self.pace.tried[kind] = 0.0
             self.left -= self.clock() - began
 
-    def open(self, spec: AuditSpec) -> tuple[Target, OpenedPriors]:
+    def open(self, spec: AuditSpec) -> tuple[Target, AnyPrior]:
         """What an audit works with; how long opening it takes is noted."""
         began, held = self.clock(), self.opened.holds(spec)
         found = self.opened.of(spec)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from gradleak.audit.client import observe, private_batches
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Bench, Progress
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
+from gradleak.core.prior import AnyPrior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -53,7 +53,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
         for attack in cell.spec.attacks:
             groups.setdefault(kind_of(cell.spec, attack), []).append((cell.spec, attack))
     opened: dict[str, Target] = {}
-    priors: dict[tuple[str, str], OpenedPriors] = {}
+    priors: dict[tuple[str, str], AnyPrior] = {}
     for uses in groups.values():
         spec, attack = uses[0]
         target, defense = (
@@ -67,7 +67,7 @@ def probe(cells: Sequence[Cell], device: str, seconds: float) -> Iterator[Probe]
                 opened[target] = spec.target.open(torch.device(device), getattr(torch, spec.dtype))
             prior = (target, to_string(spec.prior))
             if prior not in priors:
-                priors[prior] = open_priors(spec, opened[target])
+                priors[prior] = spec.prior.open(opened[target])
             tries = try_out(spec, attack, opened[target], priors[prior], seconds)
             each, took = sum(one.seconds_each for one in tries), sum(one.took for one in tries)
             yield Probe(*named, each, took, all(one.whole for one in tries))
@@ -99,7 +99,7 @@ def kind_of(spec: AuditSpec, attack: Attack) -> tuple[str, ...]:
 
 
 def try_out(
-    spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float
+    spec: AuditSpec, attack: Attack, target: Target, prior: AnyPrior, seconds: float
 ) -> list[Try]:
     """Of attacks in turn every one that applies: how many batches get to the last is not known
     before."""
@@ -107,7 +107,7 @@ def try_out(
     refusal: GradleakError | None = None
     for member in attack.members:
         try:
-            tries.append(_try(spec, member, target, priors, seconds))
+            tries.append(_try(spec, member, target, prior, seconds))
         except GradleakError as error:
             refusal = error
     if refusal is not None and not tries:
@@ -115,9 +115,7 @@ def try_out(
     return tries
 
 
-def _try(
-    spec: AuditSpec, attack: Attack, target: Target, priors: OpenedPriors, seconds: float
-) -> Try:
+def _try(spec: AuditSpec, attack: Attack, target: Target, prior: AnyPrior, seconds: float) -> Try:
     chosen = _of_all_lengths(
         private_batches(spec, target), BATCHES_AT_ONCE.get(target.device.type, 1)
     )
@@ -125,7 +123,7 @@ def _try(
     limited = [one.limited_to(spec.told(attack) | {Fact.DEFENSE}) for one in observations]
     progress, began = Progress(), time.monotonic()
     streams = Streams.root("attacker", spec.seed)
-    bench = Bench(streams, priors.words, progress, began + seconds, pictures=priors.pictures)
+    bench = Bench(streams, prior, progress, began + seconds)
     attack.reconstruct(limited, bench)
     ended, whole = time.monotonic(), not bench.out_of_time
     took = ended - began if whole else stretched(progress, began, ended)

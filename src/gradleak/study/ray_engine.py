@@ -18,10 +18,10 @@ import torch
 from gradleak.audit import AuditSpec
 from gradleak.audit.answered import Inputs, finished
 from gradleak.audit.display import Display
-from gradleak.audit.opened_priors import OpenedPriors, open_priors
 from gradleak.audit.runner import run_audits
 from gradleak.core.attack import Progress
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.prior import AnyPrior, PicturePrior, Prior
 from gradleak.core.target import Target
 from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
@@ -53,7 +53,7 @@ def run_on_ray(
     """Runs the cells that have no record yet on a cluster; the records are those of a local run,
     but for time and cost.
 
-    Targets and priors are opened here, once, and lie in the cluster's object store; data are read
+    Targets and prior are opened here, once, and lie in the cluster's object store; data are read
     by name and must be there on every node, or be had from the hub.
     """
     _ray()  # named here where it is not installed
@@ -226,7 +226,7 @@ def _answers(
 
 
 class Stored:
-    """Targets and priors in the object store, each put there when the first cell needs it."""
+    """Targets and prior in the object store, each put there when the first cell needs it."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
@@ -272,9 +272,9 @@ def audit_cells(
     """Audits of one group key on a worker: records, or else tracebacks: a failure is an answer,
     which Ray does not try again."""
     try:
-        target, priors = (None, None) if opened is None else unpack(opened, device)
+        target, prior = (None, None) if opened is None else unpack(opened, device)
         found = run_audits(
-            specs, device=device, key=SecretKey(key), target=target, priors=priors, memory=memory
+            specs, device=device, key=SecretKey(key), target=target, prior=prior, memory=memory
         )
     except Exception:
         if len(specs) == 1:
@@ -296,16 +296,16 @@ def pack(spec: AuditSpec) -> bytes:
     """Opens the target and the prior of an audit on the CPU and returns them as bytes."""
     target = spec.target.open(torch.device("cpu"), getattr(torch, spec.dtype))
     buffer = io.BytesIO()
-    torch.save((target, open_priors(spec, target)), buffer)
+    torch.save((target, spec.prior.open(target)), buffer)
     return buffer.getvalue()
 
 
-def unpack(data: bytes, device: str) -> tuple[Target, OpenedPriors]:
+def unpack(data: bytes, device: str) -> tuple[Target, AnyPrior]:
     """Returns both on a device; what they shared they still share.
 
     Only ever of bytes that this program packed itself: they are code.
     """
-    target, priors = torch.load(io.BytesIO(data), map_location=device, weights_only=False)
+    target, prior = torch.load(io.BytesIO(data), map_location=device, weights_only=False)
     assert isinstance(target, Target)
-    assert isinstance(priors, OpenedPriors)
-    return target, priors
+    assert isinstance(prior, Prior | PicturePrior)
+    return target, prior

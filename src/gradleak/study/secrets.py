@@ -29,7 +29,7 @@ class SecretFinder:
     def texts(self, record: Record) -> Mapping[tuple[int, int], str]:
         """Text by batch and position; nothing where the data is not at hand or is other data by
         now."""
-        return {place: shown(example) for place, example in self.examples(record).items()}
+        return {place: shown(example.content) for place, example in self.examples(record).items()}
 
     def examples(self, record: Record) -> Mapping[tuple[int, int], Example]:
         """Examples by batch and position."""
@@ -41,7 +41,7 @@ class SecretFinder:
                 + secret.position
             )
             if place < len(loaded) and any(
-                keyed_hash(key, loaded[place].content) == secret.hash for key in self.keys
+                keyed_hash(key, loaded[place].as_text) == secret.hash for key in self.keys
             ):
                 found[secret.batch, secret.position] = loaded[place]
         return found

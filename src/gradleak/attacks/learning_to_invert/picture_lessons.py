@@ -16,6 +16,7 @@ from gradleak.attacks.learning_to_invert.medium import (
 )
 from gradleak.core.batch import Batch, Example
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.target import Target
 
 
@@ -52,8 +53,7 @@ class PublicPictures(PublicExamples):
 
 def read_pictures(target: Target, public: Sequence[Example]) -> PublicPictures:
     """Returns the public pictures as this target reads them."""
-    given = [example for example in public if example.picture is not None]
-    pictures = [example.picture for example in given if example.picture is not None]
+    pictures = [one.content for one in public if isinstance(one.content, Picture)]
     if not pictures:
         raise GradleakError(
             "Learning to Invert needs public pictures to learn from: add --public DATA."
@@ -70,7 +70,7 @@ def read_pictures(target: Target, public: Sequence[Example]) -> PublicPictures:
         )
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, *shape).movedim(-1, 1).contiguous()
-    labels = number_labels(target, given, range(len(given)))
+    labels = number_labels(target, public, range(len(public)))
     return PublicPictures(pixels.to(target.device), labels, target.dtype)
 
 
