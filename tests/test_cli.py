@@ -136,9 +136,12 @@ def test_private_text_is_shown_and_kept_only_on_request(tmp_path: Path, capsys: 
     (path,) = tmp_path.glob("*.json")
     assert "doctor saw" not in hidden
     assert "doctor saw" in shown
-    assert "doctor saw" not in path.read_text()
+    (details,) = (tmp_path / "details").iterdir()
+    assert "doctor saw" not in path.read_text() + details.read_text()
     assert main([*words, "--keep-secrets"]) == 0
-    assert "doctor saw" in path.read_text()
+    (details,) = (tmp_path / "details").iterdir()
+    assert "doctor saw" not in path.read_text()
+    assert "doctor saw" in details.read_text()
 
 
 def test_show_draws_a_record_or_lists_a_folder(tmp_path: Path, capsys: Captured) -> None:

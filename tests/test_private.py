@@ -12,7 +12,7 @@ import pytest
 from gradleak.cli import main
 from gradleak.records.schema import Record
 from gradleak.records.store import open_key, read_record
-from gradleak.records.summary import record_paths
+from gradleak.records.summary import read_summary, record_paths
 from gradleak.records.withheld import texts_of
 from gradleak.study.claims import claim
 
@@ -119,6 +119,24 @@ def test_a_purge_of_all_leaves_nothing_of_the_run(
     assert main(["purge", str(out), "--yes", "--all"]) == 0
     assert files(out) == []
     assert "Nothing of the run stays." in capsys.readouterr().out
+
+
+def test_a_purge_takes_guesses_that_no_record_names_and_keeps_scores_whose_guesses_are_lost(
+    tmp_path: Path, data: Path
+) -> None:
+    out = tmp_path / "runs"
+    assert main([*AUDIT, "--data", str(data), "--keep-secrets", "--out", str(out)]) == 0
+    (path,) = out.glob("*.json")
+    summary = read_summary(path)
+    orphan = summary.details_path.with_name(f"{'d' * 16}-{'e' * 16}.json")
+    summary.details_path.rename(orphan)
+    mine = orphan.with_name("mine.json")
+    mine.write_text("mine")
+    assert holding(out, CANARY) == [orphan]
+    assert main(["purge", str(out), "--yes"]) == 0
+    assert holding(out, CANARY) == [] and mine.read_text() == "mine"
+    assert read_summary(path).columns == summary.columns
+    assert main(["report", str(out)]) == main(["show", str(out)]) == 0
 
 
 def test_a_foreign_file_with_a_private_text_is_named_and_left(

@@ -231,7 +231,7 @@ def linked(made: Made) -> None:
     write_record(
         outside, record_of({**like.spec, "seed": 4}, next(iter(like.attacks)), "other", leaking=50)
     )
-    (made.folder / "below").rmdir()
+    shutil.rmtree(made.folder / "below")
     (made.folder / "below").symlink_to(outside, target_is_directory=True)
 
 

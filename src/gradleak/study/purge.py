@@ -32,6 +32,7 @@ MARKS = (
 )
 PDF_TITLES = (b"gradleak: ", "gradleak: ".encode("utf-16-be"))
 PICTURE = re.compile(r"[0-9a-f]{16}-\d+-\w+\.png")
+OF_DETAILS = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json")
 HALF_WRITTEN = re.compile(r"\..+\.tmp")
 # Files of a run that hold no text. They stay, and are read through for texts all the same.
 WITHOUT_TEXT = (
@@ -183,12 +184,11 @@ def _sort_records(folder: Path, found: Purge, everything: bool) -> None:
             in_use |= {summary.details_path} if record is not None else set()
             record = summary.record if record is None else record
             (found.bare if record == without_texts(record) else found.records).append(path)
-    if everything and (folder / DETAILS).is_dir():
-        found.mark("records", folder / DETAILS)
-        return
     for path in sorted((folder / DETAILS).glob("*")):
-        if path not in in_use:
-            found.mark("guesses of no record", path)
+        if not OF_DETAILS.fullmatch(path.name) and not HALF_WRITTEN.fullmatch(path.name):
+            found.foreign.append(path)
+        elif path not in in_use:
+            found.mark("records" if everything else "guesses of no record", path)
 
 
 def _with_details(summary: Summary) -> Record | None:
