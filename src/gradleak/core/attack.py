@@ -160,8 +160,8 @@ class Silent:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What an attack works with: its own randomness, opened priors, a place to report progress,
-    a deadline, some memory."""
+    """What an attack works with: its own randomness, an opened prior, a place to report
+    progress, a deadline, some memory."""
 
     streams: Streams
     prior: AnyPrior
