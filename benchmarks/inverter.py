@@ -27,10 +27,12 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Batch
 from gradleak.core.defense import protect_in_turn
-from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.made_up import Shapes
+from gradleak.priors.picture_priors import OnePicture
+
+BLACK = OnePicture(torch.zeros(3, 8, 8))  # a prior that these attacks do not ask
 
 
 def main() -> None:
@@ -112,7 +114,7 @@ def _learn(setting: ClientSetting, steps: int, batch: int) -> None:
     attack = LtiPictures(steps=steps, training_batch=batch, learning_rate=1e-4)
     side = setting.target.probe(1, 1).pixels
     assert side is not None
-    bench = Bench(Streams.root("benchmark", 0), NoWords())
+    bench = Bench(Streams.root("benchmark", 0), BLACK)
     fitted = attack.fit(setting, Shapes("public", side.shape[-1]).load(1000), bench)
     print(f"lti_pictures {fitted.summary}")
 

@@ -39,15 +39,16 @@ from gradleak.attacks.learning_to_invert.training import find_peak_memory
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
-from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.core.trainable import ClientSetting
 from gradleak.metrics.picture_distances import load_weights, perceptual_distance
+from gradleak.priors.picture_priors import OnePicture
 from gradleak.records.statistics import interval
 from gradleak.targets.image_classifier import ImageClassifier
 from gradleak.training.picture_models import ImageTraining, train_image_classifier
 
+BLACK = OnePicture(torch.zeros(3, 8, 8))  # a prior that these attacks do not ask
 KEPT = 200  # guesses of every inverter that are kept, for LPIPS
 ACROSS = {
     "size": "public pictures",
@@ -93,7 +94,7 @@ def main() -> None:
         )
     secrets, target = secrets[: asked.secrets], opened.open(device)
     setting = ClientSetting(opened, target, specs[0].protocol, (), specs[0].view, 1)
-    bench = Bench(Streams.root("attacker", 0), NoWords(), deadline=time.monotonic() + asked.seconds)
+    bench = Bench(Streams.root("attacker", 0), BLACK, deadline=time.monotonic() + asked.seconds)
     group = SideBySide(
         attack,
         setting,

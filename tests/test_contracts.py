@@ -13,7 +13,7 @@ from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Metric, Pair, Text
 from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.prior import PriorSpec
 from gradleak.core.protocol import Protocol
@@ -417,9 +417,9 @@ def test_a_prior_says_a_sentence_of_the_length_asked(
 # Metrics
 
 
-def sentence(target: Target, text: str) -> Sentence:
+def sentence(target: Target, text: str) -> Text:
     (ids,) = target.encode([text])
-    return Sentence(
+    return Text(
         text=target.decode(ids), legacy=target.decode(ids, keep_special=True), ids=tuple(ids[1:-1])
     )
 

@@ -66,7 +66,10 @@ def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
         keys += [dropout, *(dropout.child(name) for name in ("masks", "others"))]
     return Secrets(
         texts=tuple(
-            example.text for batch in private for example in batch.examples if example.text
+            example.content
+            for batch in private
+            for example in batch.examples
+            if isinstance(example.content, str) and example.content
         ),
         ids=tuple(
             tuple(row.tolist())
@@ -76,10 +79,10 @@ def secrets_of(private: Sequence[PrivateBatch]) -> Secrets:
         ),
         keys=tuple(stream.key for stream in keys),
         pictures=tuple(
-            example.picture
+            example.content
             for batch in private
             for example in batch.examples
-            if example.picture is not None
+            if isinstance(example.content, Picture)
         ),
         rows=tuple(
             row

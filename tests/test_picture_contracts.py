@@ -15,9 +15,9 @@ from gradleak.audit.scoring import picture_pairs
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Batch, PrivateBatch, picture_of, pixels_of
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Metric, Pair
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.prior import NoWords, PicturePrior
+from gradleak.core.prior import PicturePrior
 from gradleak.core.registry import list_registered
 from gradleak.core.streams import Streams
 from gradleak.core.trainable import ClientSetting, TrainableAttack
@@ -94,7 +94,7 @@ def attacked(
     quick = dataclasses.replace(
         attack, **{name: value for name, value in SHORT.items() if name in fields}
     )
-    bench = Bench(Streams.root("attacker", 0), NoWords(), pictures=prior)
+    bench = Bench(Streams.root("attacker", 0), prior)
     if isinstance(quick, TrainableAttack):
         first = observations[0]
         setting = ClientSetting(
@@ -162,11 +162,9 @@ def test_more_labels_than_can_be_tried_are_refused(attack: Attack, prior: Pictur
 
 @each("metric")
 def test_the_right_picture_scores_best_and_a_worse_one_worse(metric: Metric) -> None:
-    values = pixels_of(Shapes(side=32).load(1)[0].picture)  # type: ignore[union-attr]
+    values = pixels_of(Shapes(side=32).load(1)[0].content)  # type: ignore[union-attr]
     noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
-    seen = [
-        Sentence("", "", (), picture_of(values + spread * noise)) for spread in (0.0, 0.05, 0.3)
-    ]
+    seen = [picture_of(values + spread * noise) for spread in (0.0, 0.05, 0.3)]
     try:
         right, near, far = metric.values([Pair(seen[0], guess) for guess in seen])
     except GradleakError as error:
@@ -180,13 +178,10 @@ def test_pictures_of_a_batch_are_held_against_the_secrets_they_are_nearest_to(
     scene: tuple[list[PrivateBatch], list[Observation]],
 ) -> None:
     private = scene[0][0]
-    secrets = tuple(example.picture for example in private.examples)
+    secrets = tuple(example.content for example in private.examples)
     pairs = picture_pairs(private, Reconstruction((), pictures=secrets[::-1]))
-    assert all(pair.secret.picture == pair.guess.picture for pair in pairs)
-    assert (
-        picture_pairs(private, Reconstruction((), pictures=secrets[:1]))[1].guess.picture
-        != secrets[1]
-    )
+    assert all(pair.secret == pair.guess for pair in pairs)
+    assert picture_pairs(private, Reconstruction((), pictures=secrets[:1]))[1].guess != secrets[1]
 
 
 @pytest.mark.parametrize(

@@ -24,17 +24,18 @@ from gradleak.core.attack import Bench
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
-from gradleak.core.prior import NoWords
 from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
+from gradleak.priors.picture_priors import OnePicture
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.image_networks import TinyImage
 from gradleak.views import Everything
 
+BLACK = OnePicture(torch.zeros(3, 8, 8))  # a prior that these attacks do not ask
 PLAIN = {"target": "tiny_image", "data": "shapes:side=8"}
 SHORT = LtiPictures(steps=6, directions=64, training_batch=8, width=16, learning_rate=1e-3)
 DEFENSES = ("", "sign", "pruning:fraction_kept=0.01", "gaussian_noise:std=0.01")
@@ -50,7 +51,7 @@ def setting_of(target: Target, *defenses: Any, batch_size: int = 1) -> ClientSet
 
 
 def bench_of(**more: Any) -> Bench:
-    return Bench(Streams.root("attacker", 0), NoWords(), **more)
+    return Bench(Streams.root("attacker", 0), BLACK, **more)
 
 
 def public(count: int = 60) -> list[Example]:

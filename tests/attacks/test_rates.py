@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from gradleak.attacks.learning_to_invert.training import TrainingSchedule, find_learning_rate
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
+from gradleak.priors.picture_priors import OnePicture
+
+BLACK = OnePicture(torch.zeros(3, 8, 8))  # a prior that these attacks do not ask
 
 
 class Weight(nn.Module):
@@ -38,7 +40,7 @@ def tried(
     seed: int = 0,
 ) -> float:
     schedules = [TrainingSchedule(steps, rate, 0.0) for rate in rates]
-    bench = Bench(Streams.root("attacker", 0), NoWords(), checkpoint=checkpoint)
+    bench = Bench(Streams.root("attacker", 0), BLACK, checkpoint=checkpoint)
     return find_learning_rate(
         model, model.loss, model.judge, schedules, bench, {"seed": seed}, "it", longest
     )

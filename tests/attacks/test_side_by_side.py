@@ -13,17 +13,18 @@ from gradleak.attacks.learning_to_invert.picture_attacks import (
 )
 from gradleak.core.attack import Bench
 from gradleak.core.errors import GradleakError
-from gradleak.core.prior import NoWords
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
+from gradleak.priors.picture_priors import OnePicture
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.image_networks import TinyImage
 from gradleak.views import Everything
 
+BLACK = OnePicture(torch.zeros(3, 8, 8))  # a prior that these attacks do not ask
 ATTACK = LtiPictures(steps=60, training_batch=32, width=96, directions=96, learning_rate=3e-3)
 
 
@@ -37,7 +38,7 @@ def group_of(
 ) -> SideBySide:
     setting = ClientSetting(TinyImage(), target, FedSGD(), (), Everything(), 1)
     return SideBySide(
-        attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), NoWords())
+        attack, setting, [(), (Sign(),)], galleries, Bench(Streams.root("attacker", 0), BLACK)
     )
 
 
@@ -96,4 +97,4 @@ def test_what_cannot_be_trained_together_is_refused(target: Target) -> None:
         group_of(target, [gallery], replace(ATTACK, learning_rate=None))
     setting = ClientSetting(TinyImage(), target, FedAvg(), (), Everything(), 1)
     with pytest.raises(GradleakError, match="one gradient of one picture"):
-        SideBySide(ATTACK, setting, [()], [gallery], Bench(Streams.root("attacker", 0), NoWords()))
+        SideBySide(ATTACK, setting, [()], [gallery], Bench(Streams.root("attacker", 0), BLACK))

@@ -15,7 +15,7 @@ from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli import main
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
-from gradleak.core.prior import NoWords, pick
+from gradleak.core.prior import pick, prior_of_texts
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.datasets.made_up import Shapes
@@ -116,7 +116,7 @@ def test_a_generator_draws_other_pictures_a_mean_public_ones_and_grey_is_grey(
     assert len({picture.numpy().tobytes() for picture in drawn[1]}) > 1
     assert all(torch.equal(picture, priors[2].likely()) for picture in drawn[2])
     with pytest.raises(TypeError, match="of pictures"):
-        NoWords().draw([3], [Streams.root("test", 0)])
+        prior_of_texts(priors[0])
 
 
 # What a worst case is held against

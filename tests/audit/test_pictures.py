@@ -87,7 +87,7 @@ def test_guesses_are_kept_as_pictures_and_secrets_only_when_asked(tmp_path: Path
     assert png.from_data_uri(record.attacks["blind"].examples[0].guess).shape == (8, 8, 3)
     assert "data:image" not in json.dumps(record.to_json()["secrets"])
     kept = run_audit(spec, out=tmp_path, keep_secrets=True)
-    secret = kept.private[0].examples[0].picture
+    secret = kept.private[0].examples[0].content
     assert png.from_data_uri(kept.record.secrets[0].text).data == secret.pixels
 
 

@@ -41,7 +41,7 @@ def test_every_layout_gives_the_same_pictures(layout: object, tmp_path: Path) ->
     found = Cifar10(folder=str(tmp_path), seed=None).load(7)
     assert [example.label for example in found] == LABELS[:7].tolist()
     assert all(
-        example.picture.pixels == pixels.tobytes()
+        example.content.pixels == pixels.tobytes()
         for example, pixels in zip(found, PIXELS, strict=False)
     )
 
@@ -86,7 +86,7 @@ def test_folders_are_classes(tmp_path: Path) -> None:
             png.write(png.Pixels((32, 32, 3), PIXELS[place].tobytes()))
         )
     found = PictureFiles(str(tmp_path)).load()
-    assert [(example.label, example.picture.pixels) for example in found] == [
+    assert [(example.label, example.content.pixels) for example in found] == [
         (0, PIXELS[0].tobytes()),
         (1, PIXELS[1].tobytes()),
     ]
@@ -98,6 +98,6 @@ def test_folders_are_classes(tmp_path: Path) -> None:
 def test_shapes_are_the_same_every_time_and_their_parts_have_nothing_in_common() -> None:
     private, public = Shapes(side=8).load(50), Shapes("public", 8).load(50)
     assert private == Shapes(side=8).load(60)[:50]
-    assert not {example.picture for example in private} & {example.picture for example in public}
+    assert not {example.content for example in private} & {example.content for example in public}
     assert {example.label for example in private} == {0, 1, 2, 3}
     assert Shapes(side=8).public() == Shapes("public", 8)

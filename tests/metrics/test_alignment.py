@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from gradleak.core.metric import Sentence
+from gradleak.core.metric import Text
 from gradleak.metrics.alignment import align
 from gradleak.metrics.rouge import f_measure
 
 
-def sentence(text: str, ids: tuple[int, ...] = ()) -> Sentence:
-    return Sentence(text, "", ids)
+def sentence(text: str, ids: tuple[int, ...] = ()) -> Text:
+    return Text(text, "", ids)
 
 
 def test_a_shuffled_batch_is_put_back_in_order() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.metric import Pair, Text
 from gradleak.metrics.marked_secrets import (
     SecretEditDistance,
     SecretRecall,
@@ -14,7 +14,7 @@ from gradleak.metrics.marked_secrets import (
 
 
 def pair(guess: str, *marked: str) -> Pair:
-    return Pair(Sentence("", "", ()), Sentence(guess, "", ()), marked)
+    return Pair(Text("", "", ()), Text(guess, "", ()), marked)
 
 
 def test_wordpiece_spacing_case_and_accents_do_not_hide_a_leak() -> None:

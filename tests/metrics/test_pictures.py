@@ -7,7 +7,8 @@ import torch
 
 from gradleak.core.batch import picture_of
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.metric import Pair
+from gradleak.core.picture import Picture
 from gradleak.metrics import picture_distances
 from gradleak.metrics.picture_distances import (
     convert,
@@ -24,8 +25,8 @@ from gradleak.metrics.pictures import (
 )
 
 
-def even(shade: float) -> Sentence:
-    return Sentence("", "", (), picture_of(torch.full((3, 16, 16), shade)))
+def even(shade: float) -> Picture:
+    return picture_of(torch.full((3, 16, 16), shade))
 
 
 def test_errors_of_even_pictures_are_those_of_one_pixel() -> None:

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 import gradleak.metrics
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Metric, Pair, Text
 from gradleak.core.registry import find, list_registered
 from gradleak.metrics.rouge import UnicodeWords, f_measure
 
@@ -14,8 +14,8 @@ ROUGES = [name for name in list_registered("metric") if name.startswith("rouge")
 
 
 def value(name: str, secret: str, guess: str) -> float | None:
-    def sentence(text: str) -> Sentence:
-        return Sentence(text, f"[CLS] {text} [SEP]", ())
+    def sentence(text: str) -> Text:
+        return Text(text, f"[CLS] {text} [SEP]", ())
 
     metric = cast(Metric, find("metric", name)())
     return metric.values([Pair(sentence(secret), sentence(guess))])[0]

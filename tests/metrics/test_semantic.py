@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.metric import Pair, Text
 from gradleak.metrics import semantic
 from gradleak.metrics.semantic import PACKAGE, SemanticSimilarity
 
@@ -18,7 +18,7 @@ needs_model = pytest.mark.skipif(
 
 
 def pair(secret: str, guess: str) -> Pair:
-    return Pair(Sentence(secret, "", ()), Sentence(guess, "", ()))
+    return Pair(Text(secret, "", ()), Text(guess, "", ()))
 
 
 @needs_model

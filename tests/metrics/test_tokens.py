@@ -2,12 +2,12 @@
 
 import pytest
 
-from gradleak.core.metric import Pair, Sentence
+from gradleak.core.metric import Pair, Text
 from gradleak.metrics.tokens import BagF1, ExactMatch, TokenAccuracy
 
 
 def pair(secret: tuple[int, ...], guess: tuple[int, ...]) -> Pair:
-    return Pair(Sentence("", "", secret), Sentence("", "", guess))
+    return Pair(Text("", "", secret), Text("", "", guess))
 
 
 @pytest.mark.parametrize("metric", [ExactMatch(), TokenAccuracy(), BagF1()])

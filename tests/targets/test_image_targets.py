@@ -72,7 +72,7 @@ def test_a_module_of_ones_own_is_made_by_its_factory(
     [
         (Example("words", 0), "is text, and tiny_image reads pictures"),
         (Shapes(side=16).load(1)[0], r"has shape \(3, 16, 16\)"),
-        (Example("", 9, picture=Shapes(side=8).load(1)[0].picture), "has label 9"),
+        (Example(Shapes(side=8).load(1)[0].content, 9), "has label 9"),
     ],
 )
 def test_what_a_target_cannot_read_is_refused(example: Example, message: str) -> None:

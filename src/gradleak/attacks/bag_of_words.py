@@ -265,7 +265,7 @@ class Climb:
             lengths = problem.hypothesis.lengths
             key, bag = (problem.observation.index, lengths), self.bags[row]
             if key not in made:
-                made[key] = order_by_prior(self.bench.prior, self.rows.target, bag, lengths, beams)
+                made[key] = order_by_prior(self.bench.words, self.rows.target, bag, lengths, beams)
             for place, sentence in enumerate(made[key]):
                 ids[row, place, : len(sentence)] = torch.tensor(sentence)
         return ids

@@ -35,14 +35,14 @@ class Blind(Attack):
         return [self._guess(observation, bench) for observation in observations]
 
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
-        if bench.pictures is not None:
-            likely = picture_of(bench.pictures.likely())
+        if isinstance(bench.prior, PicturePrior):
+            likely = picture_of(bench.prior.likely())
             return Reconstruction(sentences=(), pictures=(likely,) * _size(observation))
         lengths = _lengths(observation, bench)
         streams = bench.streams_of(observation)
         return Reconstruction(
             sentences=tuple(
-                tuple(bench.prior.likely(length, streams.child("blind", place)))
+                tuple(bench.words.likely(length, streams.child("blind", place)))
                 for place, length in enumerate(lengths)
             )
         )
@@ -60,13 +60,14 @@ def draw_beside(
     first attack brings the blind guess itself, every other one such a draw.
     """
     streams = [bench.streams_of(one).child("blind draw", to_string(attack)) for one in observations]
-    if bench.pictures is not None:
+    prior = bench.prior
+    if isinstance(prior, PicturePrior):
         sizes = map(_size, observations)
-        return [_draw_pictures(bench.pictures, *one) for one in zip(streams, sizes, strict=True)]
+        return [_draw_pictures(prior, *one) for one in zip(streams, sizes, strict=True)]
     lengths = [_lengths(one, bench) for one in observations]
     # All sentences in one call of the prior: most draw many as fast as one.
     places = [(row, place) for row, group in enumerate(lengths) for place in range(len(group))]
-    drawn = bench.prior.draw(
+    drawn = bench.words.draw(
         [lengths[row][place] for row, place in places],
         [streams[row].child(place) for row, place in places],
     )
@@ -86,4 +87,4 @@ def _size(observation: Observation) -> int:
 
 
 def _lengths(observation: Observation, bench: Bench) -> Sequence[int]:
-    return observation.knows.lengths or (bench.prior.likely_length(),) * _size(observation)
+    return observation.knows.lengths or (bench.words.likely_length(),) * _size(observation)

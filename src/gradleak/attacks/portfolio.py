@@ -364,7 +364,7 @@ def say_outright(observation: Observation, bench: Bench) -> Sentences | None:
         return None
     lengths = _estimate_lengths(observation, len(words.values))
     if not bench.out_of_time and len(words.values) * sum(lengths) <= MOST_ORDERED:
-        return order_by_prior(bench.prior, observation.target, words.values, lengths, beams=1)
+        return order_by_prior(bench.words, observation.target, words.values, lengths, beams=1)
     return _lay_in_turn(observation, words.values, lengths)
 
 

@@ -261,7 +261,7 @@ class AuditGroup:
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
         secrets = [self._secret_of(one) for one in seen]
         ready = self.fits.ready(key, attack)
-        values = objectives(ready, limited, secrets, found, self.opened.words)
+        values = objectives(ready, limited, secrets, found, self.opened.prior)
         for (outcomes, batch), one, guess, truth in zip(held, limited, *values, strict=True):
             outcomes[batch] = replace(
                 outcomes[batch],
@@ -275,9 +275,8 @@ class AuditGroup:
         limit = self.shared.time_limit
         return SharedBench(
             self.root,
-            self.opened.words,
+            self.opened.prior,
             deadline=None if limit is None else time.monotonic() + limit,
-            pictures=self.opened.pictures,
             memory=self.memory or limit_by_default(self.target.device),
             by_index=self.streams,
         )

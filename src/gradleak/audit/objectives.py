@@ -10,7 +10,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.core.attack import Attack, Bench, Reconstruction, Sentences
 from gradleak.core.batch import Batch, PrivateBatch, pixels_of
 from gradleak.core.observation import Observation
-from gradleak.core.prior import Prior
+from gradleak.core.prior import AnyPrior, Prior
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import nearest_pictures
 
@@ -22,7 +22,7 @@ def objectives(
     observations: Sequence[Observation],
     secrets: Sequence[PrivateBatch],
     found: Sequence[Reconstruction],
-    prior: Prior,
+    prior: AnyPrior,
 ) -> tuple[Values, Values]:
     """At the guesses, and at the secrets; none of either where the attack has no objective. No
     attack may run after this.
@@ -39,7 +39,7 @@ def objectives(
         return [None] * len(found), [None] * len(found)
     truths: list[float] = at_truth.double().tolist()
     for place, (observation, secret) in enumerate(zip(observations, secrets, strict=True)):
-        if secret.batch.pixels is None:
+        if isinstance(prior, Prior):
             truths[place] += attack.penalty(observation, sentences_of(secret), prior)
     values = [
         truth if is_right(guess, secret) else math.inf
@@ -57,9 +57,10 @@ def objectives(
         )
         assert at_guess is not None
         for place, value in zip(wrong, at_guess.double().tolist(), strict=True):
-            values[place] = value + attack.penalty(
-                observations[place], found[place].sentences, prior
-            )
+            values[place] = value
+            if isinstance(prior, Prior):
+                sentences = found[place].sentences
+                values[place] += attack.penalty(observations[place], sentences, prior)
     return values, truths
 
 

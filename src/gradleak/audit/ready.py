@@ -17,7 +17,7 @@ from gradleak.core.attack import Attack, Bench, Display
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
-from gradleak.core.prior import NoWords, PicturePrior, PicturePriorSpec, Prior, PriorSpec
+from gradleak.core.prior import AnyPrior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -27,11 +27,10 @@ from gradleak.records.schema import spec_id
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """The model of an audit and its prior: one of texts, or one of pictures and none of words."""
+    """The model of an audit and its prior, which is of what the model reads."""
 
     target: Target
-    words: Prior
-    pictures: PicturePrior | None
+    prior: AnyPrior
 
 
 def open_target(spec: AuditSpec, device: str) -> Target:
@@ -41,9 +40,7 @@ def open_target(spec: AuditSpec, device: str) -> Target:
 
 def open_prior(spec: AuditSpec, target: Target) -> Opened:
     """Opens the prior of an audit for its opened model."""
-    words: Prior = spec.prior.open(target) if isinstance(spec.prior, PriorSpec) else NoWords()
-    pictures = spec.prior.open(target) if isinstance(spec.prior, PicturePriorSpec) else None
-    return Opened(target, words, pictures)
+    return Opened(target, spec.prior.open(target))
 
 
 def open_all(spec: AuditSpec, device: str, display: Display) -> Opened:
@@ -94,7 +91,7 @@ class Fits:
             return attack.load(path, setting)
         bench = Bench(
             Streams.root("attacker", spec.seed),
-            self.opened.words,
+            self.opened.prior,
             checkpoint=None if path is None else path.with_suffix(".checkpoint"),
             memory=self.memory,
         )
@@ -112,7 +109,7 @@ class Fits:
 
     def _identify(self, attack: TrainableAttack, setting: ClientSetting) -> str:
         """Returns the id of a fit: the same for whatever would learn the same."""
-        texts = "\n".join(f"{example.label}\t{example.content}" for example in self.public or ())
+        texts = "\n".join(f"{example.label}\t{example.as_text}" for example in self.public or ())
         described = {
             "attack": attack.describe_learning(),
             "setting": setting.describe(),
@@ -130,8 +127,8 @@ def public_examples(spec: AuditSpec, private: Sequence[Example] | None = None) -
     """
     source = spec.public or spec.data.public() or spec.data
     secrets = private_examples(spec) if private is None else private
-    known = {simplify(example.content) for example in secrets}
-    found = [example for example in source.load() if simplify(example.content) not in known]
+    known = {simplify(example.as_text) for example in secrets}
+    found = [example for example in source.load() if simplify(example.as_text) not in known]
     if not found:
         raise GradleakError(
             f"Nothing of {to_string(source)} is left to learn from once the secrets are taken out:"

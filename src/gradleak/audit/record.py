@@ -19,7 +19,7 @@ import torch
 from gradleak.attacks.evidence import Evidence, findings
 from gradleak.audit.client import AuditInput, stream_of
 from gradleak.audit.outcomes import AuditResult, NoiseRatios
-from gradleak.audit.scoring import score_attack, show_example, worst_case
+from gradleak.audit.scoring import score_attack, show_content, worst_case
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
@@ -100,7 +100,7 @@ def record_of(
 
 def data_hash(key: SecretKey, examples: Sequence[Example]) -> str:
     """Tells whether two audits had the same data, to whoever holds the key."""
-    return keyed_hash(key, "\n".join(f"{example.label}\t{example.content}" for example in examples))
+    return keyed_hash(key, "\n".join(f"{example.label}\t{example.as_text}" for example in examples))
 
 
 def _secrets(
@@ -110,9 +110,9 @@ def _secrets(
         SecretRecord(
             index,
             position,
-            keyed_hash(key, example.content),
+            keyed_hash(key, example.as_text),
             tokens,
-            show_example(example) if keep else None,
+            show_content(example.content) if keep else None,
             example.row,
         )
         for index, batch in enumerate(private)

@@ -22,7 +22,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Content, Metric, Pair, Text
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.records.schema import AttackRecord, ExampleRecord, Record
@@ -113,7 +113,7 @@ def _blind(
         return None
     root = Streams.root("attacker", spec.seed)
     streams = attackers_streams([(spec, len(private))], root)
-    bench = SharedBench(root, opened.words, pictures=opened.pictures, by_index=streams)
+    bench = SharedBench(root, opened.prior, by_index=streams)
     observations = [
         hand_over(spec, attack, observe(spec, target, batch, index))
         for index, batch in enumerate(private)
@@ -127,7 +127,7 @@ def _read_stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float 
     return {one.name: [example.get(one.name) for example in values] for one in metrics}
 
 
-def _guess(target: Target, example: ExampleRecord) -> Sentence:
+def _guess(target: Target, example: ExampleRecord) -> Content:
     """A stored guess as metrics see it; its token ids are those of its text, cut again."""
     if example.guess is not None and target.medium == "image":
         return read_picture(example.guess)
@@ -136,4 +136,4 @@ def _guess(target: Target, example: ExampleRecord) -> Sentence:
             "This record does not hold its guesses: there is nothing to score. Run the audit again."
         )
     cut = sentence(target, target.encode([example.guess])[0])
-    return Sentence(example.guess, example.guess_legacy, cut.ids)
+    return Text(example.guess, example.guess_legacy, cut.ids)

@@ -10,9 +10,9 @@ from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
-from gradleak.core.batch import Example, PrivateBatch, picture_of, pixels_of
+from gradleak.core.batch import PrivateBatch, picture_of, pixels_of
 from gradleak.core.defense import channel_of
-from gradleak.core.metric import Metric, Pair, Sentence
+from gradleak.core.metric import Content, Metric, Pair, Text
 from gradleak.core.observation import Fact
 from gradleak.core.picture import Picture
 from gradleak.core.specs import to_dict
@@ -65,10 +65,8 @@ def score_attack(
         ExampleRecord(
             batch=index,
             position=position,
-            guess=(
-                pair.guess.text if pair.guess.picture is None else as_data_uri(pair.guess.picture)
-            ),
-            guess_legacy=pair.guess.legacy if pair.guess.picture is None else None,
+            guess=show_content(pair.guess),
+            guess_legacy=pair.guess.legacy if isinstance(pair.guess, Text) else None,
             certified=outcomes[index].reconstruction.certified,
             values=values_at(values, place),
             blind_values=values_at(blind, place),
@@ -187,9 +185,7 @@ def pair_up(
             example = batch.examples[place]
             marked = tuple(example.text[start:end] for start, end in example.secrets)
             pairs.append(
-                Pair(
-                    secrets[place], guessed[chosen] if chosen >= 0 else Sentence("", "", ()), marked
-                )
+                Pair(secrets[place], guessed[chosen] if chosen >= 0 else Text("", "", ()), marked)
             )
     return pairs
 
@@ -197,44 +193,34 @@ def pair_up(
 def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
     """Secrets of one batch with the guesses nearest to them; what was not guessed counts as
     grey."""
-    secrets = [example.picture for example in private.examples if example.picture is not None]
+    secrets = [one.content for one in private.examples if isinstance(one.content, Picture)]
     grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
     guesses = [*guess.pictures, *grey][: len(secrets)]
     values = [
         torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)
     ]
     order = nearest_pictures(values[0], values[1])
-    return [
-        Pair(_as_sentence(secret), _as_sentence(guesses[chosen]))
-        for secret, chosen in zip(secrets, order, strict=True)
-    ]
+    return [Pair(secret, guesses[chosen]) for secret, chosen in zip(secrets, order, strict=True)]
 
 
-def as_data_uri(picture: Picture) -> str:
-    """The picture as text that browsers draw."""
-    return data_uri(Pixels(picture.shape, picture.pixels))
+def show_content(content: str | Content) -> str:
+    """Returns a text as it reads, or a picture as text that browsers draw."""
+    if isinstance(content, Picture):
+        return data_uri(Pixels(content.shape, content.pixels))
+    return content if isinstance(content, str) else content.text
 
 
-def read_picture(guess: str) -> Sentence:
-    """A guess that a record holds as such text, as metrics see it."""
-    found = from_data_uri(guess)
-    return _as_sentence(Picture(found.shape, found.data))
+def read_picture(shown: str) -> Picture:
+    """Returns the picture that a record holds as such text."""
+    found = from_data_uri(shown)
+    return Picture(found.shape, found.data)
 
 
-def show_example(example: Example) -> str:
-    """A private example as a record keeps it where it may."""
-    return example.text if example.picture is None else as_data_uri(example.picture)
-
-
-def _as_sentence(picture: Picture) -> Sentence:
-    return Sentence(text="", legacy="", ids=(), picture=picture)
-
-
-def sentence(target: Target, ids: Sequence[int]) -> Sentence:
+def sentence(target: Target, ids: Sequence[int]) -> Text:
     """Token ids as metrics see them."""
     around = {*target.vocabulary.prefix, *target.vocabulary.suffix, target.vocabulary.pad}
     inside = tuple(number for number in ids if number not in around)
-    return Sentence(
+    return Text(
         text=target.decode(inside), legacy=target.decode(ids, keep_special=True), ids=inside
     )
 
@@ -342,10 +328,10 @@ def _member_flags(stages: Sequence[StageRecord], batches: int) -> Iterator[Raise
 def _beyond_luck(ours: Pair, blind: Pair) -> bool:
     """Whether a text too long to be hit by chance was rebuilt to the last token, and not by the
     blind guess."""
-    return (
-        len(ours.secret.ids) >= flags.BEYOND_LUCK
-        and ours.guess.ids == ours.secret.ids != blind.guess.ids
-    )
+    if isinstance(ours.secret, Picture):
+        return False
+    (secret, guess), (_, chance) = ours.texts, blind.texts
+    return len(secret.ids) >= flags.BEYOND_LUCK and guess.ids == secret.ids != chance.ids
 
 
 def stage_records(

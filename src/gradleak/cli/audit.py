@@ -242,13 +242,13 @@ def answer(spec: "AuditSpec", out: Path, keep_secrets: bool) -> "Record | None":
 def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: bool) -> None:
     """The record, with secrets beside guesses where they may be seen."""
     from gradleak.audit.client import private_examples
-    from gradleak.audit.scoring import show_example
+    from gradleak.audit.scoring import show_content
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
     examples = private_examples(spec) * spec.draws if visible else []
     secrets = {
-        divmod(place, spec.batch_size): show_example(example)
+        divmod(place, spec.batch_size): show_content(example.content)
         for place, example in enumerate(examples)
     }
     console = open_console()

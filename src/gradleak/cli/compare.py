@@ -71,6 +71,6 @@ def contents_of(run: Path) -> "ContentsOf":
         finder = finder or SecretFinder(run, network=False)
         if not finder.keys:
             return None
-        return {place: (one.label, one.content) for place, one in finder.examples(record).items()}
+        return {place: (one.label, one.as_text) for place, one in finder.examples(record).items()}
 
     return contents

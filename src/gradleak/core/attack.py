@@ -17,7 +17,7 @@ from gradleak.core.defense import Channel
 from gradleak.core.memory import memory_left
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.picture import Picture
-from gradleak.core.prior import PicturePrior, Prior
+from gradleak.core.prior import AnyPrior, Prior, prior_of_texts
 from gradleak.core.registry import Component, Medium
 from gradleak.core.streams import Streams
 
@@ -160,18 +160,22 @@ class Silent:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What an attack works with: its own randomness, opened priors, a place to report progress,
-    a deadline, some memory."""
+    """What an attack works with: its own randomness, an opened prior, a place to report
+    progress, a deadline, some memory."""
 
     streams: Streams
-    prior: Prior
+    prior: AnyPrior
     progress: Progress = field(default_factory=Progress)
     deadline: float | None = None  # time.monotonic() after which to stop with the best guess so far
     # A file of one's own for what is learnt, or which attacks of several have ended
     checkpoint: Path | None = None
-    pictures: PicturePrior | None = None  # where pictures are attacked
     # Bytes the process may hold on its device in all; none: most of what is free
     memory: int | None = None
+
+    @property
+    def words(self) -> Prior:
+        """The prior, for an attack on texts."""
+        return prior_of_texts(self.prior)
 
     def streams_of(self, observation: Observation) -> Streams:
         """The stream of one observation: the same whoever shares the batch."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gradleak.core.errors import GradleakError
 from gradleak.core.picture import Picture
 
 
@@ -21,11 +22,10 @@ class Example:
     """One private text with its label and the spans of it (character offsets) that would hurt
     most; or one private picture."""
 
-    text: str
+    content: str | Picture
     # A class by its number, or by the name that the target knows it by
     label: int | str | None = None
     secrets: tuple[tuple[int, int], ...] = ()
-    picture: Picture | None = None
     # Its number in the split it comes from, counted from 0
     row: int | None = field(default=None, compare=False)
     where: str = field(
@@ -33,13 +33,18 @@ class Example:
     )  # how errors name it, such as `notes.csv, line 4`; empty: by its place in a batch
 
     @property
-    def content(self) -> str:
+    def text(self) -> str:
+        """The text, of an example that is one."""
+        if isinstance(self.content, Picture):
+            raise GradleakError(
+                "An example is a picture, and its text is asked for: use data of texts."
+            )
+        return self.content
+
+    @property
+    def as_text(self) -> str:
         """All that is private of it, as text to be hashed."""
-        return (
-            self.text
-            if self.picture is None
-            else f"{self.picture.shape}{self.picture.pixels.hex()}"
-        )
+        return self.content.as_text if isinstance(self.content, Picture) else self.content
 
 
 @dataclass(frozen=True, eq=False)

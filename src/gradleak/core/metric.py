@@ -10,22 +10,38 @@ from gradleak.core.registry import Component, Medium
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """A text, or a picture, as metrics see it."""
+class Text:
+    """A text as metrics see it."""
 
     text: str  # special tokens removed
     legacy: str  # special tokens kept, as the LAMP code scores
     ids: tuple[int, ...]  # special tokens removed
-    picture: Picture | None = None
+
+
+Content = Text | Picture
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One private sentence and the guess that was aligned to it."""
+    """One private text or picture and the guess that was aligned to it."""
 
-    secret: Sentence
-    guess: Sentence
+    secret: Content
+    guess: Content
     marked: tuple[str, ...] = ()  # the private spans of the secret, as text
+
+    @property
+    def texts(self) -> tuple[Text, Text]:
+        """Secret and guess, where they are texts."""
+        if isinstance(self.secret, Text) and isinstance(self.guess, Text):
+            return self.secret, self.guess
+        raise TypeError("this metric is of texts")
+
+    @property
+    def pictures(self) -> tuple[Picture, Picture]:
+        """Secret and guess, where they are pictures."""
+        if isinstance(self.secret, Picture) and isinstance(self.guess, Picture):
+            return self.secret, self.guess
+        raise TypeError("this metric is of pictures")
 
 
 class Metric(Component, ABC):

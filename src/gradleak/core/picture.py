@@ -11,6 +11,11 @@ class Picture:
     shape: tuple[int, int, int]  # height, width, channels
     pixels: bytes
 
+    @property
+    def as_text(self) -> str:
+        """All of it, as text to be hashed."""
+        return f"{self.shape}{self.pixels.hex()}"
+
     def __post_init__(self) -> None:
         height, width, channels = self.shape
         if len(self.pixels) != height * width * channels:

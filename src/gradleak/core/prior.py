@@ -46,24 +46,6 @@ class PriorSpec(Component, ABC):
         """Loads the prior for the target's vocabulary."""
 
 
-class NoWords(Prior):
-    """Stands where a prior over text would, in audits of pictures."""
-
-    def nll(
-        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
-    ) -> Float[Tensor, "sentences"]:
-        raise TypeError("this audit is of pictures")
-
-    def likely(self, length: int, streams: Streams) -> list[int]:
-        raise TypeError("this audit is of pictures")
-
-    def draw(self, lengths: Sequence[int], streams: Sequence[Streams]) -> list[list[int]]:
-        raise TypeError("this audit is of pictures")
-
-    def likely_length(self) -> int:
-        raise TypeError("this audit is of pictures")
-
-
 class PicturePrior(ABC):
     """An opened prior over pictures of the target's shape."""
 
@@ -104,6 +86,16 @@ class PicturePriorSpec(Component, ABC):
     @abstractmethod
     def open(self, target: Target) -> PicturePrior:
         """Loads the prior for pictures of the target's shape."""
+
+
+AnyPrior = Prior | PicturePrior  # an audit has one, of what its target reads
+
+
+def prior_of_texts(prior: AnyPrior) -> Prior:
+    """Returns the prior as one over text; one over pictures is a mistake of whoever asks."""
+    if isinstance(prior, Prior):
+        return prior
+    raise TypeError("this audit is of pictures")
 
 
 def pick(

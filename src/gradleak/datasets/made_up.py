@@ -88,9 +88,8 @@ class Shapes(Dataset):
         random = np.random.default_rng((ord(self.part[1]), self.side, number))
         label = int(random.integers(4))
         pixels = (draw(label, self.side, random) * 255).round().astype(np.uint8)
-        return Example(
-            "", label, picture=Picture((self.side, self.side, 3), pixels.tobytes()), row=number
-        )
+        picture = Picture((self.side, self.side, 3), pixels.tobytes())
+        return Example(picture, label, row=number)
 
 
 def draw(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:

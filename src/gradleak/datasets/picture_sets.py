@@ -126,9 +126,8 @@ def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
     shape = (int(height), int(width), int(channels))
     return [
         Example(
-            "",
+            Picture(shape, pictures.pixels[place].tobytes()),
             int(pictures.labels[place]),
-            picture=Picture(shape, pictures.pixels[place].tobytes()),
             row=place,
         )
         for place in places

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.core.metric import Sentence
+from gradleak.core.metric import Text
 from gradleak.metrics.rouge import f_measure
 from gradleak.metrics.tokens import bag_overlap
 
@@ -13,7 +13,7 @@ NO_GUESS = -1
 TIE_WEIGHT = 1e-6  # far below the smallest difference of two ROUGE-1 values
 
 
-def align(secrets: Sequence[Sentence], guesses: Sequence[Sentence]) -> list[int]:
+def align(secrets: Sequence[Text], guesses: Sequence[Text]) -> list[int]:
     """For each secret the index of its guess, or -1 where guesses ran out.
 
     The assignment with the highest total ROUGE-1 of the honest texts; ties go to the larger overlap
@@ -41,7 +41,7 @@ def nearest_pictures(
     return [int(column) for column in linear_sum_assignment(errors.cpu().numpy())[1]]
 
 
-def _cost(secret: Sentence, guess: Sentence) -> float:
+def _cost(secret: Text, guess: Text) -> float:
     return (
         1
         - f_measure("rouge1", secret.text, guess.text)

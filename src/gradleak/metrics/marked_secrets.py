@@ -56,6 +56,6 @@ def edits_to_nearest(span: str, text: str) -> int:
 
 def _mean_over_spans(pair: Pair, value: Callable[[str, str], float]) -> float | None:
     """None where nothing is marked, or nothing with a letter or digit in it."""
-    guess = normalise(pair.guess.text)
+    guess = normalise(pair.texts[1].text)
     spans = [span for span in map(normalise, pair.marked) if span]
     return mean(value(span, guess) for span in spans) if spans else None

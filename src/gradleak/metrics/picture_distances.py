@@ -34,9 +34,8 @@ def values_of(
     pair: Pair,
 ) -> tuple[Float[Tensor, "channels height width"], Float[Tensor, "channels height width"]]:
     """Secret and guess as numbers between 0 and 1."""
-    assert pair.secret.picture is not None
-    assert pair.guess.picture is not None
-    return pixels_of(pair.secret.picture), pixels_of(pair.guess.picture)
+    secret, guess = pair.pictures
+    return pixels_of(secret), pixels_of(guess)
 
 
 def squared_error(secret: Tensor, guess: Tensor) -> float:

@@ -48,10 +48,8 @@ class Rouge(Metric):
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         texts = (
-            (pair.secret.legacy, pair.guess.legacy)
-            if self.legacy
-            else (pair.secret.text, pair.guess.text)
-            for pair in pairs
+            (secret.legacy, guess.legacy) if self.legacy else (secret.text, guess.text)
+            for secret, guess in (pair.texts for pair in pairs)
         )
         return [f_measure(self.measure, *both, legacy=self.legacy) for both in texts]
 

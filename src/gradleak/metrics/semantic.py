@@ -30,7 +30,9 @@ class SemanticSimilarity(Metric):
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         if not pairs:
             return []
-        embedded = embed([pair.secret.text for pair in pairs] + [pair.guess.text for pair in pairs])
+        embedded = embed(
+            [pair.texts[0].text for pair in pairs] + [pair.texts[1].text for pair in pairs]
+        )
         cosines = (embedded[: len(pairs)] * embedded[len(pairs) :]).sum(dim=-1).clamp(-1, 1)
         return [float(cosine) for cosine in cosines]
 

@@ -14,7 +14,7 @@ class ExactMatch(Metric):
     """1 where every token is right and in its place, 0 otherwise."""
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [float(pair.secret.ids == pair.guess.ids) for pair in pairs]
+        return [float(secret.ids == guess.ids) for secret, guess in (pair.texts for pair in pairs)]
 
 
 @register("metric", "token_accuracy")
@@ -24,7 +24,8 @@ class TokenAccuracy(Metric):
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         return [
-            accuracy(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None for pair in pairs
+            accuracy(secret.ids, guess.ids) if secret.ids else None
+            for secret, guess in (pair.texts for pair in pairs)
         ]
 
 
@@ -35,8 +36,8 @@ class BagF1(Metric):
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         return [
-            bag_overlap(pair.secret.ids, pair.guess.ids) if pair.secret.ids else None
-            for pair in pairs
+            bag_overlap(secret.ids, guess.ids) if secret.ids else None
+            for secret, guess in (pair.texts for pair in pairs)
         ]
 
 

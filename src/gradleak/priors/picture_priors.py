@@ -94,7 +94,7 @@ def shape_of(target: Target) -> tuple[int, int, int]:
 @cache
 def _public(line: str, limit: int) -> EqualPictures:
     public = as_dataset(line).load()[:limit]
-    pictures = [example.picture for example in public if example.picture is not None]
+    pictures = [one.content for one in public if isinstance(one.content, Picture)]
     if not pictures:
         raise GradleakError(f"{line} holds no pictures.")
     return EqualPictures(pictures)

@@ -109,7 +109,7 @@ def _try(spec: AuditSpec, attack: Attack, opened: Opened, seconds: float) -> Try
     limited = [hand_over(spec, attack, one) for one in observations]
     progress, began = Progress(), time.monotonic()
     streams = Streams.root("attacker", spec.seed)
-    bench = Bench(streams, opened.words, progress, began + seconds, pictures=opened.pictures)
+    bench = Bench(streams, opened.prior, progress, began + seconds)
     attack.reconstruct(limited, bench)
     ended, whole = time.monotonic(), not bench.out_of_time
     took = ended - began if whole else stretch(progress, began, ended)

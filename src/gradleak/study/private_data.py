@@ -64,9 +64,11 @@ class SecretFinder:
     def texts(self, record: Record) -> Mapping[tuple[int, int], str]:
         """Text by batch and position; nothing where the data is not at hand or is other data by
         now."""
-        from gradleak.audit.scoring import show_example
+        from gradleak.audit.scoring import show_content
 
-        return {place: show_example(example) for place, example in self.examples(record).items()}
+        return {
+            place: show_content(example.content) for place, example in self.examples(record).items()
+        }
 
     def examples(self, record: Record) -> "Mapping[tuple[int, int], Example]":
         """Examples by batch and position."""
@@ -78,7 +80,7 @@ class SecretFinder:
                 + secret.position
             )
             if place < len(loaded) and any(
-                keyed_hash(key, loaded[place].content) == secret.hash for key in self.keys
+                keyed_hash(key, loaded[place].as_text) == secret.hash for key in self.keys
             ):
                 found[secret.batch, secret.position] = loaded[place]
         return found

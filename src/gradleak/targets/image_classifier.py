@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
+from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
@@ -123,12 +124,12 @@ class ImageClassifier(Target):
         return logits
 
     def _values(self, place: int, example: Example) -> Tensor:
-        if example.picture is None:
+        if not isinstance(example.content, Picture):
             raise GradleakError(
                 f"Example {place} of the batch is text, and {self.name} reads pictures: use --data"
                 " cifar10 or shapes."
             )
-        values = pixels_of(example.picture)
+        values = pixels_of(example.content)
         if tuple(values.shape) != self.shape:
             raise GradleakError(
                 f"Picture {place} of the batch has shape {tuple(values.shape)} (channels first);"

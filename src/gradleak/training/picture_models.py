@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gradleak.core.batch import Batch, Example, pixels_of
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.streams import Streams
 from gradleak.priors.picture_priors import FIRST_SIDE, GeneratorNetwork, save_generator
 from gradleak.targets.image_classifier import ImageClassifier
@@ -198,7 +199,7 @@ def _move(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def stack_pictures(examples: Sequence[Example]) -> Float[Tensor, "pictures channels height width"]:
     """Pictures as numbers between 0 and 1."""
-    pictures = [example.picture for example in examples if example.picture is not None]
+    pictures = [one.content for one in examples if isinstance(one.content, Picture)]
     if len(pictures) < 2:
         raise GradleakError(
             f"A generator learns from pictures, and this data holds {len(pictures)}: use cifar10 or"

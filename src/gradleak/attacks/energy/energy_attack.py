@@ -229,7 +229,7 @@ class EnergyAttack(Attack):
         ]
         losses = self.objective(seen, batches).tolist()
         for place, one, sentences, loss in zip(places, seen, found, losses, strict=True):
-            loss += self.penalty(one, sentences, bench.prior)
+            loss += self.penalty(one, sentences, bench.words)
             after[place] = replace(drafts[place], sentences=sentences, loss=loss)
         return after
 

@@ -39,6 +39,7 @@ from gradleak.attacks.learning_to_invert.training import Precision
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.batch import Batch, Example, picture_of
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.registry import Bounds, Count, Medium, Rate, Share, register
 from gradleak.core.target import Target
 from gradleak.core.trainable import ClientSetting
@@ -89,8 +90,7 @@ class PictureGallery(PublicExamples):
 
 def read_pictures(target: Target, public: Sequence[Example]) -> PictureGallery:
     """Returns the public pictures as this target reads them."""
-    given = [example for example in public if example.picture is not None]
-    pictures = [example.picture for example in given if example.picture is not None]
+    pictures = [one.content for one in public if isinstance(one.content, Picture)]
     if not pictures:
         raise GradleakError(
             "Learning to Invert needs public pictures to learn from: add --public DATA."
@@ -107,7 +107,7 @@ def read_pictures(target: Target, public: Sequence[Example]) -> PictureGallery:
         )
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, *shape).movedim(-1, 1).contiguous()
-    labels = number_labels(target, given, range(len(given)))
+    labels = number_labels(target, public, range(len(public)))
     return PictureGallery(pixels.to(target.device), labels, target.dtype)
 
 

@@ -364,7 +364,7 @@ class TextNetwork(Network):
     ) -> list[Reconstruction]:
         states, scores = self(features)
         pieces = torch.split(states, CLIENTS_AT_ONCE)
-        ids = torch.cat([self._choose_words(some, bench.prior) for some in pieces]).tolist()
+        ids = torch.cat([self._choose_words(some, bench.words) for some in pieces]).tolist()
         labels = [None] * len(ids) if scores is None else map(tuple, scores.argmax(-1).tolist())
         return [
             Reconstruction(tuple(self._cut(row) for row in rows), labels=classes)

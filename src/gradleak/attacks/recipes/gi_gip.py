@@ -93,7 +93,7 @@ class GenerativePrior(PictureMatchingAttack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         began = time.monotonic()
-        generator = bench.pictures
+        generator = bench.prior
         if not isinstance(generator, Generator):
             raise GradleakError(
                 "gi_gip needs a generator: make one with gradleak prior pictures, add --prior"

@@ -42,7 +42,7 @@ def _score_sentences(
     bytes_a_sentence = 4 * ids.shape[1] * len(table) * NUMBERS_HELD
     most = fastest(TOKENS_AT_ONCE, table.device) / ids.shape[1]
     chunks = pieces(bench, table.device, bytes_a_sentence, ids.shape[1] * table.numel(), most)
-    return chunks.run(lambda kept: bench.prior.nll(ids[kept], lengths[kept]), len(ids))
+    return chunks.run(lambda kept: bench.words.nll(ids[kept], lengths[kept]), len(ids))
 
 
 @dataclass(frozen=True)
