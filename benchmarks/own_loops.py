@@ -19,7 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gradleak
-from gradleak.audit.own_update import Reconstructions
+from gradleak.audit.own_guesses import Reconstructions
 from gradleak.core.batch import Example
 from gradleak.datasets import Canaries
 from gradleak.targets.minilm import MiniLM

@@ -40,21 +40,22 @@ HOMES = {
     "Observation": "gradleak.core.observation",
     "Protocol": "gradleak.core.protocol",
     "Reconstruction": "gradleak.core.attack",
-    "Reconstructions": "gradleak.audit.own_update",
+    "Reconstructions": "gradleak.audit.own_guesses",
     "Record": "gradleak.records.schema",
     "Target": "gradleak.core.target",
     "Update": "gradleak.core.update",
     "capture": "gradleak.integrations.pytorch",
     "observe": "gradleak.audit.own_update",
-    "reconstruct": "gradleak.audit.own_update",
-    "score": "gradleak.audit.own_update",
+    "reconstruct": "gradleak.audit.own_guesses",
+    "score": "gradleak.audit.own_guesses",
 }
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gradleak.audit import AuditSpec
-    from gradleak.audit.own_update import Reconstructions, observe, reconstruct, score
+    from gradleak.audit.own_guesses import Reconstructions, reconstruct, score
+    from gradleak.audit.own_update import observe
     from gradleak.audit.runner import Finished
     from gradleak.captures import Capture
     from gradleak.core.attack import Attack, Reconstruction

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import gradleak
-from gradleak.audit.own_update import explain, observe_capture
+from gradleak.audit.own_guesses import explain
+from gradleak.audit.own_update import observe_capture
 from gradleak.captures import Capture, CaptureHeader, Granted, ModelFacts, ProtocolFacts
 from gradleak.core.attack import Reconstruction
 from gradleak.core.errors import GradleakError

@@ -10,7 +10,7 @@ import typer
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
-    from gradleak.audit.own_update import Reconstructions
+    from gradleak.audit.own_guesses import Reconstructions
     from gradleak.core.target import TargetSpec
 
 # Options of an audit that a capture answers by itself, with what they are where nobody gave them
@@ -46,7 +46,8 @@ def audit_captures(
 ) -> None:
     """Attacks captured updates; with the truth beside them the result is a record."""
     _refuse_answered(settings)
-    from gradleak.audit.own_update import observe_capture, reconstruct
+    from gradleak.audit.own_guesses import reconstruct
+    from gradleak.audit.own_update import observe_capture
     from gradleak.cli.options import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.targets import resolve_target
@@ -129,7 +130,7 @@ def _print_record(
     keep_secrets: bool,
     show: bool,
 ) -> None:
-    from gradleak.audit.own_update import score
+    from gradleak.audit.own_guesses import score
     from gradleak.records.withheld import without_texts
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record

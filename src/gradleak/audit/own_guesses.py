@@ -1,0 +1,472 @@
+"""What leaks from updates of one's own: guesses, what they explain, and a record of them.
+
+`reconstruct` attacks what `own_update` observed; `score` compares the guesses with the truth, where
+its owner lets it be known, in a record like any other.
+"""
+
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradleak.attacks import evidence
+from gradleak.attacks.blind import Blind, draw_beside
+from gradleak.audit.client import AuditInput
+from gradleak.audit.objectives import objectives
+from gradleak.audit.outcomes import AttackOutcomes, AuditResult, Outcome
+from gradleak.audit.own_update import list_lines, observe_capture
+from gradleak.audit.record import WITHOUT_WORDS, finding_records, record_of
+from gradleak.audit.spec import EVERY_FACT, AuditSpec, read
+from gradleak.captures import Capture
+from gradleak.core.attack import Attack, Bench, Reconstruction, Scale
+from gradleak.core.batch import Example
+from gradleak.core.errors import GradleakError
+from gradleak.core.memory import limit_by_default, measured_peak, parse_memory
+from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.prior import Prior, PriorSpec
+from gradleak.core.specs import list_fields, to_string
+from gradleak.core.streams import Streams
+from gradleak.core.target import Target, TargetSpec
+from gradleak.core.trainable import TrainableAttack
+from gradleak.datasets.own_texts import OwnTexts
+from gradleak.records.schema import Record
+from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
+from gradleak.targets.in_memory import (
+    InMemory,
+    hash_weights,
+)
+from gradleak.views import TensorsView
+
+MOST_LABELLINGS = 64  # tried to see how much of an update a guess explains
+# Words for sources of labels and lengths that nobody granted: an attack reads them off the update.
+DERIVED = "derived"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One text that was rebuilt; its words are left out of what is printed of it."""
+
+    text: str = field(repr=False)
+    certified: bool  # the update itself shows that it is right
+    explains: float | None  # the share of the update's square that its batch explains
+    attack: str
+    update: int  # which of the updates, counted from 0
+    place: int  # in its batch
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """What one attack made of all updates."""
+
+    attack: Attack
+    found: tuple[Reconstruction, ...]
+    explained: tuple["Explained", ...]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """How much of an update's square a multiple of the gradient of a guess accounts for, whole
+    and by tensor.
+
+    There is nothing where the labels stay unknown, or the guess has no text.
+    """
+
+    share: float | None = None
+    by_tensor: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstructions(Sequence[Guess]):
+    """The guesses of the best attack for each update: proven ones first, then by what they explain.
+
+    Texts are private if the guesses are good: printing, `_repr_html_` and `to_pandas()` leave them
+    out unless `show` is asked for. `guess.text` is the text.
+    """
+
+    observations: tuple[Observation, ...]
+    attacked: Mapping[str, Attacked]
+    seed: int = 0
+    prior: str = "auto"
+    model: str = ""
+    weights: str = ""
+    peak_memory: int | None = None
+
+    @property
+    def guesses(self) -> tuple[Guess, ...]:
+        """The texts of all updates, of the best attack each."""
+        every = range(len(self.observations))
+        return tuple(guess for row in every for guess in self.list_guesses(row, self._best(row)))
+
+    def list_guesses(self, update: int, attack: str) -> list[Guess]:
+        """Returns what one attack rebuilt of one update."""
+        one, target = self.attacked[attack], self.observations[update].target
+        found, share = one.found[update], one.explained[update].share
+        return [
+            Guess(target.decode(ids), found.certified, share, attack, update, place)
+            for place, ids in enumerate(found.sentences)
+            if ids
+        ]
+
+    def _best(self, update: int) -> str:
+        def rank(name: str) -> tuple[bool, float]:
+            one = self.attacked[name]
+            return one.found[update].certified, one.explained[update].share or 0.0
+
+        return max(self.attacked, key=rank)  # of equals the first
+
+    def __len__(self) -> int:
+        return len(self.guesses)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.guesses[place]
+
+    def explains_by_tensor(self, update: int = 0) -> Mapping[str, float]:
+        """Returns what the best guess of an update explains of each tensor that was seen."""
+        return self.attacked[self._best(update)].explained[update].by_tensor
+
+    def list_findings(self, update: int = 0) -> list[str]:
+        """Returns what an update says outright, before any attack: words are counted, not named."""
+        return [
+            f"{one.name.replace('_', ' ')}: {len(one.values)} read"
+            if one.name not in WITHOUT_WORDS
+            else f"{one.name.replace('_', ' ')}: {', '.join(map(str, one.values))}"
+            for one in evidence.findings(self.observations[update])
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines(show=False))
+
+    def show(self) -> str:
+        """Returns the guesses in lines, with their texts."""
+        return "\n".join(self._lines(show=True))
+
+    def _lines(self, show: bool) -> Iterator[str]:
+        certified = sum(guess.certified for guess in self)
+        yield f"{len(self)} texts rebuilt from {len(self.observations)} updates, {certified} proven"
+        for guess in self:
+            explained = "" if guess.explains is None else f", explains {guess.explains:.1%}"
+            proven = ", proven" if guess.certified else ""
+            text = guess.text if show else "(text withheld: .show())"
+            yield f"  {guess.update}.{guess.place} {guess.attack}{proven}{explained}: {text}"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in ("update", "attack", "proven", "explains"))
+        rows = "".join(
+            f"<tr><td>{guess.update}.{guess.place}</td><td>{escape(guess.attack)}</td>"
+            f"<td>{'yes' if guess.certified else 'no'}</td>"
+            f"<td>{'—' if guess.explains is None else f'{guess.explains:.1%}'}</td></tr>"
+            for guess in self
+        )
+        return f"<table><tr>{head}</tr>{rows}</table><p>Texts are withheld; .show() has them.</p>"
+
+    def to_pandas(self, show: bool = False) -> Any:
+        """Returns a data frame, with the texts only where they are asked for."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise GradleakError("to_pandas() needs pandas: pip install pandas.") from error
+        columns = ("update", "place", "attack", "certified", "explains", *(["text"] * show))
+        return pandas.DataFrame([{name: getattr(one, name) for name in columns} for one in self])
+
+
+def reconstruct(
+    observed: Observation | Capture | str | Path | Sequence[Any],
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    attacks: str | Sequence[str] | None = None,
+    prior: str = "auto",
+    seed: int = 0,
+    time_limit: float | None = None,
+    memory: str | int | None = None,
+    device: str = "cpu",
+) -> Reconstructions:
+    """Attacks one update or several: observations, captures or their files.
+
+    Files want the `model` and `tokenizer` that the update is of. Without `attacks` it is the
+    portfolio, told what was granted and reading labels and lengths off the update where they were
+    not; where the size of the batch was not granted it is `span`, which does without.
+    `time_limit` is in seconds for each attack.
+    """
+    every = list(observed) if isinstance(observed, (list, tuple)) else [observed]
+    if not every:
+        raise GradleakError("There is no update to attack.")
+    observations = [
+        replace(_as_observation(one, model, tokenizer, device), index=index)
+        for index, one in enumerate(every)
+    ]
+    target = observations[0].target
+    if any(one.target is not target for one in observations):
+        observations = [_share_target(one, target) for one in observations]
+    chosen = _choose_attacks(attacks, observations)
+    spec: PriorSpec = read("prior", prior, PriorSpec)
+    bench = Bench(
+        Streams.root("attacker", seed),
+        spec.open(target),
+        memory=(parse_memory(memory) if isinstance(memory, str) else memory)
+        or limit_by_default(target.device),
+    )
+    attacked, most = dict[str, Attacked](), None
+    for attack in chosen:
+        told = [one.limit_to(_told(attack, one)) for one in observations]
+        with measured_peak(target.device) as peak:
+            found = attack.reconstruct(told, replace(bench, deadline=_deadline(time_limit)))
+        most = max(most or 0, peak.bytes or 0) or None
+        explained = tuple(explain(one, guess) for one, guess in zip(told, found, strict=True))
+        attacked[to_string(attack)] = Attacked(attack, tuple(found), explained)
+    return Reconstructions(
+        tuple(observations),
+        attacked,
+        seed,
+        prior,
+        type(target.module).__name__,
+        hash_weights(target.module),
+        most,
+    )
+
+
+def _as_observation(one: Any, model: Any, tokenizer: Any, device: str) -> Observation:
+    if isinstance(one, Observation):
+        return one
+    return observe_capture(one, model, tokenizer, device)
+
+
+def _share_target(observation: Observation, target: Target) -> Observation:
+    """Returns the observation with one opened copy for all, where the weights are the same."""
+    mine = observation.target
+    if hash_weights(mine.module) != hash_weights(target.module):
+        raise GradleakError(
+            "These updates were computed at different weights: attack them one by one."
+        )
+    return replace(observation, rounds=(Round(target, observation.update),))
+
+
+def _choose_attacks(
+    attacks: str | Sequence[str] | None, observations: Sequence[Observation]
+) -> list[Attack]:
+    granted = frozenset(Fact).intersection(*(one.knows.facts for one in observations))
+    if observations[0].target.labels_are_tokens:
+        granted |= {Fact.LABELS}
+    if attacks is None:
+        attacks = "portfolio" if Fact.BATCH_SIZE in granted else "span"
+    chosen = []
+    for line in list_lines(attacks):
+        attack: Attack = read("attack", line, Attack)
+        if isinstance(attack, TrainableAttack):
+            raise GradleakError(
+                f"{attack.name} learns first, from public data: use gradleak audit for it."
+            )
+        fields = {one.name for one in list_fields(type(attack))}
+        missing = attack.requires - granted
+        unknown = [fact for fact in (Fact.LABELS, Fact.LENGTHS) if fact in missing]
+        derived = {str(fact): DERIVED for fact in unknown if str(fact) in fields}
+        attack = replace(attack, **derived)  # type: ignore[type-var]
+        if still := sorted(attack.requires - granted):
+            raise GradleakError(
+                f"{attack.name} requires {still[0]}, which was not granted: pass it to observe(),"
+                " or capture with know=, or use attacks='span', which needs nothing."
+            )
+        chosen.append(attack)
+    return chosen
+
+
+def _told(attack: Attack, observation: Observation) -> frozenset[Fact]:
+    """Returns what it is told of what is known: what it requires, or can make use of."""
+    return (attack.requires | attack.uses | {Fact.DEFENSE}) & observation.knows.facts
+
+
+def explain(observation: Observation, guess: Reconstruction) -> Explained:
+    """Returns how much of an update the gradient of a guess accounts for.
+
+    Labels that neither the attack nor the attacker knows are those that explain most, where they
+    are few enough to be tried.
+    """
+    sentences = [ids for ids in guess.sentences if ids]
+    if not sentences:
+        return Explained()
+    labellings = _list_labellings(observation, guess, len(sentences))
+    tried = (_explain(observation, sentences, labels) for labels in labellings)
+    return max(tried, key=lambda one: one.share or 0.0, default=Explained())
+
+
+def _list_labellings(
+    observation: Observation, guess: Reconstruction, count: int
+) -> list[tuple[int, ...] | None]:
+    """Returns the labels that the sentences of a guess may have, beside each of them."""
+    target = observation.target
+    if target.labels_are_tokens:
+        return [None]
+    if guess.labels is not None and len(guess.labels) == count:
+        return [guess.labels]
+    known = observation.knows.labels
+    seen = None if known is not None else evidence.labels(observation)
+    bag = known.tolist() if known is not None else list(seen.values) if seen is not None else None
+    if bag is not None and len(bag) == count:
+        orders = itertools.islice(itertools.permutations(bag), MOST_LABELLINGS)
+        return list(dict.fromkeys(orders))
+    if target.classes**count <= MOST_LABELLINGS:
+        return list(itertools.product(range(target.classes), repeat=count))
+    return []
+
+
+@torch.no_grad()
+def _explain(
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+) -> Explained:
+    batch = observation.target.batch_of(sentences, labels)[None]
+    # What is drawn at random would be drawn otherwise: it is left out.
+    run = (
+        observation.simulate_undefended if observation.channel.randomised else observation.simulate
+    )
+    with torch.enable_grad():
+        made = run(batch, [Streams.root("attacker", 0).child("explain")]).detached_clone().tensors
+    seen = {name: tensor.double() for name, tensor in observation.update.tensors.items()}
+    inner = {name: float((tensor * made[name].double()).sum()) for name, tensor in seen.items()}
+    size = sum(float(made[name].double().square().sum()) for name in seen)
+    # The best multiple of it: clipping and learning rates that nobody told of change the size only.
+    best = max(0.0, sum(inner.values()) / size) if size > 0 else 0.0
+    squares = {name: float(tensor.square().sum()) for name, tensor in seen.items()}
+    off = {
+        name: float((tensor - best * made[name].double()).square().sum())
+        for name, tensor in seen.items()
+    }
+    shares = {name: max(0.0, 1 - off[name] / squares[name]) for name in off if squares[name] > 0}
+    return Explained(max(0.0, 1 - sum(off.values()) / sum(squares.values())), shares)
+
+
+# The record
+
+
+def score(
+    found: Reconstructions,
+    truth: Sequence[Any],
+    *,
+    labels: Sequence[Any] | None = None,
+    out: str | Path | None = None,
+    keep_secrets: bool = False,
+    target: TargetSpec | None = None,
+) -> Record:
+    """Compares guesses with the texts that the clients really had, in a record like any other.
+
+    `truth` has the texts of the one update, or a list of texts for each of several; `labels` goes
+    with it, where the texts had some and they were not granted. With `out` the record is written
+    into that folder. `target` says how the model can be opened again, where it can.
+    """
+    observations = found.observations
+    model = observations[0].target
+    batches = _split(truth, len(observations))
+    given = _split(labels, len(observations)) if labels is not None else [None] * len(batches)
+    private = []
+    for place, (texts, classes) in enumerate(zip(batches, given, strict=True)):
+        private.append(
+            model.private_batch(_as_examples(observations[place], found, place, texts, classes))
+        )
+    spec = _spec_of(found, target, max(len(one) for one in batches))
+    member = AuditInput(spec, private)
+    result = AuditResult({name: AttackOutcomes() for name in spec.attack_keys()})
+    prior = spec.prior.open(model)
+    assert isinstance(prior, Prior)
+    bench = Bench(Streams.root("attacker", found.seed), prior)
+    norms = [float(torch.stack(list(o.update.norms().values())).norm()) for o in observations]
+    for (name, attack), one in zip(
+        spec.attack_keys().items(), found.attacked.values(), strict=True
+    ):
+        told = [observation.limit_to(_told(attack, observation)) for observation in observations]
+        blind, drawn = Blind().reconstruct(told, bench), draw_beside(attack, told, bench)
+        at_guess, at_truth = objectives(attack, told, private, one.found, prior)
+        for place, observation in enumerate(told):
+            value = at_truth[place]
+            scale = Scale() if value is None else attack.objective_scale(observation)
+            result.attacks[name].add(
+                Outcome(one.found[place], norms[place], at_guess[place], value, scale),
+                Outcome(blind[place], norms[place]),
+                Outcome(drawn[place], norms[place]),
+            )
+    result.findings += finding_records(observations, private)
+    folder = None if out is None else Path(out)
+    key = open_key(folder) if folder is not None else SecretKey(os.urandom(KEY_BYTES))
+    device = str(model.device)
+    record = record_of(member, result, model, key, device, found.peak_memory, keep_secrets)
+    if folder is not None:
+        write_record(folder, record)
+    return record
+
+
+def _spec_of(found: Reconstructions, target: TargetSpec | None, batch_size: int) -> AuditSpec:
+    first = found.observations[0]
+    facts = frozenset(Fact).intersection(*(one.knows.facts for one in found.observations))
+    return AuditSpec(
+        target=target or InMemory(found.model, found.weights),
+        data=OwnTexts(_hash_updates(found.observations)),
+        attacks=tuple(one.attack for one in found.attacked.values()),
+        protocol=first.protocol,
+        view=TensorsView(tuple(first.update.tensors)),
+        prior=read("prior", found.prior, PriorSpec),
+        limit=len(found.observations),
+        batch_size=batch_size,
+        defenses=first.knows.defenses or (),
+        know=tuple(fact for fact in EVERY_FACT if fact in facts),
+        seed=found.seed,
+    )
+
+
+def _as_examples(
+    observation: Observation,
+    found: Reconstructions,
+    update: int,
+    texts: Sequence[str],
+    labels: Sequence[int | str] | None,
+) -> list[Example]:
+    """Returns the truth of one update with its labels: given, granted, or as the guess has them."""
+    size = observation.knows.batch_size
+    if size is not None and len(texts) != size:
+        raise GradleakError(f"Update {update} is of {size} texts, and the truth has {len(texts)}.")
+    known = observation.knows.labels
+    if labels is not None and len(labels) != len(texts):
+        raise GradleakError(
+            f"There are {len(texts)} texts and {len(labels)} labels for update {update}."
+        )
+    if labels is None and known is not None:
+        labels = known.tolist()
+    if labels is None and not observation.target.labels_are_tokens:
+        raise GradleakError(
+            "The model is a classifier, and the labels of these texts were not granted: pass"
+            " labels= to score()."
+        )
+    beside = [None] * len(texts) if labels is None else list(labels)
+    return [
+        Example(text, label, where=f"text {place + 1} of update {update}")
+        for place, (text, label) in enumerate(zip(texts, beside, strict=True))
+    ]
+
+
+def _split(given: Sequence[Any], updates: int) -> list[Sequence[Any]]:
+    """Returns one list for each update; of a single one, its texts may stand by themselves."""
+    nested = bool(given) and all(isinstance(one, (list, tuple)) for one in given)
+    every = list(given) if nested else [list(given)]
+    if len(every) != updates or not all(every):
+        raise GradleakError(
+            f"The truth is of {len(every)} updates, and {updates} were attacked: pass a list of"
+            " lists, one an update, in their order."
+        )
+    return every
+
+
+def _hash_updates(observations: Sequence[Observation]) -> str:
+    """Tells records of different updates apart."""
+    digest = hashlib.sha256()
+    for observation in observations:
+        for name, tensor in sorted(observation.update.tensors.items()):
+            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return None if seconds is None else time.monotonic() + seconds
