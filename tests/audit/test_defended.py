@@ -24,7 +24,7 @@ def audited(defenses: Sequence[str], **changes: Any) -> Record:
     ).record
 
 
-def raised(record: Record) -> dict[str, set[str]]:
+def list_flags(record: Record) -> dict[str, set[str]]:
     new = {"not_adaptive", "one_draw", "seen_before_defense"}
     return {
         key: {flag.name for flag in attack.flags} & new for key, attack in record.attacks.items()
@@ -32,12 +32,12 @@ def raised(record: Record) -> dict[str, set[str]]:
 
 
 def test_who_ignores_a_defense_is_flagged() -> None:
-    assert raised(audited(["pruning"])) == {
+    assert list_flags(audited(["pruning"])) == {
         "dlg:steps=2": set(),
         "dlg:steps=2,adaptive=false": {"not_adaptive"},
         "blind": set(),
     }
-    assert raised(audited([])) == {
+    assert list_flags(audited([])) == {
         "dlg:steps=2": set(),
         "dlg:steps=2,adaptive=false": set(),
         "blind": set(),
@@ -46,7 +46,7 @@ def test_who_ignores_a_defense_is_flagged() -> None:
 
 def test_who_is_not_told_of_a_defense_cannot_adapt() -> None:
     told = ["labels", "lengths", "batch_size"]
-    assert raised(audited(["sign"], know=told, attacks=["dlg:steps=2"])) == {
+    assert list_flags(audited(["sign"], know=told, attacks=["dlg:steps=2"])) == {
         "dlg": {"not_adaptive"}
     }
 
@@ -56,10 +56,10 @@ def test_one_draw_of_a_random_defense_is_flagged_and_two_are_not() -> None:
         audited(["masking:fraction_zeroed=0.5"], attacks=["dlg:steps=2"], draws=draws)
         for draws in (1, 2)
     )
-    assert raised(one) == {"dlg": {"one_draw"}} and {flag.name for flag in one.flags} >= {
+    assert list_flags(one) == {"dlg": {"one_draw"}} and {flag.name for flag in one.flags} >= {
         "one_draw"
     }
-    assert raised(two) == {"dlg": set()}
+    assert list_flags(two) == {"dlg": set()}
     assert [batch.update_norm for batch in two.attacks["dlg"].batches[:2]] == [
         batch.update_norm for batch in one.attacks["dlg"].batches
     ]
@@ -87,7 +87,7 @@ def test_draws_count_from_one() -> None:
 def test_noise_of_the_server_is_said_to_come_too_late() -> None:
     pytest.importorskip("opacus")
     record = audited(["central_dp"], attacks=["dlg:steps=2"])
-    assert raised(record) == {"dlg": {"seen_before_defense"}}
+    assert list_flags(record) == {"dlg": {"seen_before_defense"}}
     assert all("not against the server" in line for line in write_guarantees(record))
 
 
@@ -109,7 +109,7 @@ def test_a_record_says_which_accountant_found_which_epsilon() -> None:
         == "dp_sgd, whole run (q = 0.01, T = 1,000), per example: ε 1.838 (PRV (Opacus)), ε 2.101"
         " (RDP (Opacus)) at δ 1e-05"
     )
-    assert raised(record) == {"dlg": set()}
+    assert list_flags(record) == {"dlg": set()}
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["just audited", "read from its file"])

@@ -17,8 +17,8 @@ from gradleak.records.judgement import (
     judge_record,
     judge_setting,
     leading_metric,
-    raised,
-    raised_beside,
+    list_flags,
+    list_flags_beside,
 )
 from gradleak.records.run_folder import read_run
 from gradleak.records.schema import Record, Score
@@ -87,9 +87,9 @@ def test_a_proven_result_is_not_in_doubt(record: Record) -> None:
 
 def test_the_blind_attack_lists_no_flag_that_it_has_by_its_making(record: Record) -> None:
     flagged = changed(record, "no_objective", "few_examples")
-    assert list(raised(flagged)) == ["no_objective", "few_examples"]
+    assert list(list_flags(flagged)) == ["no_objective", "few_examples"]
     blind = replace(flagged.attacks["lamp_cos"], spec={"name": "blind"})
-    assert list(raised(replace(flagged, attacks={"blind": blind}))) == ["few_examples"]
+    assert list(list_flags(replace(flagged, attacks={"blind": blind}))) == ["few_examples"]
 
 
 def test_words_that_updates_name_leak_without_any_attack(record: Record) -> None:
@@ -165,9 +165,9 @@ def test_flags_of_an_attack_do_not_stand_beside_what_another_proved_without_the_
     )
     attacks = {"span": replace(proven.attacks["lamp_cos"], spec={"name": "span"}), **weak.attacks}
     both = replace(proven, attacks=attacks)
-    assert list(raised_beside(judge_record(both), both)) == ["few_examples"]
+    assert list(list_flags_beside(judge_record(both), both)) == ["few_examples"]
     names = ["near_chance", "search_failed", "no_objective", "generous_knowledge", "few_examples"]
-    assert list(raised_beside(judge_record(weak), weak)) == names
+    assert list(list_flags_beside(judge_record(weak), weak)) == names
 
 
 def test_what_blind_is_by_its_making_is_no_flag_of_a_setting(record: Record) -> None:
@@ -175,7 +175,7 @@ def test_what_blind_is_by_its_making_is_no_flag_of_a_setting(record: Record) -> 
         "lamp_cos"
     ]
     assert list(
-        raised(
+        list_flags(
             replace(record, attacks={"blind": replace(attack, spec={"name": "blind"})}, flags=())
         )
     ) == ["few_examples"]

@@ -71,7 +71,7 @@ def test_attacks_in_records_of_their_own_share_one_worst_case(run: Path) -> None
     assert sorted(len(setting.attacks) for setting in settings) == [1, 2]
     both = next(setting for setting in settings if len(setting.attacks) == 2)
     assert both.worst("rouge1").mean == both.mean("rouge1") == 0.9
-    assert set(both.merged().attacks) == {"tag", "dlg"}
+    assert set(both.merge().attacks) == {"tag", "dlg"}
 
 
 def test_the_verdict_names_the_worst_setting_its_gain_and_its_doubts(run: Path) -> None:

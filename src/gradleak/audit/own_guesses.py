@@ -50,7 +50,7 @@ DERIVED = "derived"
 
 
 @dataclass(frozen=True)
-class Guess:
+class RebuiltText:
     """One text that was rebuilt; its words are left out of what is printed of it."""
 
     text: str = field(repr=False)
@@ -83,7 +83,7 @@ class Explained:
 
 
 @dataclass(frozen=True, eq=False)
-class Reconstructions(Sequence[Guess]):
+class Reconstructions(Sequence[RebuiltText]):
     """The guesses of the best attack for each update: proven ones first, then by what they explain.
 
     Texts are private if the guesses are good: printing, `_repr_html_` and `to_pandas()` leave them
@@ -99,17 +99,17 @@ class Reconstructions(Sequence[Guess]):
     peak_memory: int | None = None
 
     @property
-    def guesses(self) -> tuple[Guess, ...]:
+    def guesses(self) -> tuple[RebuiltText, ...]:
         """The texts of all updates, of the best attack each."""
         every = range(len(self.observations))
         return tuple(guess for row in every for guess in self.list_guesses(row, self._best(row)))
 
-    def list_guesses(self, update: int, attack: str) -> list[Guess]:
+    def list_guesses(self, update: int, attack: str) -> list[RebuiltText]:
         """Returns what one attack rebuilt of one update."""
         one, target = self.attacked[attack], self.observations[update].target
         found, share = one.found[update], one.explained[update].share
         return [
-            Guess(target.decode(ids), found.certified, share, attack, update, place)
+            RebuiltText(target.decode(ids), found.certified, share, attack, update, place)
             for place, ids in enumerate(found.sentences)
             if ids
         ]
@@ -215,7 +215,7 @@ def reconstruct(
     )
     attacked, most = dict[str, Attacked](), None
     for attack in chosen:
-        told = [one.limit_to(_told(attack, one)) for one in observations]
+        told = [one.limit_to(_choose_facts(attack, one)) for one in observations]
         with measured_peak(target.device) as peak:
             found = attack.reconstruct(told, replace(bench, deadline=_deadline(time_limit)))
         most = max(most or 0, peak.bytes or 0) or None
@@ -277,7 +277,7 @@ def _choose_attacks(
     return chosen
 
 
-def _told(attack: Attack, observation: Observation) -> frozenset[Fact]:
+def _choose_facts(attack: Attack, observation: Observation) -> frozenset[Fact]:
     """Returns what it is told of what is known: what it requires, or can make use of."""
     return (attack.requires | attack.uses | {Fact.DEFENSE}) & observation.knows.facts
 
@@ -378,7 +378,9 @@ def score(
     for (name, attack), one in zip(
         spec.attack_keys().items(), found.attacked.values(), strict=True
     ):
-        told = [observation.limit_to(_told(attack, observation)) for observation in observations]
+        told = [
+            observation.limit_to(_choose_facts(attack, observation)) for observation in observations
+        ]
         blind, drawn = Blind().reconstruct(told, bench), draw_beside(attack, told, bench)
         at_guess, at_truth = objectives(attack, told, private, one.found, prior)
         for place, observation in enumerate(told):

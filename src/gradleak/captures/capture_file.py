@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from gradleak import __version__
 from gradleak.captures.header import (
     FORMAT,
     CaptureError,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:  # the header alone can be read without waiting for torch
     import torch
     from torch import Tensor
 
-LIBRARIES = ("torch", "safetensors", "transformers")
+LIBRARIES = ("gradleak", "torch", "safetensors", "transformers")
 LOOKED_AT = 2**22  # entries that are looked at in one go, for values that are no numbers
 
 
@@ -149,7 +148,7 @@ def subtract_states(
 
 def find_versions() -> dict[str, str]:
     """Versions of what makes captures, as far as it is installed."""
-    found = {"gradleak": __version__}
+    found: dict[str, str] = {}
     for library in LIBRARIES:
         try:
             found[library] = version(library)

@@ -155,7 +155,7 @@ def audit(
         "truncate": truncate,
     }
     if capture:
-        from gradleak.cli.own_update import audit_captures
+        from gradleak.cli.captured import audit_captures
 
         audit_captures(
             capture,

@@ -70,7 +70,7 @@ def capture(
         protocol = ProtocolFacts("fedavg", learning_rate, steps, optimiser, scale or 1.0)
     stated = (defense,) if isinstance(defense, str) else tuple(defense)
     header = CaptureHeader(
-        kind, facts, protocol, notes.granted(), stated, when, round=round, client=client
+        kind, facts, protocol, notes.list_granted(), stated, when, round=round, client=client
     )
     write_capture(Path(path), Capture(header, tensors))
 
@@ -144,7 +144,7 @@ class Notes:
             )
         return found
 
-    def granted(self) -> Granted:
+    def list_granted(self) -> Granted:
         """Returns what the attacker may be told; refuses what the calls did not show."""
         if not self.know:
             return Granted()

@@ -92,7 +92,7 @@ class StepRecorder:
             "gradients",
             describe_model(self.model),
             ProtocolFacts("fedsgd", None, None, scale=self.notes.scale(scale)),
-            self.notes.granted(),
+            self.notes.list_granted(),
             defenses,
             "as .grad held it before the optimiser's step",
             round=self.round,

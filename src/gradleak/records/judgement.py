@@ -169,7 +169,7 @@ def standing_flags(attack: AttackRecord) -> list[RaisedFlag]:
     return [flag for flag in attack.flags if looks(attack) or flag.name not in OF_BLIND]
 
 
-def raised(record: Record) -> Raised:
+def list_flags(record: Record) -> Raised:
     """Returns flags by name: the attacks that raised them, each with its numbers; under "" what
     belongs to the whole audit."""
     found: Raised = {}
@@ -181,10 +181,10 @@ def raised(record: Record) -> Raised:
     return found
 
 
-def raised_beside(judgement: Judgement, record: Record) -> Raised:
+def list_flags_beside(judgement: Judgement, record: Record) -> Raised:
     """Raised flags that stand against what is judged: not those of one attack where another
     lacks the fault or rebuilt it all."""
-    found = raised(record)
+    found = list_flags(record)
     moot = [name for name in DOUBTS if name not in (*judgement.doubts, *OF_THE_SAMPLE)]
     moot += ["near_chance"] if judgement.leaks else []
     moot += ["generous_knowledge"] if judgement.is_proven_untold else []

@@ -75,9 +75,9 @@ class Setting:
         batch."""
         scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
         clusters = [batch % self.record.data.batches for batch in scored[0][1].batches]
-        return *worst_values(scored, metric, self.known(metric).direction), clusters
+        return *worst_values(scored, metric, self.first_score(metric).direction), clusters
 
-    def known(self, metric: str) -> Score:
+    def first_score(self, metric: str) -> Score:
         """The metric in the first record that was scored by it: its unit and direction are
         everybody's."""
         return next(
@@ -89,20 +89,20 @@ class Setting:
     def mean(self, metric: str) -> float | None:
         """The worst case without its interval: quick."""
         if len(self.summaries) == 1:
-            return self.known(metric).mean
+            return self.first_score(metric).mean
         there = [value for value in self.values(metric)[0] if value is not None]
         return sum(there) / len(there) if there else None
 
     def worst(self, metric: str) -> Score:
         """The worst case over all attacks."""
-        known = self.known(metric)
+        known = self.first_score(metric)
         if len(self.summaries) == 1:
             return known
         scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
         score = worst_score(scored, metric, self.values(metric)[2], known.unit, known.direction)
         return score if score.n else known
 
-    def quoted(self, metric: str) -> Score:
+    def choose_quote(self, metric: str) -> Score:
         """What is told of a setting that leaks: the worst case, if it is above as many blind
         guesses.
 
@@ -124,14 +124,14 @@ class Setting:
             return None
         first, second = ([column[place] or 0.0 for place in kept] for column in (ours, blind))
         groups = [clusters[place] for place in kept]
-        higher = self.known(metric).direction == "higher"
+        higher = self.first_score(metric).direction == "higher"
         return (
             paired_difference(first, second, groups)
             if higher
             else paired_difference(second, first, groups)
         )
 
-    def merged(self) -> Record:
+    def merge(self) -> Record:
         """One record of all attacks, as if one audit had run them."""
         if len(self.summaries) == 1:
             return self.record

@@ -22,7 +22,7 @@ from gradleak.records.judgement import (
     OUTDATED,
     Gap,
     judge_setting,
-    raised,
+    list_flags,
 )
 from gradleak.records.run_folder import PlannedCell, Run, read_run
 from gradleak.records.settings import Ran, Setting, settings_of
@@ -260,7 +260,7 @@ def _find_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
     raisers = {
         one.path: details[name]
         for one in setting.summaries
-        if name in (details := raised(one.record))
+        if name in (details := list_flags(one.record))
     }
     if not raisers:
         return _paths(setting), ""
@@ -321,7 +321,7 @@ def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:
 def _needs(setting: Setting, bound: Bound, mean: float) -> str:
     """How many examples the bound needs, where they can help."""
     fraction = (
-        setting.known(bound.metric).unit == "fraction" and bound.upper and 0 < bound.limit < 1
+        setting.first_score(bound.metric).unit == "fraction" and bound.upper and 0 < bound.limit < 1
     )
     if not fraction or mean > bound.limit:
         return ""
@@ -354,7 +354,9 @@ def _refuse_unfit(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
             )
         for setting in fit:
             _refuse_out_of_range(
-                bound, setting.known(bound.metric).unit, setting.known(bound.metric).direction
+                bound,
+                setting.first_score(bound.metric).unit,
+                setting.first_score(bound.metric).direction,
             )
 
 

@@ -12,7 +12,7 @@ from gradleak.records.judgement import (
     NOT_SHOWN,
     Coverage,
     Judgement,
-    raised_beside,
+    list_flags_beside,
 )
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Setting
@@ -199,7 +199,7 @@ class Opening(Section):
 def reach_verdict(run: JudgedRun) -> Verdict:
     """Judges the run as a whole and says where most leaks."""
     worst = run.settings[0]
-    record = worst.merged()
+    record = worst.merge()
     exact = record.worst_case.get("exact_match")
     verdicts = [run.judgements[setting].verdict for setting in run.settings]
     verdict = next(one for one in (LEAKS, NOT_JUDGED, NOT_SHOWN) if one in verdicts)
@@ -237,7 +237,7 @@ def _write_headline(run: JudgedRun) -> str:
 
 
 def _quote_score(setting: Setting, judgement: Judgement) -> str:
-    score = setting.quoted(judgement.metric)
+    score = setting.choose_quote(judgement.metric)
     blind = f"blind {write_blind(score)}, gain {write_gain(score)}"
     percent = " (in %)" if score.unit == "fraction" else ""
     return f"{judgement.metric} {write_interval(score)}, {blind}{percent}"
@@ -274,7 +274,7 @@ def list_flags(run: JudgedRun, settings: Sequence[Setting]) -> list[FlagLine]:
     for setting in settings:
         here: dict[str, tuple[dict[str, None], str]] = {}
         for summary in setting.summaries:
-            raised = raised_beside(run.judgements[setting], summary.record)
+            raised = list_flags_beside(run.judgements[setting], summary.record)
             specs = summary.record.attacks
             for name, details in raised.items():
                 attacks, detail = here.setdefault(name, ({}, next(iter(details.values()))))

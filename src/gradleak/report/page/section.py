@@ -71,7 +71,7 @@ class JudgedRun:
         mean = setting.mean(judgement.metric)
         leak = float("-inf")
         if mean is not None:
-            leak = mean if setting.known(judgement.metric).direction == "higher" else -mean
+            leak = mean if setting.first_score(judgement.metric).direction == "higher" else -mean
         known = judgement.metric in LEADING
         medium = LEADING.index(judgement.metric) if known else len(LEADING)
         return not judgement.leaks, medium, -leak

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from gradleak.records.judgement import raised_beside
+from gradleak.records.judgement import list_flags_beside
 from gradleak.records.schema import Score
 from gradleak.records.settings import Setting
 from gradleak.report.numbers import write_gain, write_interval, write_number
@@ -120,7 +120,7 @@ class SettingList(Section):
 
 def _describe_setting(run: JudgedRun, setting: Setting) -> SettingLine:
     judgement = run.judgements[setting]
-    raised = [raised_beside(judgement, one.record) for one in setting.summaries]
+    raised = [list_flags_beside(judgement, one.record) for one in setting.summaries]
     return SettingLine(
         label=run.labels.setting(setting.record),
         records=tuple(summary.id for summary in setting.summaries),

@@ -55,7 +55,7 @@ def _say_what_happened(setting: Setting, run: JudgedRun) -> str:
     judgement, labels = run.judgements[setting], run.labels
     where = labels.setting(setting.record) if len(run.settings) > 1 else ""
     leaking, metric = _is_rebuilt(judgement), judgement.metric
-    score, exact = setting.quoted(metric), find_exact_score(setting)
+    score, exact = setting.choose_quote(metric), find_exact_score(setting)
     whole = 0 if exact is None or exact.mean is None else round(exact.mean * exact.n)
     things, place = (
         _name_things(metric, score.n),
@@ -100,7 +100,7 @@ def _say_what_was_known(setting: Setting, metric: str, labels: Labels) -> str:
 
     Of several attacks that did, it is the one that knew least.
     """
-    worst = setting.quoted(metric).mean
+    worst = setting.choose_quote(metric).mean
     alone = [
         ran
         for ran in setting.attacks

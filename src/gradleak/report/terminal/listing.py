@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradleak.records.judgement import judge_summary, leading_metric, raised_beside
+from gradleak.records.judgement import judge_summary, leading_metric, list_flags_beside
 from gradleak.records.schema import Record
 from gradleak.records.summary import Summary
 from gradleak.report.naming import Labels, write_component, write_defenses
@@ -70,7 +70,7 @@ def print_folder(console: Console, summaries: Sequence[tuple[str, Summary]]) -> 
 
 
 def _list_flags(summary: Summary) -> list[str]:
-    return list(raised_beside(judge_summary(summary), summary.record))
+    return list(list_flags_beside(judge_summary(summary), summary.record))
 
 
 def _choose_metric(record: Record) -> str:

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradleak.records.judgement import judge_record, raised_beside
+from gradleak.records.judgement import judge_record, list_flags_beside
 from gradleak.records.png import draw_grid
 from gradleak.records.schema import (
     AttackRecord,
@@ -136,7 +136,7 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
             )
     console.print(write_worst_case(record), style="bold")
     judgement = judge_record(record)
-    for name, details in raised_beside(judgement, record).items():
+    for name, details in list_flags_beside(judgement, record).items():
         console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
     console.print(write_conclusion(judgement, record), style="bold")
 
