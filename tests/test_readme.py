@@ -35,6 +35,7 @@ WITH_PYTHON = (
     "docs/studies.md",
     "docs/tutorials/a_study_of_your_own.md",
     "docs/captures.md",
+    "docs/own_update.md",
 )
 WITH_RUNS = [page for page in PAGES if "<!-- run -->" in page.read_text(encoding="utf-8")]
 TABLE_KINDS = {**KINDS, "data sets": "dataset"}
@@ -143,6 +144,20 @@ def runs(page: Path) -> Iterator[tuple[list[str], int]]:
             )
 
 
+# What a reader has before the programs that capture an update: a model, its tokenizer and a loss.
+OWN_LOOP = """
+import torch
+from gradleak.targets.tiny import Tiny
+
+def make_names():
+    target = Tiny(hidden=64, heads=4).open(torch.device("cpu"))
+    model, tokenizer = target.module.requires_grad_(), target.tokenizer
+    ids = tokenizer(["she gave her friend a red book"], return_tensors="pt")
+    loss = model(**ids, labels=torch.tensor([1])).loss
+    return {"__name__": "shown", "model": model, "tokenizer": tokenizer, "loss": loss}
+"""
+
+
 def test_python_shown_runs(tmp_path: Path) -> None:
     """All programs in one process, each in a namespace of its own: opening torch is most of the
     time."""
@@ -153,7 +168,7 @@ def test_python_shown_runs(tmp_path: Path) -> None:
     ]
     assert len(shown) >= len(WITH_PYTHON)
     (tmp_path / "all.py").write_text(
-        f"for program in {shown!r}:\n    exec(program, {{'__name__': 'shown'}})\n", encoding="utf-8"
+        f"{OWN_LOOP}\nfor program in {shown!r}:\n    exec(program, make_names())\n", encoding="utf-8"
     )
     environment = {
         **os.environ,
