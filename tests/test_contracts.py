@@ -57,7 +57,10 @@ def required(cls: type[Component]) -> dict[str, Any]:
         for field in dataclasses.fields(cls)
         if field.default is field.default_factory is dataclasses.MISSING
     ]
-    return {field.name: "somewhere" for field in without}
+    return {
+        field.name: ("somewhere",) if "tuple" in str(field.type) else "somewhere"
+        for field in without
+    }
 
 
 def test_there_is_something_of_every_kind() -> None:

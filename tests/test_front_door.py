@@ -47,7 +47,7 @@ def test_an_update_of_ones_own_is_captured_rebuilt_scored_and_kept(
         assert guess.certified and guess.explains == pytest.approx(1, abs=1e-4)
     record = gradleak.score(found, TEXTS, labels=LABELS, out=tmp_path / "run")
     assert record.worst_case["exact_match"].mean == 1
-    (kept,) = (tmp_path / "run").rglob("*.json")
+    (kept,) = (tmp_path / "run").glob("*.json")
     assert read_record(kept).worst_case == record.worst_case
 
 

@@ -168,7 +168,8 @@ def test_python_shown_runs(tmp_path: Path) -> None:
     ]
     assert len(shown) >= len(WITH_PYTHON)
     (tmp_path / "all.py").write_text(
-        f"{OWN_LOOP}\nfor program in {shown!r}:\n    exec(program, make_names())\n", encoding="utf-8"
+        f"{OWN_LOOP}\nfor program in {shown!r}:\n    exec(program, make_names())\n",
+        encoding="utf-8",
     )
     environment = {
         **os.environ,

@@ -77,5 +77,5 @@ def test_a_near_miss_is_answered_with_a_suggestion() -> None:
 def test_none_among_defenses_is_answered_with_how_to_write_it() -> None:
     with pytest.raises(GradleakError, match=r"For no defense leave it out;.* \[\[\], \[sign\]\]\."):
         find("defense", "none")
-    with pytest.raises(GradleakError, match=r"lamp, lamp_strict, parts\.$"):
+    with pytest.raises(GradleakError, match=r"lamp, lamp_strict, parts, tensors\.$"):
         find("view", "none")

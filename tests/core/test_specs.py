@@ -123,7 +123,7 @@ def test_every_component_survives_the_dict_and_the_line(
 def test_every_component_survives_at_its_defaults(kind: str, name: str) -> None:
     cls = find(kind, name)
     required = {
-        field.name: "somewhere"
+        field.name: ("somewhere",) if "tuple" in str(field.type) else "somewhere"
         for field in dataclasses.fields(cls)
         if field.default is dataclasses.MISSING
     }
@@ -134,7 +134,11 @@ def test_every_component_survives_at_its_defaults(kind: str, name: str) -> None:
         == resolve(kind, component)
         == component
     )
-    assert to_string(component) == (name + ":path=somewhere" if required else name)
+    fields = ",".join(
+        f"{field}=somewhere" if isinstance(value, str) else f'{field}=["somewhere"]'
+        for field, value in required.items()
+    )
+    assert to_string(component) == (f"{name}:{fields}" if required else name)
 
 
 @pytest.mark.parametrize("text", NASTY, ids=ascii)

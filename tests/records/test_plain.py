@@ -23,6 +23,7 @@ class Tree:
     leaves: tuple[Leaf, ...]
     pair: tuple[int, float]
     by_name: dict[str, list[float]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
 TREE = Tree((Leaf(b"\x00\xff"), Leaf(b"", "cut", 0.5)), (1, 2.0), {"a": [0.5, 1.0]})
@@ -49,6 +50,8 @@ def test_what_is_not_finite_is_null_unless_it_is_to_be_kept() -> None:
         ({"pair": [1, 2, 3]}, "tree.pair must hold 2 values, not 3"),
         ({"pair": [True, 1.0]}, "cannot be of type bool"),
         ({"by_name": {"a": [0.5, "my secret"]}}, r"tree.by_name.a\[1\] cannot be of type str"),
+        ({"notes": "my secret"}, "tree.notes cannot be of type str"),
+        ({"pair": 1}, "tree.pair cannot be of type int"),
         ([], "tree cannot be of type list"),
     ],
 )

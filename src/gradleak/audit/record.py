@@ -25,6 +25,7 @@ from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
+from gradleak.core.plugins import list_sources
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -129,7 +130,7 @@ def _versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed"
-    return found
+    return found | {f"plugin {name}": source for name, source in list_sources().items()}
 
 
 def _machine(device: str) -> dict[str, Any]:

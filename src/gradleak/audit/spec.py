@@ -12,6 +12,7 @@ from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.metric import Metric
 from gradleak.core.observation import Fact, View
+from gradleak.core.plugins import load_plugins
 from gradleak.core.prior import PicturePriorSpec, PriorSpec
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, list_registered
@@ -25,6 +26,7 @@ from gradleak.targets import resolve_target
 
 for _package in ("attacks", "defenses", "priors", "protocols", "views"):
     importlib.import_module(f"gradleak.{_package}")  # registers their components
+load_plugins()  # and those of others
 
 EVERY_FACT = tuple(Fact)
 # The strongest there is: a weaker one would call a setting safer than it is

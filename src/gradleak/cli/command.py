@@ -81,6 +81,8 @@ def check_line(kind: str, line: str) -> None:
     name, _, rest = line.partition(":")
     name = name.strip()
     if name not in known:
+        known = known | read_plugins(kind)
+    if name not in known:
         if not name or _may_be_right(kind, name, line):
             return
         raise unknown_component(kind, name, known)
@@ -100,6 +102,24 @@ def _may_be_right(kind: str, name: str, line: str) -> bool:
     )
     is_chain = kind == "defense" and (name == "none" or "+" in line)
     return is_path or is_chain or name in list_registered(kind)
+
+
+def read_plugins(kind: str) -> dict[str, ComponentEntry]:
+    """The components of one kind that files and packages of others have registered: they have
+    to be loaded, which ours need not."""
+    from gradleak.core.plugins import has_plugins
+
+    if not has_plugins():
+        return {}
+    from gradleak.cli.write_index import describe
+    from gradleak.core.registry import list_registered
+
+    ours = read_index()[kind]
+    return {
+        name: ComponentEntry(**describe(cls))
+        for name, cls in list_registered(kind).items()
+        if name not in ours
+    }
 
 
 def _is_here(path: str) -> bool:

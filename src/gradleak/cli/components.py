@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gradleak.cli.command import KINDS, ComponentEntry, read_index
+from gradleak.cli.command import KINDS, ComponentEntry, read_index, read_plugins
 from gradleak.core.errors import GradleakError, did_you_mean
 
 
@@ -42,7 +42,8 @@ def print_kinds() -> None:
     table.add_column("kind", no_wrap=True)
     table.add_column("names")
     for kinds, kind in KINDS.items():
-        table.add_row(kinds, ", ".join(read_index()[kind]), end_section=True)
+        names = [*read_index()[kind], *read_plugins(kind)]
+        table.add_row(kinds, ", ".join(names), end_section=True)
     console = open_console()
     console.print(table)
     console.print("\nFields, defaults and papers: gradleak list attacks, and so on.")
@@ -58,7 +59,7 @@ def print_components(kind: str) -> None:
     from gradleak.report.terminal.console import open_console
 
     console = open_console()
-    for name, entry in read_index()[kind].items():
+    for name, entry in {**read_index()[kind], **read_plugins(kind)}.items():
         lines = {"fields": write_fields(entry), "requires": entry.requires, "paper": entry.cites}
         grid = Table.grid(padding=(0, 2))
         for title, text in lines.items():

@@ -11,6 +11,7 @@ import traceback
 import unicodedata
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -102,6 +103,12 @@ def gradleak(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks of errors; may stand anywhere.")
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--plugin", help="A Python file with components of your own; may stand anywhere."
+        ),
+    ] = None,
 ) -> None:
     """Measures how much private training data can be rebuilt from federated-learning updates."""
     if context.invoked_subcommand is None:
@@ -115,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fall_back(words)
     try:
         code = typer.main.get_command(app).main(
-            [word for word in words if word != "--debug"],
+            take_plugins([word for word in words if word != "--debug"]),
             prog_name="gradleak",
             standalone_mode=False,
         )
@@ -128,6 +135,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         say_error("Interrupted.")
     return int(code or 0)
+
+
+def take_plugins(words: Sequence[str]) -> list[str]:
+    """Returns the words without `--plugin FILE`, wherever it stands, and loads the files."""
+    left, files = list[str](), list[str]()
+    following = iter(words)
+    for word in following:
+        name, equals, value = word.partition("=")
+        if name == "--plugin":
+            files.append(value if equals else next(following, ""))
+        else:
+            left.append(word)
+    if files:
+        from gradleak.core.plugins import name_plugins
+
+        name_plugins(files)
+    return left
 
 
 def explain(error: Exception) -> int:

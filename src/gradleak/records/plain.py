@@ -77,7 +77,8 @@ def _reader(wanted: Any) -> Reader:
 def _exact_types(wanted: Any) -> frozenset[type]:
     """Returns the types whose values are taken as they are, without asking their reader: most are
     of these, and thousands of records are read at once."""
-    kinds = frozenset(typing.get_args(wanted) or (wanted,))
+    is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
+    kinds = frozenset(typing.get_args(wanted) if is_union else (wanted,))
     return kinds if kinds <= {bool, int, float, str, types.NoneType} else frozenset()
 
 

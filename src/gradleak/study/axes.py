@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.core.plugins import name_plugins
 
 
 class Lines:
@@ -109,6 +110,7 @@ def read_grids(path: Path, changes: Sequence[str] = ()) -> Grids:
     plain |= replaced
     given |= {field: [] for field in replaced}
     problems = [Problem(line, f"{key!r} is given twice; keep one.") for line, key in lines.twice()]
+    _load_plugins(path, plain.pop("plugins", None), lines, problems)
     name = str(plain.pop("name", path.stem))
     if not NAME.fullmatch(name):
         advice = "use letters, digits, dots, dashes and underscores."
@@ -120,6 +122,21 @@ def read_grids(path: Path, changes: Sequence[str] = ()) -> Grids:
         places = {**given, **{field: ["cases", case, field] for field in changed}}
         grids[case] = _axes({**plain, **changed}, places, lines, problems)
     return Grids(name, grids, tuple(problems))
+
+
+def _load_plugins(path: Path, files: Any, lines: Lines, problems: list[Problem]) -> None:
+    """Loads the files that a study names beside itself, so that its components are known."""
+    if files is None:
+        return
+    named = files if isinstance(files, list) else [files]
+    if not all(isinstance(one, str) for one in named):
+        advice = "name Python files beside the study, as in plugins: [my_attack.py]."
+        problems.append(Problem(lines.at("plugins"), f"plugins {files!r}: {advice}"))
+        return
+    try:
+        name_plugins(path.parent / one for one in named)
+    except GradleakError as error:
+        problems.append(Problem(lines.at("plugins"), f"plugins: {error}"))
 
 
 def sort_by_line(problems: Iterable[Problem]) -> list[Problem]:

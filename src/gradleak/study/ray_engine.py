@@ -3,6 +3,7 @@
 import contextlib
 import io
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from gradleak.audit.runner import Finished, Inputs, run_audits
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.plugins import VARIABLE
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
@@ -88,6 +90,7 @@ def _drive(
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
+            runtime_env={"env_vars": {VARIABLE: os.environ.get(VARIABLE, "")}},
             **mine,
         )
         try:
