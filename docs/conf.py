@@ -126,8 +126,15 @@ def nouns() -> list[str]:
 
 def reference() -> str:
     """Returns the reference of the public code, by its docstrings."""
+    import gradleak  # of this tree, by the path above
+
+    modules = nouns()
+    # What the package offers under its own name too is described where it is at home.
+    elsewhere = ", ".join(name for name, home in gradleak.HOMES.items() if home in modules)
+    options = {"gradleak": f"\n   :exclude-members: {elsewhere}"}
     sections = [
-        f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n" for name in nouns()
+        f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}{options.get(name, '')}\n```\n"
+        for name in modules
     ]
     return "".join(sections)
 
