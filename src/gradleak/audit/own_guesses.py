@@ -6,8 +6,10 @@ its owner lets it be known, in a record like any other.
 
 import hashlib
 import itertools
+import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -44,6 +46,7 @@ from gradleak.targets.in_memory import (
 )
 from gradleak.views import TensorsView
 
+NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
 MOST_LABELLINGS = 64  # tried to see how much of an update a guess explains
 # Words for sources of labels and lengths that nobody granted: an attack reads them off the update.
 DERIVED = "derived"
@@ -299,7 +302,10 @@ def explain(observation: Observation, guess: Reconstruction) -> Explained:
 def _list_labellings(
     observation: Observation, guess: Reconstruction, count: int
 ) -> list[tuple[int, ...] | None]:
-    """Returns the labels that the sentences of a guess may have, beside each of them."""
+    """Returns the labels that the sentences of a guess may have, beside each of them.
+
+    There are none where there would be too many ways to try.
+    """
     target = observation.target
     if target.labels_are_tokens:
         return [None]
@@ -309,8 +315,10 @@ def _list_labellings(
     seen = None if known is not None else evidence.labels(observation)
     bag = known.tolist() if known is not None else list(seen.values) if seen is not None else None
     if bag is not None and len(bag) == count:
-        orders = itertools.islice(itertools.permutations(bag), MOST_LABELLINGS)
-        return list(dict.fromkeys(orders))
+        alike = math.prod(math.factorial(times) for times in Counter(bag).values())
+        if math.factorial(count) // alike > MOST_LABELLINGS:
+            return []
+        return list(dict.fromkeys(itertools.permutations(bag)))
     if target.classes**count <= MOST_LABELLINGS:
         return list(itertools.product(range(target.classes), repeat=count))
     return []
@@ -337,8 +345,11 @@ def _explain(
         name: float((tensor - best * made[name].double()).square().sum())
         for name, tensor in seen.items()
     }
-    shares = {name: max(0.0, 1 - off[name] / squares[name]) for name in off if squares[name] > 0}
-    return Explained(max(0.0, 1 - sum(off.values()) / sum(squares.values())), shares)
+    total = sum(squares.values())
+    # The gradient of a key's bias is zero, and what is there is rounding: nothing explains that.
+    counted = [name for name in squares if squares[name] > NOTHING * total]
+    shares = {name: max(0.0, 1 - off[name] / squares[name]) for name in counted}
+    return Explained(max(0.0, 1 - sum(off.values()) / total), shares)
 
 
 # The record

@@ -28,7 +28,8 @@ ANSWERED: dict[str, Any] = {
     "public": None,
     "truncate": "on",
 }
-TENSORS_SHOWN = 8  # of those that a guess explains least and best
+TENSORS_SHOWN = 8  # of those that a guess explains least
+WHOLE = 0.999  # of a tensor that is explained so far, nothing more is said
 
 
 def audit_captures(
@@ -153,6 +154,7 @@ def _print_record(
 
 def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) -> None:
     """Says what was rebuilt, how sure that is and what it explains, where nobody gave the truth."""
+    from gradleak.report.numbers import write_count
     from gradleak.report.terminal.console import open_console
 
     console = open_console()
@@ -163,18 +165,22 @@ def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) 
         for line in found.list_findings(update):
             console.print(f"  {line}", soft_wrap=True)
         share = guesses[0].explains if guesses else None
-        explained = "" if share is None else f"; together they explain {share:.1%} of the update"
-        console.print(
-            f"  {len(guesses)} texts rebuilt by {guesses[0].attack if guesses else 'none'},"
-            f" {proven} proven by the update{explained}."
-        )
+        told = f"{write_count(len(guesses), 'text', 'texts')} rebuilt"
+        if guesses:
+            told += f" by {guesses[0].attack}, {proven} proven by the update"
+        console.print(f"  {told}.", soft_wrap=True)
         for guess in guesses:
             text = guess.text if show else "withheld, since a good guess is private: add --show"
             console.print(f"  {guess.place + 1}. {text}", markup=False, soft_wrap=True)
-        by_tensor = sorted(found.explains_by_tensor(update).items(), key=lambda one: one[1])
-        if by_tensor:
-            console.print(f"  Explained least, of {len(by_tensor)} tensors:")
-        for name, part in by_tensor[:TENSORS_SHOWN]:
+        if share is not None:
+            subject = "It explains" if len(guesses) == 1 else "Together they explain"
+            console.print(f"  {subject} {share:.1%} of the update.")
+        every = found.explains_by_tensor(update)
+        least = sorted(every.items(), key=lambda one: one[1])
+        missed = [(name, part) for name, part in least if part < WHOLE][:TENSORS_SHOWN]
+        if missed:
+            console.print(f"  Least is explained, of {len(every)} tensors, of")
+        for name, part in missed:
             console.print(f"    {part:7.1%}  {name}", soft_wrap=True)
     console.print(
         "Without the truth (--truth texts.jsonl) there is no score: a guess that is proven, or that"
