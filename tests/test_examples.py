@@ -24,22 +24,29 @@ for path, *words in {runs}:
 """
 MARK = "-- that was one example --"
 
+LOOPS = ("own_loop", "own_trainer", "own_accelerate", "own_opacus")  # that are captured
+
 
 def test_there_are_examples() -> None:
-    assert {path.stem for path in EXAMPLES} >= {"first_audit", "own_attack", "own_defense"}
+    assert {path.stem for path in EXAMPLES} >= {
+        *("first_audit", "own_attack", "own_defense"),
+        *LOOPS,
+    }
 
 
+@pytest.mark.parametrize("of_loops", [False, True])
 def test_examples_run_offline_print_scores_beside_blind_and_leave_nothing_behind(
-    tmp_path: Path,
+    of_loops: bool, tmp_path: Path
 ) -> None:
     """As users run them, without the tests' checks; the process finds the same gradleak,
-    installed or not."""
+    installed or not. Half of them at a time, so that no test is long."""
+    examples = [path for path in EXAMPLES if (path.stem in LOOPS) is of_loops]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
         "OMP_NUM_THREADS": "1",
     }
-    runs = [[str(path), *SHORTENED.get(path.stem, [])] for path in EXAMPLES]
+    runs = [[str(path), *SHORTENED.get(path.stem, [])] for path in examples]
     words = [sys.executable, "-c", RUN.format(runs=runs, mark=MARK)]
     result = subprocess.run(
         words,
@@ -52,8 +59,8 @@ def test_examples_run_offline_print_scores_beside_blind_and_leave_nothing_behind
     )
     assert result.returncode == 0, result.stderr
     *printed, after = result.stdout.split(MARK)
-    assert (len(printed), after.strip()) == (len(EXAMPLES), "")
-    for path, text in zip(EXAMPLES, printed, strict=True):
+    assert (len(printed), after.strip()) == (len(examples), "")
+    for path, text in zip(examples, printed, strict=True):
         assert "bag_f1" in text and "blind" in text, path.name
     assert not list(tmp_path.iterdir())
 

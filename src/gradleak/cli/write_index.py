@@ -3,15 +3,17 @@ whenever one has changed."""
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import gradleak.audit.spec  # noqa: F401  registers every component
-from gradleak.cli.command import FILE
 from gradleak.core.attack import Attack
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import KINDS, Component, list_registered
 from gradleak.core.specs import from_dict, list_fields, to_string
 from gradleak.records.files import write_to_publish
+
+FILE = Path(__file__).with_name("components.json")
 
 
 def index_text() -> str:
