@@ -11,32 +11,35 @@ the last; each is a call (an attack of the portfolio on a group of batches) and 
 beginning, so that a busy machine does not crowd them into the first calls. All fall in one audit,
 one after the other; where it ends before the last of them, since the machine was faster than in
 the undisturbed run, the rest are drawn anew for another, in a new folder. Counted are the calls
-that were begun: each interrupt may cost one. What is said of kept parts is held against the disk, and
-every record, with its details, must be the undisturbed one's but for time and cost. After --most
-seconds it ends where it is. The last line is a summary, whatever happened; the exit code is 0 where
-all was done and right, 1 where something was wrong, 2 where the time ran out.
+that were begun: each interrupt may cost one. What is said of kept parts is held against the disk,
+and every record, with its details, must be the undisturbed one's but for time and cost. After
+--most seconds it ends where it is. The last line is a summary, whatever happened; the exit code is
+0 where all was done and right, 1 where something was wrong, 2 where the time ran out.
 tests/audit/test_interrupts.py does the same with a counter.
 """
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 DEFAULT = ["--target", "tiny", "--limit", "8", "--defense", "gaussian_noise:std=0.01"]
 OF_COST = ("seconds", "created", "peak_memory_bytes")
-STARTED: list[subprocess.Popen[str]] = []  # ended with the benchmark
+STARTED: list[ForkProcess] = []  # ended with the benchmark
+LIBRARIES = ("gradleak.audit", "gradleak.cli.main", "transformers.models.bert.modeling_bert")
 ENDED = "ended after "
 KEPT, LOST = "Finished parts are kept", "before a part was finished"
 
@@ -59,7 +62,8 @@ class Tally:
     def summary(self, ended: str) -> str:
         found = "; ".join(self.wrong) or "every record that was finished is equal"
         return (
-            f"{ended}: {self.done} of {self.wanted} interrupts in {self.rounds} audits,"
+            f"{ended}: {self.done} of {self.wanted} interrupts in"
+            f" {self.rounds} {'audit' if self.rounds == 1 else 'audits'},"
             f" and {len(self.cut)} different calls, {self.repeated} calls repeated; {found}"
         )
 
@@ -81,15 +85,20 @@ class Moment:
     seconds: float
 
 
-def audit_and_log(log: Path, seconds_a_call: float, words: list[str]) -> int:
+def audit_and_log(log: Path, seconds_a_call: float, words: list[str]) -> None:
     """The audit in this process; every call of an attack of the portfolio leaves a line where it
-    begins and one where it ends."""
+    begins and one where it ends, and what the command says lies beside them."""
     from gradleak.attacks import portfolio
     from gradleak.audit import group
     from gradleak.cli import main
 
     # A shell ignores interrupts on behalf of what it runs in the background, and so would this
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in (signal.SIGALRM, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    for stream, path in ((sys.stdout, Path(os.devnull)), (sys.stderr, said_by(log))):
+        with path.open("w") as file:
+            os.dup2(file.fileno(), stream.fileno())
     group.SECONDS = seconds_a_call
     really = portfolio._attempt
 
@@ -102,7 +111,14 @@ def audit_and_log(log: Path, seconds_a_call: float, words: list[str]) -> int:
         return found
 
     portfolio._attempt = attempt
-    return main(["audit", *words])
+    code = main(["audit", *words])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command has ended
+    sys.exit(code)
+
+
+def said_by(log: Path) -> Path:
+    """The file of what the newest run said on standard error."""
+    return log.with_suffix(".said")
 
 
 def write_line(log: Path, line: str) -> None:
@@ -110,43 +126,47 @@ def write_line(log: Path, line: str) -> None:
         file.write(f"{line}\n")
 
 
-def start(log: Path, out: Path, given: argparse.Namespace) -> subprocess.Popen[str]:
-    words = [
-        sys.executable,
-        __file__,
-        "--log",
-        str(log),
-        "--seconds-a-call",
-        str(given.seconds_a_call),
-    ]
-    audit = [*(given.words or DEFAULT), "--out", str(out), "--device", "cpu", "--json"]
-    process = subprocess.Popen(
-        [*words, "--", *audit], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+def start(log: Path, out: Path, given: argparse.Namespace) -> ForkProcess:
+    """Begins the audit in a process of its own. It is a fork of this one, which has the libraries
+    loaded: that takes longer than what is measured."""
+    words = [*(given.words or DEFAULT), "--out", str(out), "--device", "cpu", "--json"]
+    process = multiprocessing.get_context("fork").Process(
+        target=audit_and_log, args=(log, given.seconds_a_call, words)
     )
+    process.start()
     STARTED.append(process)
     return process
 
 
+def load_libraries() -> None:
+    for name in LIBRARIES:
+        importlib.import_module(name)
+
+
+def failed(process: ForkProcess) -> bool:
+    process.join()
+    return process.exitcode != 0
+
+
 def interrupt_at(
-    moment: Moment, order: list[str], process: subprocess.Popen[str], log: Path, before: int
+    moment: Moment, order: list[str], process: ForkProcess, log: Path, before: int
 ) -> str | None:
     """What it said when it was interrupted; none where it ended before. A call that it has behind
     it already, since the machine is faster now, is replaced by the first that it begins."""
     place = {call: number for number, call in enumerate(order)}
-    while process.poll() is None:
+    while process.is_alive():
         places = [place.get(one.name, len(order)) for one in read_calls(log)[before:]]
         if any(one >= moment.call for one in places):
             break
         time.sleep(0.005)
-    try:
-        process.wait(moment.seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    # Python dies of an interrupt that falls when it has ended the command and is about to leave
-    if process.returncode not in (0, 130, -signal.SIGINT):
-        raise SystemExit(f"A run ended with {process.returncode}: {said.strip()}")
-    return said if process.returncode == 130 else None
+    process.join(moment.seconds)
+    if process.is_alive() and process.pid is not None:
+        os.kill(process.pid, signal.SIGINT)
+    process.join()
+    said = said_by(log).read_text()
+    if process.exitcode not in (0, 130):
+        raise SystemExit(f"A run ended with {process.exitcode}: {said.strip()}")
+    return said if process.exitcode == 130 else None
 
 
 def read_calls(log: Path) -> list[Call]:
@@ -192,7 +212,8 @@ def draw_moments(draw: random.Random, interrupts: int, calm: list[Call]) -> list
 def interrupt_audits(tally: Tally, folder: Path, given: argparse.Namespace) -> None:
     """Runs the audit undisturbed, then interrupts it, and notes what was wrong."""
     calm, calm_log = folder / "calm", folder / "calm.log"
-    if start(calm_log, calm, given).wait():
+    load_libraries()
+    if failed(start(calm_log, calm, given)):
         raise SystemExit("The undisturbed audit failed.")
     calls, draw = read_calls(calm_log), random.Random(0)
     print(
@@ -211,7 +232,7 @@ def interrupt_audits(tally: Tally, folder: Path, given: argparse.Namespace) -> N
         for moment in moments:
             if not interrupt_once(tally, moment, calls, log, disturbed, given):
                 break
-        if start(log, disturbed, given).wait():  # to its end, or once more from its record
+        if failed(start(log, disturbed, given)):  # to its end, or once more from its record
             raise SystemExit("The last run failed.")
         made, order = ([one.name for one in found] for found in (read_calls(log), calls))
         again = Counter(made) - Counter(order)
@@ -270,11 +291,8 @@ def main() -> int:
     reader.add_argument("--seconds-a-call", type=float, default=60.0)
     reader.add_argument("--most", type=int, default=1800, help="seconds that all of it may take")
     reader.add_argument("--folder", type=Path)
-    reader.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     reader.add_argument("words", nargs="*")
     given = reader.parse_args()
-    if given.log is not None:
-        return audit_and_log(given.log, given.seconds_a_call, given.words)
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     tally = Tally(given.interrupts)
@@ -286,8 +304,8 @@ def main() -> int:
     except OutOfTime:
         print(tally.summary("The time is over"))
         return 2
-    except SystemExit as failed:
-        tally.wrong.append(str(failed))
+    except SystemExit as ended:
+        tally.wrong.append(str(ended))
     finally:
         signal.alarm(0)
         for process in STARTED:
