@@ -48,6 +48,7 @@ def audit_captures(
     """Attacks captured updates; with the truth beside them the result is a record."""
     _refuse_answered(settings)
     from gradleak.audit.own_guesses import reconstruct
+    from gradleak.audit.own_score import refuse_unlike
     from gradleak.audit.own_update import observe_capture
     from gradleak.cli.options import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
@@ -63,6 +64,8 @@ def audit_captures(
 
     target = spec.open(torch.device(place))
     observations = [observe_capture(file, target=target) for file in files]
+    if texts is not None:
+        refuse_unlike(observations)
     found = reconstruct(
         observations,
         attacks=settings["attacks"] or None,
@@ -131,7 +134,7 @@ def _print_record(
     keep_secrets: bool,
     show: bool,
 ) -> None:
-    from gradleak.audit.own_guesses import score
+    from gradleak.audit.own_score import score
     from gradleak.records.withheld import without_texts
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
