@@ -101,6 +101,28 @@ def test_the_truth_explains_all_whatever_clipping_nobody_told_of(
     assert explain(observation, Reconstruction(sentences=())).share is None
 
 
+def test_each_guess_says_what_it_adds_to_the_others_of_its_batch(
+    tiny: Target, seen: Observation
+) -> None:
+    right = explain(seen, Reconstruction(sentences=ids_of(tiny)))
+    assert len(right.adds) == 2 and min(right.adds) > 0.005
+    # The right one adds something, the wrong one next to nothing, with the first left as it was
+    mixed = (TEXTS[0], "the dog was bad .")
+    wrong = explain(seen, Reconstruction(sentences=ids_of(tiny, list(mixed))))
+    assert wrong.adds[1] < 0.5 * right.adds[1]
+    (only,) = explain(seen, Reconstruction(sentences=ids_of(tiny)[:1], labels=(0,))).adds
+    assert only == pytest.approx(explain_share(seen, tiny), abs=1e-6)
+    twice = explain(seen, Reconstruction(sentences=ids_of(tiny, TEXTS[:1] * 2), labels=(0, 0)))
+    assert twice.adds == pytest.approx((0, 0), abs=1e-9)
+
+
+def explain_share(seen: Observation, tiny: Target) -> float:
+    """What one of two texts explains by itself."""
+    share = explain(seen, Reconstruction(sentences=ids_of(tiny)[:1], labels=(0,))).share
+    assert share is not None
+    return share
+
+
 def test_a_difference_is_an_update_of_fedavg(
     tiny: Target, model: Any, gradients: dict[str, torch.Tensor], seen: Observation
 ) -> None:
@@ -243,7 +265,7 @@ def test_a_data_frame_has_the_texts_where_they_are_asked_for(
     frames = types.SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows))
     monkeypatch.setitem(sys.modules, "pandas", frames)
     columns, rows = found.to_pandas()
-    assert columns == ["update", "place", "attack", "certified", "explains"]
+    assert columns == ["update", "place", "attack", "certified", "explains", "adds"]
     assert [row[:3] for row in rows] == [[0, 0, "span"], [0, 1, "span"]]
     columns, rows = found.to_pandas(show=True)
     assert columns[-1] == "text" and {row[-1] for row in rows} == {guess.text for guess in found}

@@ -44,6 +44,7 @@ class RebuiltText:
     text: str = field(repr=False)
     certified: bool  # the update itself shows that it is right
     explains: float | None  # the share of the update's square that its batch explains
+    adds: float | None  # how much less the others of its batch explain without it
     attack: str
     update: int  # which of the updates, counted from 0
     place: int  # in its batch
@@ -68,6 +69,7 @@ class Explained:
 
     share: float | None = None
     by_tensor: Mapping[str, float] = field(default_factory=dict)
+    adds: tuple[float, ...] = ()  # of each sentence, how much less the others explain
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +97,14 @@ class Reconstructions(Sequence[RebuiltText]):
     def list_guesses(self, update: int, attack: str) -> list[RebuiltText]:
         """Returns what one attack rebuilt of one update."""
         one, target = self.attacked[attack], self.observations[update].target
-        found, share = one.found[update], one.explained[update].share
+        found, explained = one.found[update], one.explained[update]
+        sentences = [(place, ids) for place, ids in enumerate(found.sentences) if ids]
+        adds = explained.adds or (None,) * len(sentences)
         return [
-            RebuiltText(target.decode(ids), found.certified, share, attack, update, place)
-            for place, ids in enumerate(found.sentences)
-            if ids
+            RebuiltText(
+                target.decode(ids), found.certified, explained.share, more, attack, update, place
+            )
+            for (place, ids), more in zip(sentences, adds, strict=True)
         ]
 
     def _best(self, update: int) -> str:
@@ -140,16 +145,19 @@ class Reconstructions(Sequence[RebuiltText]):
         yield f"{len(self)} texts rebuilt from {len(self.observations)} updates, {certified} proven"
         for guess in self:
             explained = "" if guess.explains is None else f", explains {guess.explains:.1%}"
+            explained += "" if guess.adds is None else f", adds {guess.adds:.1%}"
             proven = ", proven" if guess.certified else ""
             text = guess.text if show else "(text withheld: .show())"
             yield f"  {guess.update}.{guess.place} {guess.attack}{proven}{explained}: {text}"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("update", "attack", "proven", "explains"))
+        head = "".join(
+            f"<th>{name}</th>" for name in ("update", "attack", "proven", "explains", "adds")
+        )
         rows = "".join(
             f"<tr><td>{guess.update}.{guess.place}</td><td>{escape(guess.attack)}</td>"
             f"<td>{'yes' if guess.certified else 'no'}</td>"
-            f"<td>{'—' if guess.explains is None else f'{guess.explains:.1%}'}</td></tr>"
+            f"<td>{_write_share(guess.explains)}</td><td>{_write_share(guess.adds)}</td></tr>"
             for guess in self
         )
         return f"<table><tr>{head}</tr>{rows}</table><p>Texts are withheld; .show() has them.</p>"
@@ -160,7 +168,7 @@ class Reconstructions(Sequence[RebuiltText]):
             import pandas
         except ImportError as error:
             raise GradleakError("to_pandas() needs pandas: pip install pandas.") from error
-        columns = ("update", "place", "attack", "certified", "explains", *(["text"] * show))
+        columns = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
         rows = [[getattr(one, name) for name in columns] for one in self]
         return pandas.DataFrame(rows, columns=list(columns))
 
@@ -285,8 +293,11 @@ def explain(observation: Observation, guess: Reconstruction) -> Explained:
     if not sentences:
         return Explained()
     labellings = _list_labellings(observation, guess, len(sentences))
-    tried = (_explain(observation, sentences, labels) for labels in labellings)
-    return max(tried, key=lambda one: one.share or 0.0, default=Explained())
+    tried = [(_explain(observation, sentences, labels), labels) for labels in labellings]
+    best, labels = max(tried, key=lambda one: one[0].share or 0.0, default=(Explained(), None))
+    if best.share is None or not observation.protocol.one_gradient:
+        return best
+    return replace(best, adds=_weigh_each(observation, sentences, labels))
 
 
 def _list_labellings(
@@ -340,6 +351,42 @@ def _explain(
     counted = [name for name in squares if squares[name] > NOTHING * total]
     shares = {name: max(0.0, 1 - off[name] / squares[name]) for name in counted}
     return Explained(max(0.0, 1 - sum(off.values()) / total), shares)
+
+
+def _weigh_each(
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+) -> tuple[float, ...]:
+    """Returns how much less of an update multiples of the others' gradients account for, without
+    each sentence: nothing where a guess is of no use."""
+    target, seen = observation.target, observation.update.tensors
+    rows = []
+    for place, sentence in enumerate(sentences):
+        label = None if labels is None else labels[place : place + 1]
+        batch = target.batch_of([sentence], label)[None]
+        made = observation.simulate_undefended(batch, [Streams.root("attacker", 0)]).tensors
+        rows.append(torch.cat([made[name].detach().double().flatten() for name in seen]))
+    update = torch.cat([tensor.double().flatten() for tensor in seen.values()])
+    gradients = torch.stack(rows)
+    products, aims = gradients @ gradients.T, gradients @ update
+    total = float(update.square().sum())
+
+    def account_for(kept: list[int]) -> float:
+        """The share of the update's square that lies in the span of these gradients."""
+        if not kept:
+            return 0.0
+        inverse = torch.linalg.pinv(products[kept][:, kept], hermitian=True)
+        return float(aims[kept] @ inverse @ aims[kept]) / total
+
+    every = list(range(len(rows)))
+    whole = account_for(every)
+    return tuple(
+        max(0.0, whole - account_for([other for other in every if other != place]))
+        for place in every
+    )
+
+
+def _write_share(share: float | None) -> str:
+    return "—" if share is None else f"{share:.1%}"
 
 
 def _deadline(seconds: float | None) -> float | None:

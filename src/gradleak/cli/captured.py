@@ -174,7 +174,8 @@ def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) 
         console.print(f"  {told}.", soft_wrap=True)
         for guess in guesses:
             text = guess.text if show else "withheld, since a good guess is private: add --show"
-            console.print(f"  {guess.place + 1}. {text}", markup=False, soft_wrap=True)
+            adds = "" if guess.adds is None or len(guesses) == 1 else f" (adds {guess.adds:.1%})"
+            console.print(f"  {guess.place + 1}. {text}{adds}", markup=False, soft_wrap=True)
         if share is not None:
             subject = "It explains" if len(guesses) == 1 else "Together they explain"
             console.print(f"  {subject} {share:.1%} of the update.")
@@ -192,7 +193,7 @@ def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) 
 
 
 def _describe(found: "Reconstructions", files: Sequence[Path], show: bool) -> dict[str, Any]:
-    names = ("update", "place", "attack", "certified", "explains", *(["text"] * show))
+    names = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
     return {
         "captures": [str(file) for file in files],
         "guesses": [{name: getattr(guess, name) for name in names} for guess in found],
