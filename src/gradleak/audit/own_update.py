@@ -21,11 +21,13 @@ from gradleak.core.protocol import Protocol
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.targets.in_memory import (
+    hash_vocabulary,
     hash_weights,
     open_in_memory,
     refuse_strange,
     unwrap,
 )
+from gradleak.targets.opened import OpenedTransformer
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]
 HALF = {torch.bfloat16: "rounding:dtype=bf16", torch.float16: "rounding:dtype=fp16"}
@@ -77,6 +79,10 @@ def observe_capture(
             " update was computed."
         )
     _refuse_other_weights(header, model if target is None else target.module)
+    if isinstance(target, OpenedTransformer):
+        tokenizer = target.tokenizer
+    if tokenizer is not None:
+        _refuse_other_words(header, tokenizer)
     if header.kind == "difference":  # as files hold it: after minus before
         tensors = {name: -tensor for name, tensor in tensors.items()}
     if target is None:
@@ -243,6 +249,15 @@ def _refuse_other_weights(header: CaptureHeader, model: Any) -> None:
             "This update was computed at other weights than the model has now"
             f" ({stated[:8]}…, not {found[:8]}…): load the weights of before the optimiser's step,"
             " or those that the server sent out."
+        )
+
+
+def _refuse_other_words(header: CaptureHeader, tokenizer: Any) -> None:
+    stated = header.model.tokenizer_hash
+    if stated and stated != hash_vocabulary(tokenizer):
+        raise GradleakError(
+            "This update was computed on texts of another tokenizer, whose words have other ids:"
+            " pass the one that the capture was made with."
         )
 
 

@@ -124,6 +124,20 @@ def _copy(model: Any) -> Any:
     return made
 
 
+def hash_vocabulary(tokenizer: Any) -> str:
+    """Returns the hash of a tokenizer's words with their ids."""
+    try:
+        words = tokenizer.get_vocab()
+    except AttributeError as error:
+        raise GradleakError(
+            f"tokenizer= wants a tokenizer of transformers, not a {type(tokenizer).__name__}."
+        ) from error
+    digest = hashlib.sha256()
+    for word, number in sorted(words.items()):
+        digest.update(f"{number} {word}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
 def hash_weights(model: Any) -> str:
     """Returns the hash of a model's state: names, shapes and values, in single precision.
 
