@@ -11,8 +11,7 @@ import pytest
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, TargetRecord
 from gradleak.records.settings import settings_of
-from gradleak.records.store import write_record
-from gradleak.records.summary import columns_of, read_summaries, read_summary
+from gradleak.records.store import columns_of, read_summaries, read_summary, write_record
 from gradleak.report.naming import rank_naturally
 from gradleak.report.page import build_report
 from gradleak.report.page.charts import AttacksUnderDefenses

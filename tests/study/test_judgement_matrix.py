@@ -37,8 +37,7 @@ from gradleak.records.schema import (
 )
 from gradleak.records.settings import Setting, worst_score
 from gradleak.records.statistics import Interval
-from gradleak.records.store import write_record
-from gradleak.records.summary import Summary, columns_of
+from gradleak.records.store import Summary, columns_of, write_record
 from gradleak.report.naming import Labels
 from gradleak.report.page import build_report
 from gradleak.report.page.charts import compare_attacks

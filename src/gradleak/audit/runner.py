@@ -25,8 +25,7 @@ from gradleak.core.target import TargetSpec
 from gradleak.core.trainable import TrainableAttack
 from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, check_writable, open_key, write_record
-from gradleak.records.summary import read_summary
+from gradleak.records.store import SecretKey, check_writable, open_key, read_summary, write_record
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _print_record(
     show: bool,
 ) -> None:
     from gradleak.audit.own_guesses import score
-    from gradleak.records.withheld import without_texts
+    from gradleak.records.schema import without_texts
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 

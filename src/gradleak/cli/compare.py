@@ -35,7 +35,7 @@ def compare(
 
     from gradleak.records.plain import to_plain
     from gradleak.records.settings import settings_of
-    from gradleak.records.summary import read_summaries
+    from gradleak.records.store import read_summaries
     from gradleak.report.terminal import comparison
     from gradleak.report.terminal.console import open_console
 

@@ -336,7 +336,7 @@ def check_records(out: Path) -> Iterator[Finding]:
     """Records that cannot be read, keys that others can read, and what killed runs left."""
     if not out.is_dir():
         return
-    from gradleak.records.summary import RECORD, read_summary
+    from gradleak.records.store import RECORD, read_summary
 
     paths = sorted(out.rglob(RECORD))
     broken = []

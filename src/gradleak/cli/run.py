@@ -283,7 +283,7 @@ def print_results(
 def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     """What may be concluded from cells that have a record, in the report's own words."""
     from gradleak.records.judgement import Coverage
-    from gradleak.records.summary import read_summary
+    from gradleak.records.store import read_summary
     from gradleak.report.page.opening import reach_verdict
     from gradleak.report.page.section import JudgedRun
 

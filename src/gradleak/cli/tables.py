@@ -14,7 +14,7 @@ from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
     from gradleak.audit.spec import AuditSpec
-    from gradleak.records.summary import Summary
+    from gradleak.records.store import Summary
     from gradleak.report.papers.paper_tables import Filled, PaperTable
 
 PUBLISHED = "published.xz"

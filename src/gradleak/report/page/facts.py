@@ -12,7 +12,7 @@ from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import OF_PICTURES, RULES, leading_metric
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import write_chain, write_component
 from gradleak.report.numbers import write_duration
 from gradleak.report.page.opening import Opening
