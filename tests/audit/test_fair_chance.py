@@ -19,7 +19,7 @@ from gradleak.core.prior import pick, prior_of_texts
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.datasets.made_up import Shapes
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.priors.picture_priors import Grey, MeanPicture, load_generator
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.settings import settings_of, worst_score, worst_values

@@ -17,8 +17,7 @@ from gradleak.report.page import build_report
 from gradleak.report.page.charts import AttacksUnderDefenses
 from gradleak.report.page.forms import write_html, write_json, write_markdown, write_schema
 from gradleak.report.page.guesses import GuessGallery, Searches, measure_likeness
-from gradleak.report.page.opening import Opening
-from gradleak.report.page.setting_list import SettingList
+from gradleak.report.page.opening import Opening, SettingList
 
 Make = Callable[..., Record]
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import (
+from gradleak.cli.command import (
     AllowPickle,
     BatchSize,
     Device,

@@ -49,7 +49,7 @@ def audit_captures(
     _refuse_answered(settings)
     from gradleak.audit.own_guesses import reconstruct
     from gradleak.audit.own_update import observe_capture
-    from gradleak.cli.options import resolve_device, resolve_memory
+    from gradleak.cli.command import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.targets import resolve_target
 

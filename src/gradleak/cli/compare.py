@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 
 if TYPE_CHECKING:
     from gradleak.records.schema import Record

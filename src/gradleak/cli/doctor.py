@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 from gradleak.records.errors import RecordError
 from gradleak.report.numbers import write_count
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from gradleak.cli.options import Device, RecordPath, option, resolve_device
+from gradleak.cli.command import Device, RecordPath, option, resolve_device
 from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_interval, write_number
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.audit import write_pictures
-from gradleak.cli.options import RecordPath
+from gradleak.cli.command import RecordPath
 from gradleak.records.errors import RecordError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.report.numbers import write_count
 

@@ -38,9 +38,8 @@ from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, dr
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, Clock, run_cells, write_result
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.training.classifier_scores import intervals
 from gradleak.training.fine_tuning import FineTuning, News, count, guarantees, train
-from gradleak.training.material import Lesson, Material, read_material
+from gradleak.training.material import Lesson, Material, intervals, read_material
 
 NONE = "none"
 UTILITIES = ("mcc", "f1", "accuracy")

@@ -22,7 +22,7 @@ from gradleak.core.metric import Metric
 from gradleak.core.specs import list_fields, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.datasets import TuningPart, resolve_dataset
-from gradleak.datasets.tuning_part import TEST, TUNE, Stage, for_tuning, selection_of
+from gradleak.datasets.selection import TEST, TUNE, Stage, for_tuning, selection_of
 from gradleak.metrics import DEFAULT_METRICS
 from gradleak.records.schema import Record, Score, now
 from gradleak.records.statistics import Interval, measure_gain
