@@ -16,7 +16,7 @@ import torch
 
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.attack import Attack, Bench, ClientSetting, Reconstruction, TrainableAttack
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
@@ -28,9 +28,8 @@ from gradleak.core.registry import Component, find
 from gradleak.core.specs import from_dict, from_string, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.core.update import Update
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import Tiny
 from gradleak.views import Everything
 

@@ -20,7 +20,7 @@ from gradleak.audit.own_update import grant, list_lines, observe_capture
 from gradleak.audit.record import WITHOUT_WORDS
 from gradleak.audit.spec import read
 from gradleak.captures import Capture
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.attack import Attack, Bench, Reconstruction, TrainableAttack
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, parse_memory
 from gradleak.core.observation import Fact, Observation, Round
@@ -28,7 +28,6 @@ from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import list_fields, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import TrainableAttack
 from gradleak.targets.in_memory import hash_weights
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only

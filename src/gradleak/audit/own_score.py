@@ -23,7 +23,7 @@ from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.streams import Streams
 from gradleak.core.target import TargetSpec
-from gradleak.datasets.own_texts import OwnTexts
+from gradleak.datasets.file import OwnTexts
 from gradleak.records.schema import Record
 from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
 from gradleak.targets.in_memory import InMemory
