@@ -142,6 +142,16 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(
     assert not list_sources()
 
 
+def test_two_files_of_one_name_are_not_taken_for_one(source: Path, tmp_path: Path) -> None:
+    name_plugins([source])
+    name_plugins([source])  # the same again is nothing new
+    other = tmp_path / "other" / "my_parts.py"
+    other.parent.mkdir()
+    other.write_text(SOURCE.replace("my_span", "other_span"))
+    with pytest.raises(GradleakError, match=r"my_parts.py has the name of another plugin"):
+        name_plugins([other])
+
+
 def test_what_is_no_file_is_refused(source: Path, tmp_path: Path, capsys: Captured) -> None:
     assert main(["list", "--plugin", str(tmp_path / "my_part.py")]) == 2
     assert "There is no plugin file" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.prior import PriorSpec
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, find
-from gradleak.core.specs import from_dict, from_string, to_dict, to_string
+from gradleak.core.specs import from_dict, from_string, list_fields, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
@@ -271,10 +271,9 @@ def _attack(attack: Attack, observations: Sequence[Observation]) -> list[Reconst
     """The guesses of a short search, from no more than the attack requires."""
     target = observations[0].target
     bench = Bench(Streams.root("attacker", 0), FrequentWords().open(target))
-    fields = {field.name for field in dataclasses.fields(attack)}
-    ready = dataclasses.replace(
-        attack, **{name: value for name, value in SHORT.items() if name in fields}
-    )
+    fields = {field.name for field in list_fields(type(attack))}
+    short = {name: value for name, value in SHORT.items() if name in fields}
+    ready = dataclasses.replace(attack, **short)  # type: ignore[type-var]
     if isinstance(ready, TrainableAttack):
         size = observations[0].batch_size
         setting = ClientSetting(Tiny(), target, observations[0].protocol, (), Everything(), size)
@@ -320,8 +319,10 @@ def score_the_right_guess_best(metric: Metric, ground: Ground) -> None:
     _hold(bool(metric.unit) and bool(metric.chance), "it does not say its unit, or its chance")
     secret = _read(ground.target, SECRET)
     pairs = [Pair(secret, _read(ground.target, guess), marked=MARKED) for guess in GUESSES]
-    values = metric.values(pairs)
-    _hold(len(values) == len(pairs), f"of {len(pairs)} pairs it gives {len(values)} values")
+    given = metric.values(pairs)
+    _hold(len(given) == len(pairs), f"of {len(pairs)} pairs it gives {len(given)} values")
+    values = [value for value in given if value is not None]
+    _hold(len(values) == len(given), "it gives no value, and there is one to be given")
     sign = 1 if metric.direction == "higher" else -1
     worse = [sign * (values[0] - other) for other in values[1:]]
     _hold(min(worse) >= 0, "a wrong guess scores better than the right one")
