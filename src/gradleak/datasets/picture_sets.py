@@ -172,12 +172,6 @@ def read_npz(path: Path) -> Pictures:
     return Pictures(pixels, labels.astype(np.int64))
 
 
-def write_npz(path: Path, pictures: Pictures) -> int:
-    """Writes such an archive and returns its size in bytes."""
-    np.savez_compressed(path, images=pictures.pixels, labels=pictures.labels.astype(np.uint8))
-    return path.stat().st_size
-
-
 def read_folder(folder: Path) -> Pictures:
     """One folder a class, classes in alphabetical order; all pictures of one shape."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())

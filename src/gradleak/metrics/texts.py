@@ -23,8 +23,6 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair
 from gradleak.core.registry import register
 
-LAMP = "LAMP (Balunović et al. 2022), released code"
-
 
 class UnicodeWords:
     """Words of any script. rouge-score's own tokenizer keeps a-z and 0-9 only, so an exact guess of
@@ -88,33 +86,34 @@ class RougeL(Rouge):
     measure = "rougeL"
 
 
+class LegacyRouge(Rouge):
+    """Special tokens are kept, as the LAMP code does."""
+
+    cites = "LAMP (Balunović et al. 2022), released code"
+    legacy = True
+
+
 @register("metric", "rouge1_legacy")
 @dataclass(frozen=True)
-class Rouge1Legacy(Rouge):
+class Rouge1Legacy(LegacyRouge):
     """Overlap of words, [CLS] and [SEP] counted as words."""
 
-    cites = LAMP
-    legacy = True
     measure = "rouge1"
 
 
 @register("metric", "rouge2_legacy")
 @dataclass(frozen=True)
-class Rouge2Legacy(Rouge):
+class Rouge2Legacy(LegacyRouge):
     """Overlap of pairs of words, [CLS] and [SEP] counted as words."""
 
-    cites = LAMP
-    legacy = True
     measure = "rouge2"
 
 
 @register("metric", "rougeL_legacy")
 @dataclass(frozen=True)
-class RougeLLegacy(Rouge):
+class RougeLLegacy(LegacyRouge):
     """The longest common subsequence, [CLS] and [SEP] counted as words."""
 
-    cites = LAMP
-    legacy = True
     measure = "rougeL"
 
 
