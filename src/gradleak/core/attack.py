@@ -110,6 +110,7 @@ class Phase:
     def seconds(self, began: float) -> float:
         """What all of it takes, from `began` on, at the pace it has had so far."""
         done = self.done - self.first_done
+        # Reported once so far: all that was done was done since the beginning
         pace = (self.at - self.first_at) / done if done else (self.at - began) / max(1, self.done)
         return self.first_at - began + pace * max(0, self.total - self.first_done)
 
