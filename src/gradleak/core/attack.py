@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.core.batch import Batch, Example, Picture
+from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel, Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import memory_left
 from gradleak.core.observation import Fact, Observation, View
+from gradleak.core.picture import Picture
 from gradleak.core.prior import AnyPrior, Prior, prior_of_texts
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, Medium

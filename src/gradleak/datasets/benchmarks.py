@@ -18,8 +18,7 @@ from gradleak.core.not_ours import byte_pairs, local_file
 from gradleak.core.registry import register
 from gradleak.core.specs import to_dict
 from gradleak.core.streams import Streams
-from gradleak.datasets.columns import TextColumns
-from gradleak.datasets.rows import Row, decode_text, read_rows, text_lines
+from gradleak.datasets.rows import Row, TextColumns, decode_text, read_rows, text_lines
 from gradleak.datasets.selection import Selection, select, take
 
 OTHERWISE = ", or use the dataset hub"  # where the data folder is not known

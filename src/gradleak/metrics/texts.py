@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair
 from gradleak.core.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class UnicodeWords:
@@ -235,8 +235,10 @@ class SemanticSimilarity(Metric):
         return [float(cosine) for cosine in cosines]
 
 
-def embed(texts: Sequence[str]) -> Tensor:
+def embed(texts: Sequence[str]) -> "Tensor":
     """Embeddings of length 1, [texts, hidden]."""
+    import torch
+
     tokenizer, model = _open_model()
     parts = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):
