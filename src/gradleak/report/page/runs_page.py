@@ -41,8 +41,8 @@ TEMPLATE = """<!doctype html>
 <body>
 <header>
 <h1>{{ count }} in {{ title }}</h1>
-<p class="soft small">Drawn {{ time(drawn) }} UTC, the latest run first. It shows no private
-  data.</p>
+<p class="soft small">Drawn {{ time(drawn) }} UTC, the latest run first.
+  It shows no private data.</p>
 </header>
 <main>
 <ul class="flags runs">
