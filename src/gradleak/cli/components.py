@@ -65,8 +65,8 @@ def print_components(kind: str) -> None:
         for title, text in lines.items():
             if text:
                 grid.add_row(Text(title, style="dim"), text)
-        title = Text.assemble((name, "bold"), "  ", entry.summary)
-        for place, line in enumerate(title.wrap(console, console.width - 2)):
+        described = Text.assemble((name, "bold"), "  ", entry.summary)
+        for place, line in enumerate(described.wrap(console, console.width - 2)):
             line.rstrip()
             console.print(Padding(line, (0, 0, 0, 2 if place else 0)))
         if grid.row_count:
