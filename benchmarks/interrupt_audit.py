@@ -64,7 +64,7 @@ class Tally:
         return (
             f"{ended}: {self.done} of {self.wanted} interrupts in"
             f" {self.rounds} {'audit' if self.rounds == 1 else 'audits'},"
-            f" and {len(self.cut)} different calls, {self.repeated} calls repeated; {found}"
+            f" in or after {len(self.cut)} of its calls, {self.repeated} calls repeated; {found}"
         )
 
 
