@@ -1,5 +1,6 @@
 """The explained-energy search as an attack."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from torch import Tensor
 from gradleak.attacks.certificate import CERTIFYING, with_certificates
 from gradleak.attacks.energy.lexicon import choose_likely, rank_words, read_first_layer
 from gradleak.attacks.energy.objective import Energy, choose_matrices, find_needed_layers
+from gradleak.attacks.search.first_layer import find_first_layer
 from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.attacks.search.matched import (
     Matched,
@@ -115,8 +117,14 @@ class EnergyAttack(Attack):
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
         drafts: dict[int, list[Draft]] = {observation.index: [] for observation in observations}
         for alike in group_by(observations, describe_tensors):
+            every = group_problems(alike, self.assumptions)
+            if self._first_layer_leads(every):
+                for problems in every:
+                    for draft in self._begin_by_first_layer(problems, early):
+                        drafts[draft.observation.index].append(draft)
+                continue
             misfits = self._rank_words(alike, early)
-            for problems in group_problems(alike, self.assumptions):
+            for problems in every:
                 for places in group_by_size(problems, SIZE_RATIO):
                     group = [problems[place] for place in places]
                     if early.out_of_time and all(drafts[one.observation.index] for one in group):
@@ -174,6 +182,38 @@ class EnergyAttack(Attack):
     def _is_judged(self, observation: Observation) -> bool:
         """Returns whether a last search by what matches all that is visible has the last word."""
         return self.judge and can_judge(observation)
+
+    def _first_layer_leads(self, groups: Sequence[Sequence[SearchProblem]]) -> bool:
+        """Returns whether the last search needs no better start than what the first layer says.
+
+        That is where it asks the first layer for words, and neither lengths nor the sentences of a
+        batch have to be told apart.
+        """
+        problems = [problem for group in groups for problem in group]
+        seen = [problem.observation for problem in problems]
+        is_open = len({one.index for one in seen}) < len(seen)
+        single = all(len(problem.hypothesis.lengths) == 1 for problem in problems)
+        if is_open or not single or not all(map(self._is_judged, seen)):
+            return False
+        return all(find_first_layer(lay_out(group)) is not None for group in groups)
+
+    def _begin_by_first_layer(self, problems: Sequence[SearchProblem], bench: Bench) -> list[Draft]:
+        """Returns as guesses what the first layer's matrices say, place by place."""
+        rows = lay_out(problems)
+        start = read_first_layer(rows, bench)
+        return [
+            Draft(
+                problem=problem,
+                sentences=rows.sentences(start[row], row),
+                score=math.inf,
+                loss=None,
+                explains_all=False,
+                passes=0,
+                few=start[row][~rows.fixed[row]],
+                many=start[row][~rows.fixed[row]],
+            )
+            for row, problem in enumerate(rows.problems)
+        ]
 
     def _rank_words(
         self, observations: Sequence[Observation], bench: Bench
