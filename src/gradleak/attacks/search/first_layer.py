@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradleak.attacks.certificate.word_sieve import keep_sums
 from gradleak.attacks.search.changes import Orders
@@ -23,7 +23,6 @@ from gradleak.core.observation import Observation
 from gradleak.core.target import Target
 from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import (
-    Additive,
     ModuleInputs,
     centre,
     module_of,
@@ -49,7 +48,10 @@ class FirstLayer:
 
     target: Target
     modules: tuple[str, ...]
-    additive: Additive
+    words: Float[Tensor, "words inputs"]  # parts of inputs before the normalisation, centred
+    squares: Float[Tensor, "words inputs"]
+    positions: Float[Tensor, "positions inputs"]
+    norm: nn.LayerNorm
     observed: Float[Tensor, "modules rows outputs inputs"]
     survived: Float[Tensor, "modules rows outputs inputs"]  # one where an entry arrived
 
@@ -95,8 +97,8 @@ class FirstLayer:
         It is the sum over the modules of the logarithm of the share; lower is better.
         """
         asked = self._hold_others(rows, ids, places[:, None])
-        words = torch.split(centre(self.additive.words), WORDS_AT_ONCE)
-        found = torch.cat([self._explain(asked, some) for some in words], dim=-1)
+        words = zip(self.words.split(WORDS_AT_ONCE), self.squares.split(WORDS_AT_ONCE), strict=True)
+        found = torch.cat([self._explain(asked, *some) for some in words], dim=-1)
         return asked.measure_left(found)[:, 0]
 
     @torch.no_grad()
@@ -106,7 +108,7 @@ class FirstLayer:
         every = torch.arange(flat.shape[1], device=ids.device).expand_as(flat)
         asked = self._hold_others(rows, ids, every)
         places = torch.searchsorted(rows.words, flat).clamp_max(len(rows.words) - 1)
-        found = self._explain(asked, centre(self.additive.words[places]))
+        found = self._explain(asked, self.words[places], self.squares[places])
         # Special tokens and fillers are no words: they explain nothing.
         return asked.measure_left(found * (rows.words[places] == flat)[:, None])
 
@@ -127,7 +129,7 @@ class FirstLayer:
         along = delta @ left - mine
         alone = left.square().sum((-1, -2))[..., None] - (own * size * (2 * along + mine)).sum(-1)
         total = self.observed.square().sum((-1, -2)).clamp_min(1e-30)
-        here = centre(self.additive.positions)[places % ids.shape[-1]]
+        here = self.positions[places % ids.shape[-1]]
         return Asked(here, along, seen, alone, total)
 
     def _pass(self, rows: Rows, ids: Ids) -> tuple[Tensor, Tensor]:
@@ -148,16 +150,18 @@ class FirstLayer:
         )
 
     def _explain(
-        self, asked: "Asked", words: Float[Tensor, "*rows words inputs"]
+        self,
+        asked: "Asked",
+        words: Float[Tensor, "*rows words inputs"],
+        squares: Float[Tensor, "*rows words inputs"],
     ) -> Float[Tensor, "modules rows places words"]:
         """Returns how much each word takes off what is left at a place: (x·along)²/(x²·seen)."""
         here, along, seen = asked.here, asked.along, asked.seen
-        gain, shift = self.additive.norm.weight, self.additive.norm.bias
-        columns, squares = words.mT, words.square().mT
+        gain, shift, columns, squares = self.norm.weight, self.norm.bias, words.mT, squares.mT
         # LayerNorm takes the mean off; the variance is that of the centred sum.
         sums = squares.sum(-2, keepdim=True) + here.square().sum(-1, keepdim=True)
         sums = sums + 2 * here @ columns
-        scale = (sums / words.shape[-1] + self.additive.norm.eps).rsqrt()  # [rows, places, words]
+        scale = (sums / words.shape[-1] + self.norm.eps).rsqrt()  # [rows, places, words]
         towards = along * gain
         products = scale * (towards @ columns + (towards * here).sum(-1, keepdim=True))
         products = products + (along @ shift)[..., None]
@@ -216,7 +220,11 @@ def find_first_layer(rows: Rows) -> FirstLayer | None:
     if float((observed != 0).double().mean()) > FEW:
         return None
     names = tuple(module_of(part) for part in parts)
-    return FirstLayer(target, names, additive, observed, (observed != 0).to(observed))
+    words, positions = centre(additive.words), centre(additive.positions)
+    survived = (observed != 0).to(observed)
+    return FirstLayer(
+        target, names, words, words.square(), positions, additive.norm, observed, survived
+    )
 
 
 def _only_survivors(observation: Observation) -> bool:
