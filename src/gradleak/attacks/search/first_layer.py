@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.attacks.certificate.word_sieve import keep_sums
-from gradleak.attacks.search.changes import Orders
 from gradleak.attacks.search.search_rows import Ids, Rows
 from gradleak.core.defense import Survivors
 from gradleak.core.observation import Observation
@@ -39,7 +38,6 @@ FEW = 0.03
 UNEXPLAINED = 1e-9  # of a squared share: less is rounding
 WORDS_AT_ONCE = 8192
 OTHERS = 4  # words that are chosen of all, to one of those that speak for themselves otherwise
-MOVES = 64  # orders of the words that are tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,14 +78,6 @@ class FirstLayer:
         kept = ranks.topk(min(-(-count // OTHERS), others.shape[1]), largest=False).indices
         return torch.cat([others[:, :1], best, others.gather(1, kept)], dim=1)
 
-    def choose_orders(self, rows: Rows, ids: Ids, orders: Orders) -> Orders:
-        """Returns the orders of the guesses that leave least, if one token is asked at a time."""
-        table = self.compare_places(rows, ids)
-        pairs = zip(table, orders, strict=True)
-        misfits = torch.stack([one.gather(1, some.T).sum(0) for one, some in pairs])
-        kept = misfits.topk(min(MOVES, orders.shape[1]), largest=False).indices
-        return orders.gather(1, kept[..., None].expand(-1, -1, orders.shape[2]))
-
     @torch.no_grad()
     def rank_words(
         self, rows: Rows, ids: Ids, places: Int[Tensor, "rows"]
@@ -100,17 +90,6 @@ class FirstLayer:
         words = zip(self.words.split(WORDS_AT_ONCE), self.squares.split(WORDS_AT_ONCE), strict=True)
         found = torch.cat([self._explain(asked, *some) for some in words], dim=-1)
         return asked.measure_left(found)[:, 0]
-
-    @torch.no_grad()
-    def compare_places(self, rows: Rows, ids: Ids) -> Float[Tensor, "rows places places"]:
-        """Returns what each of a guess's own words (last axis) leaves at each place of it."""
-        flat = ids.flatten(1)
-        every = torch.arange(flat.shape[1], device=ids.device).expand_as(flat)
-        asked = self._hold_others(rows, ids, every)
-        places = torch.searchsorted(rows.words, flat).clamp_max(len(rows.words) - 1)
-        found = self._explain(asked, self.words[places], self.squares[places])
-        # Special tokens and fillers are no words: they explain nothing.
-        return asked.measure_left(found * (rows.words[places] == flat)[:, None])
 
     def _hold_others(self, rows: Rows, ids: Ids, places: Int[Tensor, "rows some"]) -> "Asked":
         """Returns what places have to explain: what the other tokens leave of what was seen."""

@@ -79,7 +79,7 @@ class WordSearch:
     ) -> None:
         self.rows, self.objective, self.bench, self.effort = rows, objective, bench, effort
         self.likely, self.many = likely
-        self.first_layer = first_layer  # where it is asked, it says which words are tried
+        self.first_layer = first_layer  # says which words are tried, where it is given
         self._refuse_without_room()
         self.filler = find_filler(rows.target)
         self.orders = list_neighbours(rows)
@@ -226,8 +226,8 @@ class WordSearch:
     def clear_words(self, ids: Ids, number: int, weakest: bool) -> Ids:
         """Takes a part of the words out: by chance, or rather those that explain least."""
         loss = self.score_without_words(ids) if weakest else torch.zeros(ids.flatten(1).shape)
-        purpose = ("wipe", number, weakest)
-        gone = draw_cleared(self.rows, self.bench, loss.cpu().double(), CLEARED, purpose)
+        loss, purpose = loss.cpu().double(), ("wipe", number, weakest)
+        gone = draw_cleared(self.rows, self.bench, loss, CLEARED, purpose)
         return torch.where(gone.to(ids.device), self.filler, ids)
 
     def try_many_words(self, ids: Ids) -> Ids:
@@ -238,8 +238,8 @@ class WordSearch:
         words = torch.cat([self.many[:, :1], self.many], dim=1)
         count = MORE * self.effort.proposals
         for places in missed.argsort(1)[:, :WEAKEST].T:
-            if self.first_layer is not None:
-                words = self.first_layer.choose_words(self.rows, ids, places, self.many, count)
+            if asked := self.first_layer:
+                words = asked.choose_words(self.rows, ids, places, self.many, count)
             found, _ = self.choose_words(ids, places, words)
             is_free = missed.gather(1, places[:, None]).isfinite()  # short sentences have fewer
             ids = torch.where(is_free[..., None], found, ids)
@@ -299,8 +299,7 @@ class WordSearch:
         words: Int[Tensor, "rows places"],
     ) -> tuple[Ids, Scores]:
         """Puts words at the first place, at the first two and so on; keeps whichever is best."""
-        candidates = replace_more_and_more(ids, places, words)
-        found, chosen = self.score(candidates).min(1)
+        found, chosen = self.score(candidates := replace_more_and_more(ids, places, words)).min(1)
         better = found < scores - ENOUGH
         taken = candidates[torch.arange(len(ids), device=ids.device), chosen]
         return torch.where(better[:, None, None], taken, ids), torch.where(better, found, scores)
@@ -330,9 +329,8 @@ class WordSearch:
         own = torch.where(is_none, self.likely[:, :1, None], ids).flatten(1)
         marks = self.marks.expand(len(ids), -1)
         if self.first_layer is not None:
-            others = torch.cat([self.likely, own, marks], dim=1)
-            count = self.effort.proposals // 2
-            return self.first_layer.choose_words(self.rows, ids, places, others, count)
+            others, half = torch.cat([self.likely, own, marks], dim=1), self.effort.proposals // 2
+            return self.first_layer.choose_words(self.rows, ids, places, others, half)
         slopes = downhill[torch.arange(len(ids), device=ids.device), places]
         return torch.cat([self.likely[:, :1], self.likely, slopes, own, marks], dim=1)
 
@@ -342,8 +340,8 @@ class WordSearch:
         Half of them go by the slope with the word that is there, half by the slope without it.
         """
         places = ids[0].numel()
-        if self.first_layer is not None:  # it says which words to try
-            return ids.new_zeros(len(ids), places, 0)
+        if self.first_layer:
+            return ids.new_zeros(len(ids), places, 0)  # it says which words to try
         emptied = empty_each_place(ids, self.filler)
         here = self._compute_slopes(ids[:, None])[:, 0]
         without = self._compute_slopes(emptied, torch.arange(places, device=ids.device))
@@ -399,11 +397,9 @@ class WordSearch:
 
     def _move_best(self, ids: Ids, scores: Scores) -> tuple[Ids, Scores]:
         """Tries all moves, and takes the best few of them while any helps."""
-        asked, orders = self.first_layer, self.orders
-        orders = orders if asked is None else asked.choose_orders(self.rows, ids, orders)
-        found = self.score(reorder(ids, orders))
+        found = self.score(reorder(ids, self.orders))
         ahead = found.topk(min(AHEAD, found.shape[1]), largest=False).indices
-        best = orders[torch.arange(len(ids), device=ids.device)[:, None], ahead]
+        best = self.orders[torch.arange(len(ids), device=ids.device)[:, None], ahead]
         return self._repeat_best(ids, scores, lambda now, rows: reorder(now, best[rows]))
 
     def _repeat_best(
