@@ -87,7 +87,8 @@ class FirstLayer:
         It is the sum over the modules of the logarithm of the share; lower is better.
         """
         asked = self._hold_others(rows, ids, places[:, None])
-        words = zip(self.words.split(WORDS_AT_ONCE), self.squares.split(WORDS_AT_ONCE), strict=True)
+        split = [torch.split(table, WORDS_AT_ONCE) for table in (self.words, self.squares)]
+        words = zip(*split, strict=True)
         found = torch.cat([self._explain(asked, *some) for some in words], dim=-1)
         return asked.measure_left(found)[:, 0]
 
