@@ -25,6 +25,7 @@ NOT_TOLD = "not told"
 KINDS = {
     "gradients": "gradients",
     "difference": "the difference of weights: after training minus before",
+    "weights": "weights, as they were sent",
     "tensors": "named tensors of any meaning",
 }
 # Where a tensor lies, by its name alone: the first that matches. What is within a layer is looked
