@@ -6,6 +6,7 @@ from pathlib import Path
 from gradleak.core.dataset import Dataset, as_dataset
 from gradleak.core.registry import list_registered
 from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
+from gradleak.datasets.client_texts import ClientTexts, HeldTexts, read_client_texts
 from gradleak.datasets.file import File
 from gradleak.datasets.hub import Hub
 from gradleak.datasets.made_up import Canaries, Shapes
@@ -18,8 +19,10 @@ from gradleak.datasets.tuning_part import TuningPart
 __all__ = [
     "Canaries",
     "Cifar10",
+    "ClientTexts",
     "Cola",
     "File",
+    "HeldTexts",
     "Hub",
     "OwnTexts",
     "PictureFiles",
@@ -29,6 +32,7 @@ __all__ = [
     "Sst2",
     "TuningPart",
     "Wikitext2",
+    "read_client_texts",
     "resolve_dataset",
 ]
 
