@@ -134,6 +134,7 @@ def attack_round(
     attacks: Sequence[str] | None = None,
     prior: str = "auto",
     seed: int = 0,
+    batch_size: int | None = None,
     time_limit: float | None = None,
     memory: int | None = None,
     out: Path | None = None,
@@ -141,7 +142,7 @@ def attack_round(
 ) -> AttackedRound:
     """Attacks all clients of a round; with the texts that they held it is scored and kept."""
     examples = [] if truth is None else [find_texts(truth, message) for message in of.messages]
-    observations = observe_round(federation, of, target)
+    observations = observe_round(federation, of, target, batch_size)
     found = reconstruct(
         observations,
         attacks=list(attacks) if attacks else None,
@@ -165,8 +166,13 @@ def attack_round(
     return AttackedRound(of, found, record)
 
 
-def observe_round(federation: Federation, of: ClientRound, target: Target) -> list[Observation]:
-    """Makes observations of a round: what clients sent, less what came down to them."""
+def observe_round(
+    federation: Federation, of: ClientRound, target: Target, batch_size: int | None = None
+) -> list[Observation]:
+    """Makes observations of a round: what clients sent, less what came down to them.
+
+    `batch_size` is what an attacker knows of clients that did not say how many examples they have.
+    """
     sent = federation.read_sent(of.messages[0])
     module: Any = copy.deepcopy(target.module)
     names = _match_state(module, sent)
@@ -180,7 +186,7 @@ def observe_round(federation: Federation, of: ClientRound, target: Target) -> li
         observe_tensors(
             opened,
             {name: tensor for name, tensor in update.items() if name in moved},
-            _list_facts(message.header, of),
+            _list_facts(message.header, of, batch_size),
         )
         for update, message in zip(updates, of.messages, strict=True)
     ]
@@ -231,10 +237,10 @@ def _match_state(module: Any, sent: Mapping[str, Tensor]) -> dict[str, str]:
     return match_names({name: tuple(value.shape) for name, value in sent.items()}, state)
 
 
-def _list_facts(header: CaptureHeader, of: ClientRound) -> Facts:
+def _list_facts(header: CaptureHeader, of: ClientRound, batch_size: int | None) -> Facts:
     granted = header.granted
     return Facts(
-        granted.batch_size, granted.lengths, granted.labels, of.defenses, of.protocol,
+        granted.batch_size or batch_size, granted.lengths, granted.labels, of.defenses, of.protocol,
         header.protocol.scale,
     )  # fmt: skip
 

@@ -152,7 +152,9 @@ def name_sent(folder: Path, digest: str) -> Path:
 
 def name_folder(client: str) -> str:
     """Returns the folder of a client, whatever it calls itself."""
-    header = CaptureHeader("weights", ModelFacts("", {}, "", ()), ProtocolFacts("fedavg", None, None))
+    header = CaptureHeader(
+        "weights", ModelFacts("", {}, "", ()), ProtocolFacts("fedavg", None, None)
+    )
     return name_capture(replace(header, client=client or "unnamed")).removesuffix(SUFFIX)
 
 
@@ -191,7 +193,9 @@ def _name_round(header: CaptureHeader, part: str) -> str:
 def _write_note(path: Path, header: CaptureHeader) -> Path:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     text = write_header(complete(header, now, find_versions()))
-    write_whole(path, json.dumps({"format": NOTE_FORMAT}, indent=1)[:-2] + f',\n "header": {text}\n}}')
+    write_whole(
+        path, json.dumps({"format": NOTE_FORMAT}, indent=1)[:-2] + f',\n "header": {text}\n}}'
+    )
     path.with_suffix(SUFFIX).unlink(missing_ok=True)  # of a run before into the same folder
     return path
 

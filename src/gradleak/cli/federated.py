@@ -64,6 +64,10 @@ def audit(
             " told]"
         ),
     ] = None,
+    batch_size: Annotated[
+        int | None,
+        option("Examples of each client, where it did not send their number.", minimum=1),
+    ] = None,
     client: Annotated[
         list[str] | None, option("Only this client; repeat for several. [all]")
     ] = None,
@@ -115,7 +119,7 @@ def audit(
         finished.append(
             attack_round(
                 federation, one, opened, spec, texts,
-                attacks=attack, prior=prior, seed=seed, time_limit=time_limit,
+                attacks=attack, prior=prior, seed=seed, batch_size=batch_size, time_limit=time_limit,
                 memory=resolve_memory(memory), out=out, keep_secrets=keep_secrets,
             )
         )  # fmt: skip
@@ -221,7 +225,7 @@ def print_scores(finished: "Sequence[AttackedRound]", out: Path) -> None:
     for one in leaks:
         console.print(
             f"Client {one.client}, round {one.round}: {one.whole} of {one.texts} word for word,"
-            f" ROUGE-1 {one.score:.1f} (blind {one.blind:.1f}), {one.proven} proven.",
+            f" ROUGE-1 {100 * one.score:.1f} (blind {100 * one.blind:.1f}), {one.proven} proven.",
             markup=False,
             soft_wrap=True,
         )

@@ -162,9 +162,12 @@ class CaptureGrid(Grid):  # type: ignore[misc]
             yield reply
 
     def _write(self, reply: Message) -> None:
-        key = (reply.metadata.src_node_id, reply.metadata.message_type)
-        if (observed := self.waiting.pop(key, None)) is not None:
-            observed.write(reply)
+        facts = reply.metadata
+        # Errors that a mod of Flower answers with are addressed to the node that they come from
+        for node in (facts.src_node_id, facts.dst_node_id):
+            if (observed := self.waiting.pop((node, facts.message_type), None)) is not None:
+                observed.write(reply)
+                return
 
 
 class Exchange:
@@ -185,7 +188,9 @@ class Exchange:
         self.type = message.metadata.message_type
         found = find_round(message, told)
         self.round = recorder.count_round(f"{node} {self.type}") if found is None else found
-        self.sent = {name: recorder.write_sent(one) for name, one in came.items()} if self._trains else {}
+        self.sent = (
+            {name: recorder.write_sent(one) for name, one in came.items()} if self._trains else {}
+        )
 
     @property
     def _trains(self) -> bool:

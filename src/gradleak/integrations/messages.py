@@ -26,6 +26,7 @@ from gradleak.records.files import make_private_folder
 # and the number of examples among what clients send back
 RATES = ("lr", "learning-rate", "learning_rate")
 SIZES = ("num-examples", "num_examples")
+STEPS = ("NUM_STEPS_CURRENT_ROUND",)  # as clients of NVFlare say how many they took
 LONGEST = 500  # letters of a text, or entries of a list, that are kept of what left beside arrays
 
 
@@ -87,12 +88,12 @@ class MessageRecorder:
         else the server sent."""
         beside = make_plain(reply.beside)
         rate = self.training.learning_rate or _find_number(told, RATES)
-        examples = _find_number(beside, SIZES)
-        size = int(examples) if examples is not None and examples == int(examples) else None
+        size = _find_count(beside, SIZES)
+        steps = self.training.steps or _find_count(beside, STEPS)
         header = CaptureHeader(
             reply.kind,
             ModelFacts("", {}, sent, tuple(reply.tensors)),
-            ProtocolFacts("fedavg", rate, self.training.steps, self.training.optimiser),
+            ProtocolFacts("fedavg", rate, steps, self.training.optimiser),
             Granted(batch_size=size),
             reply.defenses,
             reply.when,
@@ -135,6 +136,11 @@ def make_plain(value: Any) -> Any:
 
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _find_count(records: Any, names: tuple[str, ...]) -> int | None:
+    found = _find_number(records, names)
+    return int(found) if found is not None and found == int(found) else None
 
 
 def _find_number(records: Any, names: tuple[str, ...]) -> float | None:

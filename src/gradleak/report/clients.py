@@ -23,7 +23,7 @@ class ClientLeak:
     texts: int
     whole: int  # rebuilt to the last word
     proven: int
-    score: float  # ROUGE-1, in %
+    score: float  # ROUGE-1, from 0 to 1
     blind: float
 
 
@@ -103,10 +103,13 @@ def _tell_defenses(leaks: Sequence[ClientLeak]) -> Iterator[str]:
     chains = list(dict.fromkeys(one.defenses for one in leaks))
     if len(chains) < 2:
         return
-    means = [f"{chain} {_mean([one for one in leaks if one.defenses == chain]):.1f}" for chain in chains]
+    means = [
+        f"{chain} {_mean([one for one in leaks if one.defenses == chain]):.1f}" for chain in chains
+    ]
     yield f"ROUGE-1 by what the platform did to updates: {'; '.join(means)}."
 
 
 def _mean(leaks: Sequence[ClientLeak]) -> float:
+    """Returns the mean over texts, in %."""
     texts = sum(one.texts for one in leaks)
-    return sum(one.score * one.texts for one in leaks) / texts
+    return 100 * sum(one.score * one.texts for one in leaks) / texts
