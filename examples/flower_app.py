@@ -33,7 +33,7 @@ def train(message, context):  # one step of plain SGD, then the weights leave
 
 model.save_pretrained("model"), tokenizer.save_pretrained("model")
 with open("truth.jsonl", "w") as file:  # who trained on what, for scores
-    for place, text in enumerate(sum(TEXTS, [])):
+    for place, text in enumerate(TEXTS[0] + TEXTS[1]):
         row = {"client": f"partition-{place // 2}", "text": text, "label": place % 2}
         print(json.dumps(row), file=file)
 grid, arrays = InProcessGrid(app, clients=2), ArrayRecord(model.state_dict())

@@ -286,8 +286,8 @@ def test_secure_aggregation_is_recognised_and_refused(
     federation = survey_federation(tmp_path)
     assert not group_rounds(federation)
     assert list_refusals(federation) == [
-        "Client 1 sent masks in round 3 (secure aggregation): the server sees the sum of all clients"
-        " only, and no single update can be attacked."
+        "Client 1 sent masks in round 3 (secure aggregation): the server sees the sum of all"
+        " clients only, and no single update can be attacked."
     ]
     assert main(["federated", "audit", str(tmp_path), "--model", "tiny"]) == 2
     assert "secure aggregation" in capsys.readouterr().err

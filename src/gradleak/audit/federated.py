@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradleak.audit.own_guesses import Reconstructions, hash_updates, reconstruct, score

@@ -133,8 +133,8 @@ def survey_federation(folder: Path | str) -> Federation:
                     unreadable.append((path, str(error)))
     if not found and not unreadable:
         raise CaptureError(
-            f"{folder} holds no captures of clients. Name the folder that CaptureMod, CaptureGrid or"
-            " an observer of NVFlare wrote into."
+            f"{folder} holds no captures of clients. Name the folder that CaptureMod, CaptureGrid"
+            " or an observer of NVFlare wrote into."
         )
     found.sort(key=lambda one: (one.header.round or 0, rank_client(one.header.client), one.path))
     return Federation(folder, tuple(found), tuple(unreadable))

@@ -119,8 +119,8 @@ def audit(
         finished.append(
             attack_round(
                 federation, one, opened, spec, texts,
-                attacks=attack, prior=prior, seed=seed, batch_size=batch_size, time_limit=time_limit,
-                memory=resolve_memory(memory), out=out, keep_secrets=keep_secrets,
+                attacks=attack, prior=prior, seed=seed, batch_size=batch_size,
+                time_limit=time_limit, memory=resolve_memory(memory), out=out, keep_secrets=keep_secrets,
             )
         )  # fmt: skip
     if as_json:

@@ -1,6 +1,6 @@
 """Captures what clients of Flower really send: a mod on the client, a grid around the server's.
 
-    app = ClientApp(mods=[CaptureMod("captures"), LocalDpMod(...)])   # first: it sees the reply last
+    app = ClientApp(mods=[CaptureMod("captures"), LocalDpMod(...)])   # first: called last
     strategy.start(grid=CaptureGrid(grid, "captures"), ...)
 
 Either alone is enough. Nothing of a message is changed, and no random number is drawn.
