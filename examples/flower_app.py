@@ -26,9 +26,8 @@ def train(message, context):  # one step of plain SGD, then the weights leave
     optimizer.zero_grad()
     model(**read, labels=torch.tensor([0, 1])).loss.backward()
     optimizer.step()
-    metrics = MetricRecord({"num-examples": 2})
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
-    return Message(content, reply_to=message)
+    arrays, metrics = ArrayRecord(model.state_dict()), MetricRecord({"num-examples": 2})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
 model.save_pretrained("model"), tokenizer.save_pretrained("model")

@@ -45,7 +45,7 @@ from gradleak.targets.in_memory import (
     InMemory,
     hash_weights,
 )
-from gradleak.views import TensorsView
+from gradleak.views import Everything, TensorsView
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
 MOST_LABELLINGS = 64  # tried to see how much of an update a guess explains
@@ -419,13 +419,14 @@ def _spec_of(
     found: Reconstructions, target: TargetSpec | None, data: Dataset | None, batch_size: int
 ) -> AuditSpec:
     first = found.observations[0]
+    seen, every = tuple(first.update.tensors), {part.name for part in first.target.parts}
     facts = frozenset(Fact).intersection(*(one.knows.facts for one in found.observations))
     return AuditSpec(
         target=target or InMemory(found.model, found.weights),
         data=data or OwnTexts(hash_updates(found.observations)),
         attacks=tuple(one.attack for one in found.attacked.values()),
         protocol=first.protocol,
-        view=TensorsView(tuple(first.update.tensors)),
+        view=Everything() if set(seen) == every else TensorsView(seen),
         prior=read("prior", found.prior, PriorSpec),
         limit=len(found.observations),
         batch_size=batch_size,

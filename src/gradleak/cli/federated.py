@@ -109,6 +109,7 @@ def audit(
     texts = None if truth is None else read_client_texts(truth)
     errors = open_console(to_stderr=True)
     spec, place = resolve_target(target, allow_pickle), resolve_device(device)
+    most = resolve_memory(memory)
     if not as_json:
         errors.print(f"Opening {target} on {place}", style="dim")
     opened = spec.open(torch.device(place))
@@ -120,7 +121,7 @@ def audit(
             attack_round(
                 federation, one, opened, spec, texts,
                 attacks=attack, prior=prior, seed=seed, batch_size=batch_size,
-                time_limit=time_limit, memory=resolve_memory(memory), out=out, keep_secrets=keep_secrets,
+                time_limit=time_limit, memory=most, out=out, keep_secrets=keep_secrets,
             )
         )  # fmt: skip
     if as_json:
