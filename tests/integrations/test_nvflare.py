@@ -142,7 +142,7 @@ def test_what_is_encrypted_is_recognised_and_refused(tmp_path: Path) -> None:
     dxo.set_meta_prop(MetaKey.PROCESSED_ALGORITHM, "_HE_")
     tell(CaptureObserver(str(tmp_path)), make_context(), carry(make_weights(0)), dxo.to_shareable())
     federation = survey_federation(tmp_path)
-    assert not group_rounds(federation, "fedsgd")
+    assert not group_rounds(federation, "fedavg")
     (sentence,) = list_refusals(federation)
     assert "secure aggregation" in sentence and "no single update can be attacked" in sentence
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradleak.audit.own_guesses import Reconstructions, hash_updates, reconstruct, score
 from gradleak.audit.own_update import Facts, describe_protocol, observe_tensors
+from gradleak.audit.spec import read
 from gradleak.captures import (
     CaptureHeader,
     ClientMessage,
@@ -25,10 +26,14 @@ from gradleak.captures import (
 )
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
+from gradleak.core.protocol import Protocol
 from gradleak.core.target import Target, TargetSpec
 from gradleak.datasets import ClientTexts, HeldTexts
+from gradleak.protocols.fedavg import FedAvg
 from gradleak.records.schema import Record
+from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.in_memory import open_in_memory
+from gradleak.targets.text_classifier import TextClassifier
 
 SECURE = (
     "Client {client} sent masks in round {round} (secure aggregation): the server sees the sum of"
@@ -64,6 +69,11 @@ class AttackedRound:
 def group_rounds(federation: Federation, protocol: str | None = None) -> list[ClientRound]:
     """Returns what can be attacked, by round. `protocol` says how clients train, where captures
     do not."""
+    if protocol is not None and not isinstance(read("protocol", protocol, Protocol), FedAvg):
+        raise GradleakError(
+            f"Clients that send weights have trained, and {protocol} is one gradient: say how they"
+            " trained, as in fedavg:steps=1,learning_rate=0.5."
+        )
     found: dict[tuple[Any, ...], list[ClientMessage]] = {}
     for message in federation.messages:
         header = message.header
@@ -172,6 +182,11 @@ def observe_round(
 
     `batch_size` is what an attacker knows of clients that did not say how many examples they have.
     """
+    if not isinstance(target, (TextClassifier, CausalLanguageModel)):
+        raise GradleakError(
+            "Clients of text models can be audited, and this model reads no text: name a sequence"
+            " classifier or a causal language model with --model."
+        )
     sent = federation.read_sent(of.messages[0])
     module: Any = copy.deepcopy(target.module)
     names = _match_state(module, sent)

@@ -117,13 +117,13 @@ class CaptureGrid(Grid):  # type: ignore[misc]
     def create_message(self, *given: Any, **named: Any) -> Message:
         return self.grid.create_message(*given, **named)
 
-    def get_node_ids(self) -> Iterable[int]:
+    def get_node_ids(self) -> Any:
         return self.grid.get_node_ids()
 
-    def get_nodes(self) -> Iterable[Any]:
+    def get_nodes(self) -> Any:
         return self.grid.get_nodes()
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages: Iterable[Message]) -> Any:
         return self.grid.push_messages(self._note(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -194,7 +194,7 @@ class Exchange:
 
     @property
     def _trains(self) -> bool:
-        return self.type.partition(".")[0] == "train"
+        return str(self.type).partition(".")[0] == "train"
 
     def write(self, reply: Message) -> None:
         """Writes an answer: its arrays, a file a record, and what stands beside them."""
