@@ -120,7 +120,7 @@ def test_a_folder_becomes_records_that_say_who_leaks(
         (["--client", "c"], "There is no client c"),
         (["--round", "9"], "There is no round 9"),
         (["--truth", "nowhere.jsonl"], "There is no nowhere.jsonl"),
-        (["--protocol", "fedagv"], "Did you mean"),
+        (["--protocol", "fedagv"], "did you mean"),
         (["--protocol", "fedsgd"], "say how they trained"),
         (["--model", "lenet"], "reads no text"),
     ],
