@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.command import PlainHelp
-from gradleak.cli.options import (
+from gradleak.cli.command import (
     AllowPickle,
     Device,
     Memory,
     Out,
+    PlainHelp,
     PriorName,
     Seed,
     option,
@@ -215,7 +215,7 @@ def list_lines(federation: "Federation") -> list[str]:
 
 def print_scores(finished: "Sequence[AttackedRound]", out: Path) -> None:
     """Prints who leaks most and how leak changes, and where the records are."""
-    from gradleak.records.summary import Summary
+    from gradleak.records.store import Summary
     from gradleak.report.clients import list_client_leaks, tell_clients
     from gradleak.report.terminal.console import open_console
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gradleak.records.judgement import EXACT, LEADING
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import write_defenses
 from gradleak.report.numbers import write_count
 
