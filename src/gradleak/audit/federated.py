@@ -24,6 +24,7 @@ from gradleak.captures import (
     read_capture,
     subtract_states,
 )
+from gradleak.captures.header import write_printable
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.protocol import Protocol
@@ -118,7 +119,7 @@ def is_secure(header: CaptureHeader) -> bool:
 def list_beside(header: CaptureHeader) -> list[str]:
     """Returns the names of what left a client beside its arrays."""
     return [
-        name
+        write_printable(name)
         for key, value in header.other_records.items()
         for name in (value if isinstance(value, Mapping) and value else (key,))
     ]
@@ -126,11 +127,21 @@ def list_beside(header: CaptureHeader) -> list[str]:
 
 def list_budgets(header: CaptureHeader) -> list[str]:
     """Returns what the framework says of its own privacy, with its numbers."""
-    return [
-        f"{name} has " + ", ".join(f"{key} {part[key]:g}" for key in BUDGET if key in part)
-        for name, part in _find_parts(header.platform)
-        if any(isinstance(part.get(key), (int, float)) for key in BUDGET)
-    ]
+    found = []
+    for name, part in _find_parts(header.platform):
+        numbers = {key: part[key] for key in BUDGET if isinstance(part.get(key), (int, float))}
+        if numbers:
+            told = ", ".join(f"{key} {number:g}" for key, number in numbers.items())
+            found.append(f"{write_printable(name)} has {told}")
+    return found
+
+
+def list_applied(header: CaptureHeader) -> list[str]:
+    """Returns the names of the mods or filters that a client sent its update through."""
+    lists = [header.platform.get(key) for key in ("mods", "filters")]
+    every = [part for one in lists if isinstance(one, list) for part in one]
+    named = [part.get("name") for part in every if isinstance(part, dict)]
+    return [write_printable(name) for name in named if isinstance(name, str)]
 
 
 def attack_round(

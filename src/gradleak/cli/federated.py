@@ -196,12 +196,11 @@ def print_rest(federation: "Federation", refusals: Sequence[str]) -> None:
 
 def list_lines(federation: "Federation") -> list[str]:
     """Returns, in sentences, what left beside the arrays, and what the platform says of itself."""
-    from gradleak.audit.federated import list_beside, list_budgets
+    from gradleak.audit.federated import list_applied, list_beside, list_budgets
 
     headers = [message.header for message in federation.messages]
     names = list(dict.fromkeys(name for header in headers for name in list_beside(header)))
-    mods = [mod for header in headers for mod in header.platform.get("mods", ())]
-    applied = list(dict.fromkeys(mod.get("name", "") for mod in mods if isinstance(mod, dict)))
+    applied = list(dict.fromkeys(one for header in headers for one in list_applied(header)))
     budgets = list(dict.fromkeys(one for header in headers for one in list_budgets(header)))
     said = []
     if names:

@@ -105,6 +105,8 @@ class CaptureGrid(Grid):  # type: ignore[misc]
         self.waiting: dict[tuple[int, str], Exchange] = {}  # by node and type of message
 
     def __getattr__(self, name: str) -> Any:
+        if name == "grid":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self.grid, name)
 
     def set_run(self, run: Any) -> None:

@@ -9,7 +9,7 @@ own place among the others. Neither changes a message or draws a random number.
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -103,7 +103,7 @@ class CaptureFilter(Filter):  # type: ignore[misc]
     same folder.
     """
 
-    watches: dict[str, "Watch"] = {}  # of this process: input and output filters share it  # noqa: RUF012
+    watches: ClassVar[dict[str, "Watch"]] = {}  # of this process: both filters share one
 
     def __init__(
         self,
