@@ -4,6 +4,8 @@ installed: make frameworks."""
 import copy
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
+import gradleak
 from gradleak.audit.federated import (
     attack_round,
     group_rounds,
@@ -253,7 +256,8 @@ def test_what_leaves_beside_the_arrays_is_kept(
     assert trained.header.protocol.learning_rate == 0.5  # so did the server
     assert (trained.header.round, trained.header.platform["partition"]) == (1, "0")
     assert main(["capture", "show", str(trained.path)]) == 0
-    assert "metrics.loss" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "metrics.loss" in shown and "told.config.lr" in shown and "flwr" in shown
     assert main(["purge", str(tmp_path), "--yes"]) == 0
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json")]
 
@@ -314,3 +318,53 @@ def test_nonsense_is_refused_before_training(tmp_path: Path) -> None:
         CaptureMod(tmp_path, learning_rate=-1.0)
     with pytest.raises(GradleakError, match="steps counts from 1, not 0"):
         CaptureMod(tmp_path, steps=0)
+
+
+# The example's app under Flower's own simulation, which starts processes with Ray
+SIMULATION = """
+from pathlib import Path
+source = Path({example!r}).read_text()
+before, start, _ = source.partition("grid, arrays = ")
+assert start
+exec(compile(before, "flower_app.py", "exec"))
+
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    from gradleak.integrations.flower import CaptureGrid
+    grid, arrays = CaptureGrid(grid, "captures-server"), ArrayRecord(model.state_dict())
+    FedAvg(fraction_evaluate=0.0).start(grid, arrays, 2, train_config=ConfigRecord({{"lr": 0.5}}))
+
+run_simulation(server, app, num_supernodes=2)
+"""
+
+
+@pytest.mark.long  # a dozen processes and 1.5 GB
+def test_a_simulation_of_flower_is_captured_at_both_ends(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "flower_app.py"
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATION.format(example=str(example))],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "FLWR_HOME": str(tmp_path / "flwr"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    by_mod, by_grid = (
+        list_trained(tmp_path / "captures"),
+        list_trained(tmp_path / "captures-server"),
+    )
+    assert len(by_mod) == 4, done.stdout[-2000:] + done.stderr[-2000:]
+    assert by_mod.keys() == by_grid.keys()
+    assert all(is_equal(by_mod[key], by_grid[key]) for key in by_mod)

@@ -79,10 +79,10 @@ class CaptureHeader:
     client: str = ""
     # What left the client beside the arrays: metrics, counts
     other_records: dict[str, Any] = field(default_factory=dict)
-    # What a framework that federates says of itself: its name, what it did, its own privacy budget
-    platform: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""  # ISO 8601
+    # What a framework that federates says of itself: its name, what it did, its own privacy budget
+    platform: dict[str, Any] = field(default_factory=dict)
 
 
 def write_header(header: CaptureHeader) -> str:

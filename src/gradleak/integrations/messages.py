@@ -100,7 +100,7 @@ class MessageRecorder:
             reply.round,
             reply.client,
             beside,
-            self.platform | make_plain({**reply.platform, "told": dict(told)}),
+            platform=self.platform | make_plain({**reply.platform, "told": dict(told)}),
         )
         try:
             write_reply(self.folder, header, reply.tensors, reply.part)
