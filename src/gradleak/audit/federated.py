@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gradleak.audit.own_guesses import Reconstructions, hash_updates, reconstruct, score
+from gradleak.audit.own_guesses import Reconstructions, reconstruct
+from gradleak.audit.own_score import hash_updates, score
 from gradleak.audit.own_update import Facts, describe_protocol, observe_tensors
 from gradleak.audit.spec import read
 from gradleak.captures import (
