@@ -37,7 +37,7 @@ test-long: $(READY)
 # Once it is installed, nothing of it needs a network.
 frameworks: $(FRAMEWORKS)/.ready
 	OMP_NUM_THREADS=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$(abspath build/flwr) RAY_USAGE_STATS_ENABLED=0 \
-	  $(FRAMEWORKS)/bin/python -m pytest -n 0 --durations=5 tests/integrations/test_flower.py tests/integrations/test_nvflare.py tests/test_frameworks.py
+	  $(FRAMEWORKS)/bin/python -m pytest -m "not long" -n 0 --durations=5 tests/integrations/test_flower.py tests/integrations/test_nvflare.py tests/test_frameworks.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

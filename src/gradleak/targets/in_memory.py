@@ -1,6 +1,7 @@
 """A model that the user holds, opened for an audit as a copy: the user's own is left as it is."""
 
 import copy
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
