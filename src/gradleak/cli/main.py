@@ -28,6 +28,7 @@ from gradleak.cli.command import Command, PlainGroup
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
 from gradleak.cli.doctor import doctor
+from gradleak.cli.federated import federated_app
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
 from gradleak.cli.map import leak_map
@@ -88,6 +89,7 @@ command("check-component")(check_component)
 command()(doctor)
 app.add_typer(prior_app, name="prior")
 app.add_typer(capture_app, name="capture")
+app.add_typer(federated_app, name="federated")
 
 
 def print_version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ from gradleak.report.page.charts import (
     LeakAgainstUtility,
     LeakMapOverLayers,
 )
+from gradleak.report.page.clients import ClientsAndRounds
 from gradleak.report.page.facts import Costs, Glossary, Provenance, Reproduction, ThreatModel
 from gradleak.report.page.guesses import GuessGallery, Searches
 from gradleak.report.page.opening import Opening, SettingList
@@ -22,6 +23,7 @@ SECTIONS: Sequence[type[Section]] = (
     Opening,
     ThreatModel,
     SettingList,
+    ClientsAndRounds,
     AttacksUnderDefenses,
     LeakAgainstUtility,
     LeakMapOverLayers,
