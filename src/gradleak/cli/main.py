@@ -19,6 +19,7 @@ import typer
 
 from gradleak import __version__
 from gradleak.cli.audit import audit
+from gradleak.cli.bound import bound
 from gradleak.cli.capture import capture_app
 from gradleak.cli.check import check
 from gradleak.cli.command import Command, PlainGroup
@@ -76,6 +77,7 @@ command()(show)
 command()(report)
 command()(compare)
 command()(score)
+command()(bound)
 command()(tables)
 command()(publish)
 command()(purge)

@@ -1,0 +1,80 @@
+"""`gradleak bound`: what no attack could do, written into records of audits."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from gradleak.cli.options import Device, RecordPath, option, resolve_device
+from gradleak.core.errors import GradleakError
+
+if TYPE_CHECKING:
+    from gradleak.core.attack import Display
+    from gradleak.core.batch import Example
+    from gradleak.records.schema import Record
+
+ALL = "all"
+
+
+def bound(
+    run: RecordPath,
+    words: Annotated[
+        str,
+        option(
+            "Words on each list of the oracle, the true one and the likeliest others, or all: the"
+            " whole vocabulary. [150]"
+        ),
+    ] = "150",
+    rounds: Annotated[
+        int, option("Updates of the same batch that are seen while the model stands still. [1]")
+    ] = 1,
+    device: Device = "auto",
+) -> None:
+    """Computes what no attack could do on each record's setting, and writes it into the record.
+
+    For updates that were clipped and noised (dp_sgd, client_dp, gaussian_noise): an oracle that is
+    told everything but one word, the information in an update, and what the noise guarantees.
+    docs/bounds.md says what each rests on. Secrets are read again from the data, as score does.
+    """
+    from gradleak.records.store import read_record, rewrite_record
+    from gradleak.records.summary import record_paths
+    from gradleak.report.terminal.bracket import print_bracket
+    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.live import TerminalDisplay
+    from gradleak.study.private_data import SecretFinder
+
+    most = read_words(words)
+    where, finder, console = resolve_device(device), SecretFinder(run, network=True), open_console()
+    display = TerminalDisplay(open_console(to_stderr=True))
+    for path in record_paths(run):
+        record = read_record(path)
+        examples = finder.require(record, path)
+        bounded = add_bounds(record, examples, most, rounds, where, display)
+        rewrite_record(path, bounded)
+        console.print(f"{path.name}", style="bold", soft_wrap=True)
+        print_bracket(console, bounded)
+
+
+def add_bounds(
+    record: "Record",
+    examples: "list[Example] | None",
+    words: int | None,
+    rounds: int,
+    device: str,
+    display: "Display",
+) -> "Record":
+    """Returns the record with what no attack could do on its setting."""
+    from dataclasses import replace
+
+    from gradleak.audit import bound_setting
+    from gradleak.audit.rescoring import spec_of
+
+    compute = partial(bound_setting, words=words, rounds=rounds, device=device, display=display)
+    return replace(record, bounds=compute(spec_of(record), examples=examples))
+
+
+def read_words(text: str) -> int | None:
+    """A number of words; none for all."""
+    if text == ALL:
+        return None
+    if not text.isdecimal() or int(text) < 2:
+        raise GradleakError(f"--words is a number from 2 on, or all, not {text!r}.")
+    return int(text)
