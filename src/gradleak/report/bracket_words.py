@@ -19,12 +19,17 @@ def write_rebuilt(bracket: Bracket) -> str:
 def write_bound(bound: BoundRecord) -> str:
     """Writes `40.1 [35.2, 45.3]` of a share in percent, and `0.72` of bits."""
     if bound.unit == "bits":
-        return f"{bound.mean:,.3g}"
+        return write_bits(bound.mean)
     ends = (bound.low, bound.high)
     if None in ends:
         return f"{100 * bound.mean:.1f}"
     low, high = (100 * (end or 0.0) for end in ends)
     return f"{100 * bound.mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def write_bits(bits: float) -> str:
+    """Writes `7,213` or `0.72`."""
+    return f"{bits:,.0f}" if bits >= 100 else f"{bits:.2g}"
 
 
 def write_without(bound: BoundRecord) -> str:
@@ -71,10 +76,11 @@ def _describe_information(record: Record) -> Iterator[str]:
     measured = find_bound(record, "information measured", "bits")
     if proven is not None:
         yield (
-            f"What is seen carries at most {proven.mean:,.3g} bits about one {proven.protects},"
-            " whoever attacks (theorem)."
+            f"What is seen carries at most {write_bits(proven.mean)} bits about one"
+            f" {proven.protects}, whoever attacks (theorem)."
         )
-    if measured is not None:
+    # Where every gradient is clipped the two are one
+    if measured is not None and (proven is None or measured.mean < 0.99 * proven.mean):
         yield (
             f"By the size of what these secrets sent: at most {write_bound(measured)} bits about"
             f" one {measured.protects} (estimate)."

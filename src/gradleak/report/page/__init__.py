@@ -6,6 +6,7 @@ from pathlib import Path
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import Run, read_run
 from gradleak.records.schema import now
+from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.charts import (
     AttacksUnderDefenses,
     LeakAgainstUtility,
@@ -24,6 +25,7 @@ SECTIONS: Sequence[type[Section]] = (
     ThreatModel,
     SettingList,
     AttacksUnderDefenses,
+    WhatNoAttackCouldDo,
     LeakAgainstUtility,
     LeakMapOverLayers,
     Searches,
