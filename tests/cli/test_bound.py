@@ -14,7 +14,7 @@ from gradleak.records.summary import record_paths
 TARGET = "tiny:layers=1,hidden=8,heads=1"
 AUDIT = f"audit --target {TARGET} --attack blind --limit 2 --device cpu".split()
 TEXTS = "text,label\nthe red cat,1\nmy dog is good,0\nthe car,1\na house was red,0\n"
-NOISE = ["--defense", "dp_sgd:clip=0.5,noise_multiplier=0.5"]
+NOISE = ["--defense", "dp_sgd:clip=0.5,noise_multiplier=0.5,steps=10"]
 Captured = pytest.CaptureFixture[str]
 
 

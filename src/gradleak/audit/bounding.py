@@ -12,6 +12,7 @@ from torch import Tensor
 from gradleak.audit.client import compute, look, private_batches, protect, stream_of
 from gradleak.audit.ready import Opened, open_prior, open_target
 from gradleak.audit.spec import AuditSpec
+from gradleak.bounds.exposure import Exposure, expose, list_forms
 from gradleak.bounds.information import largest_shift, most_bits, most_success
 from gradleak.bounds.oracle import SentenceOdds, ask_oracle
 from gradleak.core.attack import Display, Progress, Silent
@@ -47,6 +48,13 @@ GUARANTEE = (
 )
 
 
+EXPOSURE = (
+    "The attacker is told the form, the labels, the lengths, the defense and all of the text but"
+    " the secret, which is one of {:,} or fewer, all alike likely. For secrets drawn so it is a"
+    " theorem; on these it is an estimate."
+)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One audit, opened, and what its defenses do."""
@@ -70,12 +78,14 @@ def bound_setting(
     words: int | None = WORDS,
     rounds: int = 1,
     device: str = "cpu",
+    secrets: bool = False,
     display: Display | None = None,
 ) -> BoundsRecord:
     """Returns what no attack could do on an audit's own updates.
 
     `words` are on each of the oracle's lists, none for the whole vocabulary. Of several `rounds`
-    of the same batch, while the model stands still, all are seen.
+    of the same batch, while the model stands still, all are seen. With `secrets`, marked ones that
+    have a form (digits, a day, a made-up name) are held against all others of that form.
     """
     began, display = time.monotonic(), display or Silent()
     if spec.target.medium != "text":
@@ -86,28 +96,33 @@ def bound_setting(
         )
     channel = read_channel(spec.defenses, spec.protocol, spec.batch_size, rounds)
     target = open_target(spec, device)
-    secrets = private_batches(spec, target, examples)
-    opened = open_prior(spec, target)
-    setting = Setting(spec, opened, list(secrets) * spec.draws, channel, words, rounds)
+    private = private_batches(spec, target, examples) * spec.draws
+    setting = Setting(spec, open_prior(spec, target), private, channel, words, rounds)
     progress = Progress()
     odds: list[tuple[int, SentenceOdds]] = []
-    with display.watch(f"bounds on {len(setting.private)} batches", progress):
-        for index, private in enumerate(setting.private):
-            odds += [(index % spec.limit, one) for one in _ask(setting, private, index)]
-            progress.report(index + 1, len(setting.private))
+    exposed: list[tuple[int, Exposure]] = []
+    with display.watch(f"bounds on {len(private)} batches", progress):
+        for index, one in enumerate(private):
+            seen, batch = _see_rounds(setting, one, index), index % spec.limit
+            odds += [(batch, each) for each in _ask(setting, one, seen)]
+            if secrets:
+                exposed += [(batch, each) for each in _expose(setting, one, seen)]
+            progress.report(index + 1, len(private))
     found = [
         *_bound_by_oracle(odds, to_string(spec.prior)),
+        *_bound_by_exposure(exposed),
         *_bound_by_noise(setting),
         *_guarantee(setting, odds),
     ]
     remarks = _remark(setting, odds)
+    if secrets:
+        remarks += _remark_on_exposure(exposed)
     return BoundsRecord(
         to_string(spec.prior), words, rounds, tuple(found), time.monotonic() - began, remarks
     )
 
 
-def _ask(setting: Setting, private: PrivateBatch, index: int) -> list[SentenceOdds]:
-    seen = _see_rounds(setting, private, index)
+def _ask(setting: Setting, private: PrivateBatch, seen: Observation) -> list[SentenceOdds]:
     prior = prior_of_texts(setting.opened.prior)
     found = []
     for example, length in enumerate(private.lengths):
@@ -123,6 +138,24 @@ def _ask(setting: Setting, private: PrivateBatch, index: int) -> list[SentenceOd
                 setting.words,
             )
         )
+    return found
+
+
+def _expose(setting: Setting, private: PrivateBatch, seen: Observation) -> list[Exposure]:
+    found = []
+    for place, example in enumerate(private.examples):
+        for span, form in list_forms(example):
+            exposure = expose(
+                setting.target,
+                example,
+                private.batch,
+                place,
+                private.lengths[place],
+                span,
+                form,
+                Likelihood(seen, private.batch, place, setting.channel),
+            )
+            found += [] if exposure is None else [exposure]
     return found
 
 
@@ -190,6 +223,27 @@ def _bound_by_oracle(odds: Sequence[tuple[int, SentenceOdds]], prior: str) -> li
                 "bits",
             ),
         ]
+    return made
+
+
+def _bound_by_exposure(exposed: Sequence[tuple[int, Exposure]]) -> list[BoundRecord]:
+    """Returns, by form, how many bits the right secret stands out by, and how often it is first."""
+    made = []
+    for form in dict.fromkeys(one.form for _, one in exposed):
+        some = [(batch, one) for batch, one in exposed if one.form == form]
+        batches, most = [batch for batch, _ in some], max(one.options for _, one in some)
+        bits = interval([one.bits for _, one in some], batches)
+        first = interval([float(one.rank == 1) for _, one in some], batches)
+        chance = sum(1 / one.options for _, one in some) / len(some)
+        assumes = EXPOSURE.format(most)
+        for of, found, without, unit in (
+            (f"bits of {form}", bits, 0.0, "bits"),
+            (f"{form} first", first, chance, "fraction"),
+        ):
+            ends = (found.mean, found.low, found.high)
+            made.append(
+                BoundRecord("exposure", of, *ends, without, unit, "estimate", found.n, assumes)
+            )
     return made
 
 
@@ -290,6 +344,19 @@ def _find_shift(setting: Setting) -> float | None:
 def _name_protected(setting: Setting) -> str:
     channel = setting.channel
     return "example" if channel.clip is None or channel.clips_each else "client"
+
+
+def _remark_on_exposure(exposed: Sequence[tuple[int, Exposure]]) -> tuple[str, ...]:
+    if not exposed:
+        return ("No marked secret has a form whose members can be listed.",)
+    dropped = sum(one.dropped for _, one in exposed)
+    if not dropped:
+        return ()
+    total = sum(one.options + one.dropped for _, one in exposed)
+    return (
+        f"Of {total} secrets that were tried for {len(exposed)} marked ones, {dropped} give the"
+        " text another number of tokens than is known and were left out.",
+    )
 
 
 def _remark(setting: Setting, odds: Sequence[tuple[int, SentenceOdds]]) -> tuple[str, ...]:

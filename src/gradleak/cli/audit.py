@@ -231,7 +231,7 @@ def bound_finished(record: "Record", device: str, display: "Display", out: Path)
     if record.bounds is None:
         from gradleak.audit.bounding import WORDS
 
-        record = add_bounds(record, None, WORDS, 1, device, display)
+        record = add_bounds(record, None, WORDS, device, display)
         write_record(out, record)
     return record
 

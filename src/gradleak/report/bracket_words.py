@@ -60,10 +60,13 @@ def describe_bounds(record: Record) -> Iterator[str]:
             yield f"The noise alone guarantees nothing for {bracket.of}."
     yield from _describe_information(record)
     for bound in record.bounds.bounds:
-        if bound.bound == SECRETS:
+        if bound.bound == SECRETS and bound.unit == "bits":
+            form = bound.of.removeprefix("bits of ")
+            first = find_bound(record, SECRETS, f"{form} first")
+            told = "" if first is None else f"; it is first in {write_bound(first)} % of cases"
             yield (
-                f"{bound.of}: told all but the secret, the right one stands out by at most"
-                f" {write_bound(bound)} bits on average."
+                f"Marked secrets of {form}, n = {bound.n}: told all else, the right one stands out"
+                f" by {write_bits(bound.mean)} bits on average{told}."
             )
     rounds = record.bounds.rounds
     if rounds > 1:
