@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gradleak.cli import main
+from gradleak.core.errors import GradleakError
 from gradleak.records.brackets import list_brackets
 from gradleak.records.schema import BoundRecord, BoundsRecord, Record, Score
 from gradleak.records.store import read_record, write_record
@@ -14,6 +16,7 @@ from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.forms import write_html, write_json, write_markdown
 from gradleak.report.terminal.bracket import print_bracket
 from gradleak.report.terminal.console import open_console
+from gradleak.study.gate_checks import judge, read_accepted, read_bound
 
 RIGHT = Score(0.12, 0.08, 0.17, 0.02, 0.0, 0.05, "fraction", "higher", 40)
 
@@ -89,3 +92,53 @@ def test_records_without_bounds_have_no_section(
 
 def test_a_record_keeps_its_bounds_on_disk(bounded: Record, tmp_path: Path) -> None:
     assert read_record(write_record(tmp_path, bounded)).bounds == bounded.bounds
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule", "passed"),
+    [
+        ("token_accuracy=0.8", "token_accuracy", True),  # guaranteed
+        ("token_accuracy=0.5", "prior_dependent", False),  # at most, under the prior
+        ("token_accuracy=0.3", "token_accuracy", False),
+        ("bits=8000", "bits", True),
+        ("bits=10", "bits", False),
+        ("exact_match=0.1", "exact_match", False),  # of which the record has no bound
+    ],
+)
+def test_the_gate_asks_for_what_is_possible(
+    bounded: Record, tmp_path: Path, asked: str, rule: str, passed: bool
+) -> None:
+    write_record(tmp_path, bounded)
+    bound = read_bound(asked, upper=True, possible=True)
+    (found,) = judge(tmp_path, [bound])
+    assert (found.rule, found.passed) == (rule, passed)
+    (waived,) = judge(tmp_path, [bound], [read_accepted("prior_dependent=English mails")])
+    assert waived.shuts is (not passed and rule != "prior_dependent")
+
+
+def test_the_gate_needs_bounds_that_were_computed(
+    make_record: Callable[..., Record], tmp_path: Path
+) -> None:
+    write_record(tmp_path, make_record())
+    (found,) = judge(tmp_path, [read_bound("bits=1", upper=True, possible=True)])
+    assert found.shuts
+    assert "gradleak bound" in found.message
+
+
+@pytest.mark.parametrize("asked", ["rouge1=0.1", "bits=-1", "bits"])
+def test_a_strange_possible_bound_is_refused(asked: str) -> None:
+    with pytest.raises(GradleakError, match="--max-possible"):
+        read_bound(asked, upper=True, possible=True)
+
+
+def test_the_gate_writes_what_is_possible_for_machines(
+    bounded: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(tmp_path / "run", bounded)
+    asked = ["gate", str(tmp_path / "run"), "--max-possible", "token_accuracy=50%"]
+    files = ["--junit", str(tmp_path / "gate.xml"), "--sarif", str(tmp_path / "gate.sarif")]
+    assert main([*asked, *files]) == 4
+    assert 'type="prior_dependent"' in (tmp_path / "gate.xml").read_text(encoding="utf-8")
+    assert '"prior_dependent"' in (tmp_path / "gate.sarif").read_text(encoding="utf-8")
+    assert main([*asked, *files, "--accept", "prior_dependent"]) == 0
+    assert "The gate is open" in capsys.readouterr().out
