@@ -69,6 +69,7 @@ TREE = {
         "docs/threat_model",
         "docs/flags",
         "docs/certificates",
+        "docs/bounds",
         "docs/footguns",
         "docs/prior",
     ],
