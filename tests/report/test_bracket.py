@@ -9,6 +9,7 @@ import pytest
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
 from gradleak.records.brackets import list_brackets
+from gradleak.records.judgement import judge_record
 from gradleak.records.schema import BoundRecord, BoundsRecord, Record, Score
 from gradleak.records.store import read_record, write_record
 from gradleak.report.page import build_report
@@ -16,6 +17,7 @@ from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.forms import write_html, write_json, write_markdown
 from gradleak.report.terminal.bracket import print_bracket
 from gradleak.report.terminal.console import open_console
+from gradleak.report.verdict import write_conclusion
 from gradleak.study.gate_checks import judge, read_accepted, read_bound
 
 RIGHT = Score(0.12, 0.08, 0.17, 0.02, 0.0, 0.05, "fraction", "higher", 40)
@@ -66,6 +68,18 @@ def test_an_attack_above_the_oracle_is_said_to_be(bounded: Record) -> None:
     with console.capture() as capture:
         print_bracket(console, crossed)
     assert "more token_accuracy than the oracle" in " ".join(capture.get().split())
+
+
+def test_the_conclusion_says_what_no_attack_could_do(bounded: Record) -> None:
+    said = write_conclusion(judge_record(bounded), bounded)
+    assert (
+        "an oracle has 40.0 [35.0, 46.0] % of the words right (without the update 24.0 %)" in said
+    )
+    assert "a better search may get more" in said
+    near = replace(bounded, bounds=make_bounds(mean=0.15))
+    assert "better search" not in write_conclusion(judge_record(near), near)
+    without = replace(bounded, bounds=None)
+    assert "oracle" not in write_conclusion(judge_record(without), without)
 
 
 def test_every_form_shows_the_bracket(bounded: Record, tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ class SameVocabulary(Prior):
         if place == 0:  # no model predicts the token that begins a text
             return torch.zeros(len(words), dtype=torch.float64, device=sentence.device)
         logits = self.model(input_ids=sentence[None, :place], logits_to_keep=1).logits[0, -1]
-        return logits.double().log_softmax(-1)[words]
+        chances: Tensor = logits.double().log_softmax(-1)
+        return chances[words]
 
     def likely(self, length: int, streams: Streams) -> list[int]:
         """The likeliest sentence a beam search finds: it depends on the length alone, so it is
