@@ -218,6 +218,7 @@ def run_draws(world: World, count: int) -> Draws:
         chains.append(
             walk_chain(
                 world.ids[truth],
+                world.ids.shape[1],
                 range(len(world.vocabulary.prefix), len(world.vocabulary.prefix) + PLACES),
                 world.vocabulary,
                 world.prior,

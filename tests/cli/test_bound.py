@@ -8,8 +8,7 @@ from gradleak.audit import AuditSpec, bound_setting
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
 from gradleak.records.brackets import find_bound, list_brackets
-from gradleak.records.store import read_record
-from gradleak.records.summary import record_paths
+from gradleak.records.store import read_record, record_paths
 
 TARGET = "tiny:layers=1,hidden=8,heads=1"
 AUDIT = f"audit --target {TARGET} --attack blind --limit 2 --device cpu".split()
@@ -124,3 +123,24 @@ def test_pictures_and_no_rounds_are_refused() -> None:
         bound_setting(AuditSpec.from_plain({"target": "tiny", **noisy}), rounds=0)
     with pytest.raises(GradleakError, match="for texts"):
         bound_setting(AuditSpec.from_plain({**noisy, "target": "tiny_image", "attacks": "ig"}))
+
+
+def test_forms_and_chains_are_bounded_on_request(tmp_path: Path, capsys: Captured) -> None:
+    data = tmp_path / "pins.jsonl"
+    data.write_text('{"text": "my pin is 47 .", "label": 1, "secrets": [[10, 12]]}\n')
+    words = ["--limit", "1", "--defense", "gaussian_noise:std=0.001", "--out", str(tmp_path)]
+    assert main([*AUDIT, "--data", str(data), *words]) == 0
+    run = ["bound", str(tmp_path), "--device", "cpu"]
+    assert main([*run, "--words", "all", "--secrets", "--sweeps", "1"]) == 0
+    assert "Marked secrets of 2 digits, n = 1" in " ".join(capsys.readouterr().out.split())
+    found = read_record(record_paths(tmp_path)[0])
+    bits = find_bound(found, "exposure", "bits of 2 digits")
+    ceiling = find_bound(found, "ceiling", "token_accuracy")
+    oracle = find_bound(found, "oracle", "token_accuracy")
+    assert bits is not None
+    assert ceiling is not None
+    assert oracle is not None
+    assert 0 <= bits.mean <= 6.65  # log2 100
+    assert 0 <= ceiling.mean <= 1
+    assert main([*run, "--sweeps", "1"]) == 2
+    assert "whole vocabulary" in capsys.readouterr().err

@@ -12,9 +12,10 @@ from torch import Tensor
 from gradleak.audit.client import compute, look, private_batches, protect, stream_of
 from gradleak.audit.ready import Opened, open_prior, open_target
 from gradleak.audit.spec import AuditSpec
+from gradleak.bounds.ceiling import ceiling_of, walk_chain
 from gradleak.bounds.exposure import Exposure, expose, list_forms
 from gradleak.bounds.information import largest_shift, most_bits, most_success
-from gradleak.bounds.oracle import SentenceOdds, ask_oracle
+from gradleak.bounds.oracle import SentenceOdds, ask_oracle, free_places
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.batch import Example, PrivateBatch
 from gradleak.core.defense import protect_in_turn
@@ -22,6 +23,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation, Round
 from gradleak.core.prior import prior_of_texts
 from gradleak.core.specs import to_string
+from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.matching.noisy_channel import Likelihood, NoisyChannel, read_channel
@@ -48,6 +50,11 @@ GUARANTEE = (
 )
 
 
+CEILING = (
+    "As the oracle, but not told the other words: the root of the share of words that a chain"
+    " which starts at the truth still has. For secrets drawn from the prior it is a theorem; on"
+    " these texts it is an estimate."
+)
 EXPOSURE = (
     "The attacker is told the form, the labels, the lengths, the defense and all of the text but"
     " the secret, which is one of {:,} or fewer, all alike likely. For secrets drawn so it is a"
@@ -79,13 +86,15 @@ def bound_setting(
     rounds: int = 1,
     device: str = "cpu",
     secrets: bool = False,
+    sweeps: int = 0,
     display: Display | None = None,
 ) -> BoundsRecord:
     """Returns what no attack could do on an audit's own updates.
 
     `words` are on each of the oracle's lists, none for the whole vocabulary. Of several `rounds`
     of the same batch, while the model stands still, all are seen. With `secrets`, marked ones that
-    have a form (digits, a day, a made-up name) are held against all others of that form.
+    have a form (digits, a day, a made-up name) are held against all others of that form. With
+    `sweeps`, chains that start at the truth bound searches that are not told the other words.
     """
     began, display = time.monotonic(), display or Silent()
     if spec.target.medium != "text":
@@ -94,6 +103,8 @@ def bound_setting(
         raise GradleakError(
             f"Bounds need rounds from 1 and at least 2 words; they are {rounds} and {words}."
         )
+    if sweeps and words is not None:
+        raise GradleakError("The chains of a ceiling go over the whole vocabulary: use words all.")
     channel = read_channel(spec.defenses, spec.protocol, spec.batch_size, rounds)
     target = open_target(spec, device)
     private = private_batches(spec, target, examples) * spec.draws
@@ -101,15 +112,19 @@ def bound_setting(
     progress = Progress()
     odds: list[tuple[int, SentenceOdds]] = []
     exposed: list[tuple[int, Exposure]] = []
+    kept: list[tuple[int, float]] = []  # words that a chain still has
     with display.watch(f"bounds on {len(private)} batches", progress):
         for index, one in enumerate(private):
             seen, batch = _see_rounds(setting, one, index), index % spec.limit
             odds += [(batch, each) for each in _ask(setting, one, seen)]
             if secrets:
                 exposed += [(batch, each) for each in _expose(setting, one, seen)]
+            if sweeps:
+                kept += [(batch, each) for each in _walk(setting, one, seen, sweeps)]
             progress.report(index + 1, len(private))
     found = [
         *_bound_by_oracle(odds, to_string(spec.prior)),
+        *_bound_by_chains(kept, to_string(spec.prior)),
         *_bound_by_exposure(exposed),
         *_bound_by_noise(setting),
         *_guarantee(setting, odds),
@@ -137,6 +152,28 @@ def _ask(setting: Setting, private: PrivateBatch, seen: Observation) -> list[Sen
                 likelihood,
                 setting.words,
             )
+        )
+    return found
+
+
+def _walk(setting: Setting, private: PrivateBatch, seen: Observation, sweeps: int) -> list[float]:
+    """Returns the share of words that a chain has left after its sweeps, of each example."""
+    assert private.batch.ids is not None
+    vocabulary, found = setting.target.vocabulary, []
+    streams = Streams.root("ceiling", setting.spec.seed).child("batch", seen.index)
+    for place, length in enumerate(private.lengths):
+        row = private.batch.ids[place]
+        found.append(
+            walk_chain(
+                row,
+                length,
+                free_places(vocabulary, row.tolist(), length),
+                vocabulary,
+                prior_of_texts(setting.opened.prior),
+                Likelihood(seen, private.batch, place, setting.channel),
+                sweeps,
+                streams.child("example", place).generator(),
+            )[-1]
         )
     return found
 
@@ -224,6 +261,20 @@ def _bound_by_oracle(odds: Sequence[tuple[int, SentenceOdds]], prior: str) -> li
             ),
         ]
     return made
+
+
+def _bound_by_chains(kept: Sequence[tuple[int, float]], prior: str) -> list[BoundRecord]:
+    if not kept:
+        return []
+    found = interval([share for _, share in kept], [batch for batch, _ in kept])
+    mean, low, high = (ceiling_of(share) for share in (found.mean, found.low, found.high))
+    assumes = f"Prior: {prior}. {CEILING}"
+    return [
+        BoundRecord(
+            *("ceiling", "token_accuracy", mean, low, high, None, "fraction", "estimate"),
+            *(found.n, assumes),
+        )
+    ]
 
 
 def _bound_by_exposure(exposed: Sequence[tuple[int, Exposure]]) -> list[BoundRecord]:

@@ -23,6 +23,7 @@ from gradleak.core.target import Vocabulary
 @torch.no_grad()
 def walk_chain(
     sentence: Int[Tensor, "tokens"],
+    length: int,
     places: Iterable[int],
     vocabulary: Vocabulary,
     prior: Prior,
@@ -31,7 +32,7 @@ def walk_chain(
     generator: torch.Generator,
 ) -> list[float]:
     """Returns the share of a sentence's own words that a chain started at it still has after each
-    sweep over the places.
+    sweep over the places. What stands after its length is padding.
 
     Every word of the vocabulary is a candidate at each step: with shorter lists the chain would
     not stay in the posterior.
@@ -39,7 +40,7 @@ def walk_chain(
     order, now, shares = list(places), sentence.clone(), []
     for _ in range(sweeps):
         for place in order:
-            words = list_words(prior, vocabulary, now, place, None)
+            words = list_words(prior, vocabulary, now[:length], place, None)
             ids = now.repeat(len(words.words), 1)
             ids[:, place] = words.words
             weights = (words.log_prior + score(ids).double()).softmax(0)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from gradleak.cli.options import Device, RecordPath, option, resolve_device
+from gradleak.cli.command import Device, RecordPath, option, resolve_device
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
@@ -33,6 +33,13 @@ def bound(
             "--secrets",
         ),
     ] = False,
+    sweeps: Annotated[
+        int,
+        option(
+            "Sweeps of a chain that starts at the truth, for a ceiling of searches that are not"
+            " told the other words; takes --words all and many passes. [0]"
+        ),
+    ] = 0,
     device: Device = "auto",
 ) -> None:
     """Computes what no attack could do on each record's setting, and writes it into the record.
@@ -41,8 +48,7 @@ def bound(
     told everything but one word, the information in an update, and what the noise guarantees.
     docs/bounds.md says what each rests on. Secrets are read again from the data, as score does.
     """
-    from gradleak.records.store import read_record, rewrite_record
-    from gradleak.records.summary import record_paths
+    from gradleak.records.store import read_record, record_paths, rewrite_record
     from gradleak.report.terminal.bracket import print_bracket
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
@@ -54,7 +60,7 @@ def bound(
     for path in record_paths(run):
         record = read_record(path)
         examples = finder.require(record, path)
-        bounded = add_bounds(record, examples, most, where, display, rounds, secrets)
+        bounded = add_bounds(record, examples, most, where, display, rounds, secrets, sweeps)
         rewrite_record(path, bounded)
         console.print(f"{path.name}", style="bold", soft_wrap=True)
         print_bracket(console, bounded)
@@ -68,6 +74,7 @@ def add_bounds(
     display: "Display",
     rounds: int = 1,
     secrets: bool = False,
+    sweeps: int = 0,
 ) -> "Record":
     """Returns the record with what no attack could do on its setting."""
     from dataclasses import replace
@@ -82,6 +89,7 @@ def add_bounds(
         rounds=rounds,
         device=device,
         secrets=secrets,
+        sweeps=sweeps,
         display=display,
     )
     return replace(record, bounds=bounds)

@@ -8,7 +8,7 @@ from gradleak.records.settings import looks
 
 MEASURES = ("token_accuracy", "exact_match")
 ORACLE, GUARANTEE, INFORMATION = "oracle", "guarantee", "information"
-SECRETS = "exposure"
+SECRETS, CEILING = "exposure", "ceiling"
 
 
 @dataclass(frozen=True)

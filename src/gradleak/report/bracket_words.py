@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from gradleak.records.brackets import INFORMATION, SECRETS, Bracket, find_bound, list_brackets
+from gradleak.records.brackets import (
+    CEILING,
+    INFORMATION,
+    SECRETS,
+    Bracket,
+    find_bound,
+    list_brackets,
+)
 from gradleak.records.schema import BoundRecord, Record
 from gradleak.report.numbers import MISSING, write_interval
 
@@ -58,6 +65,12 @@ def describe_bounds(record: Record) -> Iterator[str]:
             )
         if bracket.guaranteed is not None and bracket.guaranteed.mean > FULL:
             yield f"The noise alone guarantees nothing for {bracket.of}."
+    ceiling = find_bound(record, CEILING, "token_accuracy")
+    if ceiling is not None:
+        yield (
+            f"Not told the other words, nobody has more than {write_bound(ceiling)} % of the words"
+            " right."
+        )
     yield from _describe_information(record)
     for bound in record.bounds.bounds:
         if bound.bound == SECRETS and bound.unit == "bits":
