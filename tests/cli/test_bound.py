@@ -144,3 +144,18 @@ def test_forms_and_chains_are_bounded_on_request(tmp_path: Path, capsys: Capture
     assert 0 <= ceiling.mean <= 1
     assert main([*run, "--sweeps", "1"]) == 2
     assert "whole vocabulary" in capsys.readouterr().err
+
+
+def test_records_that_have_no_bound_are_named_and_left(
+    tmp_path: Path, data: str, capsys: Captured
+) -> None:
+    out = ["--data", data, "--out", str(tmp_path / "run")]
+    assert main([*AUDIT, *out]) == 0
+    assert main(["bound", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert "No record got a bound. Nothing is noised" in capsys.readouterr().err
+    assert main([*AUDIT, *out, "--defense", "gaussian_noise:std=0.01"]) == 0
+    assert main(["bound", str(tmp_path / "run"), "--device", "cpu", "--words", "20"]) == 0
+    printed = capsys.readouterr().out
+    assert "Nothing is noised" in printed
+    bounds = [read_record(path).bounds for path in record_paths(tmp_path / "run")]
+    assert sorted(one is None for one in bounds) == [False, True]

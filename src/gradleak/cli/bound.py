@@ -47,6 +47,7 @@ def bound(
     For updates that were clipped and noised (dp_sgd, client_dp, gaussian_noise): an oracle that is
     told everything but one word, the information in an update, and what the noise guarantees.
     docs/bounds.md says what each rests on. Secrets are read again from the data, as score does.
+    Records of other settings are named and left as they are.
     """
     from gradleak.records.store import read_record, record_paths, rewrite_record
     from gradleak.report.terminal.bracket import print_bracket
@@ -57,13 +58,21 @@ def bound(
     most = read_words(words)
     where, finder, console = resolve_device(device), SecretFinder(run, network=True), open_console()
     display = TerminalDisplay(open_console(to_stderr=True))
-    for path in record_paths(run):
+    paths, refused = record_paths(run), list[GradleakError]()
+    for path in paths:
         record = read_record(path)
-        examples = finder.require(record, path)
-        bounded = add_bounds(record, examples, most, where, display, rounds, secrets, sweeps)
+        try:
+            examples = finder.require(record, path)
+            bounded = add_bounds(record, examples, most, where, display, rounds, secrets, sweeps)
+        except GradleakError as error:
+            refused.append(error)
+            console.print(f"{path.name}: {error}", soft_wrap=True)
+            continue
         rewrite_record(path, bounded)
         console.print(f"{path.name}", style="bold", soft_wrap=True)
         print_bracket(console, bounded)
+    if len(refused) == len(paths):
+        raise GradleakError(f"No record got a bound. {refused[0]}")
 
 
 def add_bounds(
