@@ -280,7 +280,7 @@ def _compare_settings(
     matched_by: str,
     labels: Labels,
 ) -> ComparedSetting:
-    changes = (*_list_attack_changes(one, other), *_list_changes(one.record, other.record))
+    changes = (*_list_attack_changes(one, other, labels), *_list_changes(one.record, other.record))
     places = _find_places(one, other, batches)
     found = [_measure_difference(one, columns, places) for columns in _pair_columns(one, other)]
     return ComparedSetting(
@@ -389,15 +389,36 @@ def _measure_difference(
     )
 
 
-def _list_attack_changes(first: Setting, second: Setting) -> Iterator[ChangedChoice]:
+def _list_attack_changes(
+    first: Setting, second: Setting, labels: Labels
+) -> Iterator[ChangedChoice]:
     """Says which attacks were run on the two settings, each in all of its records, where these
-    are not the same ones."""
-    sides = []
-    for setting in (first, second):
-        attacks = [one for summary in setting.summaries for one in _attacks_of(summary.record)]
-        sides.append({make_key(one): write_component(one) for one in attacks})
-    if sides[0].keys() != sides[1].keys():
-        yield ChangedChoice("attacks", *("; ".join(side.values()) or "none" for side in sides))
+    are not the same ones: what both have by its name and the fields that differ, others whole."""
+    sides = [
+        {make_key(one): one for summary in setting.summaries for one in _attacks_of(summary.record)}
+        for setting in (first, second)
+    ]
+    if sides[0].keys() == sides[1].keys():
+        return
+    names = [{_name_attack(one) for one in side.values()} for side in sides]
+    shared = names[0] & names[1]
+    yield ChangedChoice(
+        "attacks",
+        *(
+            "; ".join(
+                labels.attack(one)
+                if _name_attack(one) in shared and isinstance(one, dict)
+                else write_component(one)
+                for one in sorted(side.values(), key=_name_attack)
+            )
+            or "none"
+            for side in sides
+        ),
+    )
+
+
+def _name_attack(attack: Any) -> str:
+    return str(attack.get("name") if isinstance(attack, dict) else attack)
 
 
 def _attacks_of(record: Record) -> list[Any]:
