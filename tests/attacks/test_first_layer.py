@@ -21,7 +21,7 @@ from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.masking import Masking
 from gradleak.defenses.pruning import Pruning
 from gradleak.matching.inputs import ModuleInputs, first_inputs, module_of
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.views import Lamp
 
 TEXTS = ("my phone number is five", "she paid the bank")

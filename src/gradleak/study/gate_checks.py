@@ -359,8 +359,8 @@ def _hold_possible(setting: Setting, bound: Bound) -> GateCheck:
         return GateCheck("", where, bound.metric, title, False, f"{told}{more}.")
     assert record.bounds is not None
     message = (
-        f"{told}; an oracle gets at most {write_share(estimated.high, unit)}, which is a theorem only for texts"
-        f" drawn from the prior {record.bounds.prior}."
+        f"{told}; an oracle gets at most {write_share(estimated.high, unit)}, which is a theorem"
+        f" only for texts drawn from the prior {record.bounds.prior}."
     )
     return GateCheck("", where, PRIOR_DEPENDENT, title, False, message)
 
