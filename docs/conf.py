@@ -71,6 +71,7 @@ TREE = {
         "docs/threat_model",
         "docs/flags",
         "docs/certificates",
+        "docs/bounds",
         "docs/footguns",
         "docs/prior",
     ],

@@ -21,6 +21,7 @@ import typer
 
 from gradleak import __version__
 from gradleak.cli.audit import audit
+from gradleak.cli.bound import bound
 from gradleak.cli.capture import capture_app
 from gradleak.cli.check import check
 from gradleak.cli.check_component import check_component
@@ -80,6 +81,7 @@ command()(show)
 command()(report)
 command()(compare)
 command()(score)
+command()(bound)
 command()(tables)
 command()(publish)
 command()(purge)

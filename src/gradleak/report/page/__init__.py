@@ -6,6 +6,7 @@ from pathlib import Path
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import Run, read_run
 from gradleak.records.schema import now
+from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.charts import (
     AttacksUnderDefenses,
     LeakAgainstUtility,
@@ -25,6 +26,7 @@ SECTIONS: Sequence[type[Section]] = (
     SettingList,
     ClientsAndRounds,
     AttacksUnderDefenses,
+    WhatNoAttackCouldDo,
     LeakAgainstUtility,
     LeakMapOverLayers,
     Searches,
