@@ -283,6 +283,8 @@ SHORT = {
     "orders": 8,
     "repeats": 4,
     "beams": 2,
+    "climbs": 3,
+    "patience": 4,
     "probe_steps": 1,
     "training_batch": 2,
     "first_width": 8,
