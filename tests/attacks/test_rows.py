@@ -64,8 +64,9 @@ def test_every_word_at_one_position_is_placed_and_no_other(
 def test_words_are_placed_by_the_model_that_a_large_batch_would_overfill(
     minilm: Target, observe: Observe
 ) -> None:
-    texts = [f"{one} {two} {three} ." for one in ("my", "our", "his", "her") for two in
-             ("red", "old", "blue", "new") for three in ("car", "house", "boat", "lamp")]  # fmt: skip
+    whose, how = ("my", "our", "his", "her"), ("red", "old", "blue", "new")
+    things = ("car", "house", "boat", "lamp")
+    texts = [f"{one} {two} {what} ." for one in whose for two in how for what in things]
     texts += ["please wire 4913 to doctor amsel"]
     rows = read_embedding_rows(observe(minilm, texts), 128)
     assert rows is not None
@@ -109,7 +110,11 @@ def test_a_sentence_taken_out_leaves_the_update_of_the_others(
     rest = [text for place, text in enumerate(TEXTS) if place not in (1, 2)]
     left = account.rows
     assert left is not None
-    kept = {word for word, is_kept in zip(left.words.tolist(), left.kept.tolist(), strict=True) if is_kept}
+    kept = {
+        word
+        for word, is_kept in zip(left.words.tolist(), left.kept.tolist(), strict=True)
+        if is_kept
+    }
     assert kept == set(places_of(tiny64, rest))
     assert account.spaces.rank == len(rest)
     assert account.take_out(tuple(tiny64.encode(["the cat is late ."])[0])) is None

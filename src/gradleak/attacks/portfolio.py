@@ -32,7 +32,11 @@ from gradleak.core.registry import register
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
 
-CERTIFYING = ("span", "rows", "energy")  # members that hold their guesses against the update themselves
+CERTIFYING = (
+    "span",
+    "rows",
+    "energy",
+)  # members that hold their guesses against the update themselves
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
 MOST_ORDERED = 20_000  # words times places: for more the prior is not asked for an order
 LONGEST = 300  # characters of an error
@@ -48,8 +52,9 @@ COMPUTING_ERRORS = (GradleakError, MemoryError, RuntimeError, ArithmeticError)
 class Portfolio(Attack):
     """The default of an audit: span, energy, then LAMP, each where no guess is proven yet.
 
-    Of batches of 16 texts and more, rows is tried after span, and its guess is the last. LAMP ends with a last search. Under noise, where nothing can be proven, a guess that matches
-    all but the noise will do.
+    Of batches of 16 texts and more, rows is tried after span, and its guess is the last. LAMP ends
+    with a last search. Under noise, where nothing can be proven, a guess that matches all but the
+    noise will do.
     """
 
     restarts: int = 8  # of energy

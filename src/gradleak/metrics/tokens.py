@@ -47,9 +47,7 @@ class WordsFound(Metric):
     """The share of the secret's different tokens that stand in any guess of its batch."""
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [
-            _share_found(_runs(pair.texts[0], 1), pair, 1) for pair in pairs
-        ]
+        return [_share_found(_runs(pair.texts[0], 1), pair, 1) for pair in pairs]
 
 
 @register("metric", "neighbours_found")

@@ -32,7 +32,7 @@ class Contribution:
     """What one sentence with one label adds to the sum of a batch's gradients."""
 
     label: int
-    matrices: Mapping[str, Float[Tensor, "outputs inputs"]]
+    matrices: Mapping[str, Float[Tensor, "_ _"]]
     vectors: Float[Tensor, "tokens width"]  # to the rows of its words and positions
 
 

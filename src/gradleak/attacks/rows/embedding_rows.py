@@ -35,6 +35,9 @@ from gradleak.matching.precision import unit_rounding
 ORTHOGONAL = 4.0
 # Of a row, what is left when a token is taken out of it, in units of rounding of the row as it was
 TAKEN_OUT = 64.0
+ALIKE = (
+    1e-3  # a cosine that is none: of the model's own rows, where they are not orthogonal, it is 0.1
+)
 STEPS = 1000  # of the projected gradient
 SETTLED = 1e-7  # a change of the shares that is none
 
@@ -50,6 +53,8 @@ class EmbeddingRows:
     position_sizes: Float[Tensor, "positions"]
     fed: Float[Tensor, "words positions width"] | None  # what the normalisation is fed, centred
     rounding: float  # of one operation of the client
+    # How far the product of a row with what was fed may be from zero, as a share of their sizes
+    tolerance: float
 
     @cached_property
     def kept(self) -> Float[Tensor, "words"]:
@@ -75,7 +80,7 @@ class EmbeddingRows:
         products = torch.einsum("wh,wph->wp", self.word_rows, self.fed).abs()
         products = products / torch.linalg.vector_norm(self.fed, dim=2)
         # What was taken out of a row has left its own rounding there.
-        floor = ORTHOGONAL * self.rounding * self.word_sizes
+        floor = self.tolerance * self.word_sizes
         least, places = products.min(1)
         found = (least <= floor) & (self.kept > 0) & (sizes > 1e3 * floor)
         each = zip(self.words[found].tolist(), places[found].tolist(), strict=True)
@@ -98,7 +103,9 @@ class EmbeddingRows:
             known[unplaced] = share_out(self.word_rows[unplaced], rest)
         return known
 
-    def subtract(self, sentence: TokenIds, vectors: Float[Tensor, "tokens width"]) -> "EmbeddingRows":
+    def subtract(
+        self, sentence: TokenIds, vectors: Float[Tensor, "tokens width"]
+    ) -> "EmbeddingRows":
         """Takes one sentence out of the rows, given what each of its tokens adds to them."""
         rows = {word: row for row, word in enumerate(self.words.tolist())}
         places = torch.tensor([rows[word] for word in sentence])
@@ -118,7 +125,9 @@ def read_embedding_rows(observation: Observation, longest: int) -> EmbeddingRows
         return None
     table = require_finite(table, "rows of the word embeddings") / observation.gradient_scale
     words = table.any(1).nonzero()[:, 0]
-    if len(words) == len(table):  # noise, or a decay of all weights: nothing tells words from others
+    if len(words) == len(
+        table
+    ):  # noise, or a decay of all weights: nothing tells words from others
         return None
     positions = _find(target, tensors, "position_embedding")
     count, position_rows = longest, None
@@ -134,8 +143,11 @@ def read_embedding_rows(observation: Observation, longest: int) -> EmbeddingRows
     if position_rows is not None:
         position_rows = position_rows.cpu()
         position_sizes = torch.linalg.vector_norm(position_rows, dim=1)
-    fed = _find_fed(target, words, count)
-    dtype = next(iter(tensors.values())).dtype
+    fed, eps = _find_fed(target, words, count)
+    rounding, tolerance = unit_rounding(next(iter(tensors.values())).dtype), 0.0
+    if fed is not None:
+        # A LayerNorm adds eps to the variance, and so is not quite free of the size of its input.
+        tolerance = ORTHOGONAL * rounding + eps / float(fed.square().mean(2).min())
     exact = observation.channel.only_scaled and observation.protocol.one_gradient
     return EmbeddingRows(
         words.cpu(),
@@ -144,7 +156,8 @@ def read_embedding_rows(observation: Observation, longest: int) -> EmbeddingRows
         sizes,
         position_sizes,
         fed if exact else None,
-        unit_rounding(dtype),
+        rounding,
+        tolerance,
     )
 
 
@@ -190,20 +203,21 @@ def _project(rows: Float[Tensor, "words positions"]) -> Float[Tensor, "words pos
 
 def _find_fed(
     target: Target, words: Int[Tensor, "words"], positions: int
-) -> Float[Tensor, "words positions width"] | None:
-    """Returns what the embeddings' normalisation is fed for each word at each position, centred.
+) -> tuple[Float[Tensor, "words positions width"] | None, float]:
+    """Returns what the embeddings' normalisation is fed for each word at each position, centred,
+    and what it adds to their variance.
 
     None where a row's gradient is not orthogonal to it: where the sum goes on beside the
     normalisation, as in GPT-2, or none follows at all.
     """
     parts = _first_parts(target)
     if not parts:
-        return None
+        return None, 0.0
     sums = additive_of(ModuleInputs(target, parts[:1]), words, positions)
     if sums is None or not _is_orthogonal(target, sums):
-        return None
+        return None, 0.0
     apart = centre(sums.words.double())[:, None] + centre(sums.positions.double())[None]
-    return apart.cpu()
+    return apart.cpu(), sums.norm.eps
 
 
 def _first_parts(target: Target) -> list[Part]:
@@ -232,7 +246,7 @@ def _is_orthogonal(target: Target, sums: Additive) -> bool:
     inputs, slopes = centre(fed[0].detach().double().flatten(0, 1)), slopes.double().flatten(0, 1)
     products = (inputs * slopes).sum(-1).abs()
     reach = torch.linalg.vector_norm(inputs, dim=-1) * torch.linalg.vector_norm(slopes, dim=-1)
-    return bool((products <= ORTHOGONAL * unit_rounding(target.dtype) * reach).all())
+    return bool((products <= ALIKE * reach).all())
 
 
 def _find(target: Target, tensors: dict[str, Tensor], group: str) -> Tensor | None:

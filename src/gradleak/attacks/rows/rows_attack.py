@@ -39,8 +39,8 @@ class RowsAttack(Attack):
 
     cites = "ours; spans of layer inputs are from Petrov et al., NeurIPS 2024 (DAGER)"
 
-    rounds: Count = 1500  # of the search, at most
-    patience: Count = 150  # rounds in which nothing is found, after which it ends
+    rounds: Count = 500  # of the search, at most
+    patience: Count = 50  # rounds in which nothing is found, after which it ends
     climbs: Count = 16  # sentences searched at once
     tries: Count = 24  # words that the slope promises, tried for each in a round
     longest: Count = 512  # tokens of a text, where positions are not seen
@@ -96,7 +96,7 @@ class RowsAttack(Attack):
 
 
 def refuse_hidden_rows(observation: Observation) -> None:
-    """Refuses where the word embeddings are frozen, hidden or tied to the output, and says which."""
+    """Refuses word embeddings that are frozen, hidden or tied to the output, and says which."""
     target = observation.target
     names = target.groups["word_embedding"]
     if target.labels_are_tokens or target.words_are_outputs:

@@ -30,17 +30,21 @@ UNLIKELY = 0.02  # the share of a word at a position where least squares sees no
 MERGED = 6  # of the exchanges that help, so many are tried together
 WORDS_A_PLACE = 8  # whose slope promises most
 SHORTEST = 3  # tokens of a sentence
+SHUFFLES = 2  # of a climb that is stuck, before it begins anew
+ARRIVED = 10**6  # idle rounds of a climb that need go no further
+INFINITE = float("inf")
 
 
-@dataclass
+@dataclass(eq=False)
 class Climb:
     """One sentence on its way."""
 
     words: TokenIds
-    score: float = float("inf")
-    idle: int = 0
+    score: float = INFINITE
+    idle: int = 0  # rounds without a gain
+    shuffled: int = 0  # how often it was stuck
     best: TokenIds = ()
-    best_score: float = float("inf")
+    best_score: float = INFINITE
 
     def take(self, words: TokenIds, score: float) -> None:
         """Goes on from another sentence."""
@@ -53,8 +57,8 @@ class Climb:
 class Choices:
     """Which words may stand where: at each place its words and how likely each is there."""
 
-    words: list[Int[Tensor, "words"]]
-    weights: list[Float[Tensor, "words"]]
+    words: list[Int[Tensor, "_"]]
+    weights: list[Float[Tensor, "_"]]
     ends: Float[Tensor, "places"]  # how likely a sentence's last token stands there
 
     @property
@@ -92,6 +96,7 @@ class SentenceSearch:
         self.choices = self._make_choices()
         self.result = SearchResult()
         self.scored = 0
+        self.dead = set[TokenIds]()  # where climbs were stuck
         self.climbs = [Climb(words) for words in self._begin(climbs)]
         self._score_all()
 
@@ -124,7 +129,10 @@ class SentenceSearch:
     def _climb(self) -> None:
         """Moves every climb to the best of its changes, and notes those that have arrived."""
         slopes = self.spaces_left.compute_slopes([climb.words for climb in self.climbs]).cpu()
-        each = [self._change(climb.words, slope) for climb, slope in zip(self.climbs, slopes, strict=True)]
+        each = [
+            self._change(climb.words, slope)
+            for climb, slope in zip(self.climbs, slopes, strict=True)
+        ]
         tried = self._score([one for changes in each for one in changes])
         merged, start = list[list[TokenIds]](), 0
         scored = list[list[tuple[float, TokenIds]]]()
@@ -137,15 +145,19 @@ class SentenceSearch:
         for climb, changes, own in zip(self.climbs, merged, scored, strict=True):
             own += zip(again[start : start + len(changes)], changes, strict=True)
             start += len(changes)
-            score, words = min(own, default=(float("inf"), climb.words))
+            score, words = min(own, default=(INFINITE, climb.words))
             if score < climb.score - LESS:
                 climb.take(words, score)
                 climb.idle = 0
             else:
                 climb.idle += 1
+        met = set[TokenIds]()
         for climb in self.climbs:
             if climb.score < PROMISING:
                 self._try_out(climb)
+            if climb.words in met or climb.words in self.dead:  # others were here before
+                climb.idle = ARRIVED
+            met.add(climb.words)
 
     @property
     def spaces_left(self) -> SentenceSpaces:
@@ -162,22 +174,22 @@ class SentenceSearch:
             self.result.found[climb.words] = taken or (None, 1)
             if taken is not None and self.left:
                 self.choices = self._make_choices()
-        climb.idle = 10**6
-        climb.best_score = float("inf")
+        climb.idle = ARRIVED
 
     def _begin_anew(self) -> None:
         """Lets climbs that are stuck go on from elsewhere: from a change of their best, or from the
         beginning."""
-        stuck = [climb for climb in self.climbs if climb.idle >= 2 or not self._may_be(climb.words)]
+        stuck = [one for one in self.climbs if one.idle >= 2 or not self._may_be(one.words)]
         if not stuck or not self.left:
             return
-        fresh = [
-            climb
-            for climb in stuck
-            if climb.idle >= 10**6 or not self._may_be(climb.best) or self._draw(3) == 0
-        ]
+        fresh = list[Climb]()
+        for climb in stuck:
+            climb.shuffled += 1
+            if climb.idle >= ARRIVED or not self._may_be(climb.best) or climb.shuffled > SHUFFLES:
+                self.dead.add(climb.best)
+                fresh.append(climb)
         for climb, words in zip(fresh, self._begin(len(fresh)), strict=True):
-            climb.words, climb.best, climb.best_score = words, words, float("inf")
+            climb.words, climb.best, climb.best_score, climb.shuffled = words, words, INFINITE, 0
         for climb in stuck:
             if climb not in fresh:
                 climb.words = self._shuffle(climb.best)
@@ -186,7 +198,9 @@ class SentenceSearch:
 
     def _score_all(self) -> None:
         """Scores the climbs as they stand: what was taken out has changed the scores of all."""
-        for climb, score in zip(self.climbs, self._score([one.words for one in self.climbs]), strict=True):
+        for climb, score in zip(
+            self.climbs, self._score([one.words for one in self.climbs]), strict=True
+        ):
             climb.take(climb.words, score)
 
     def _score(self, sentences: Sequence[TokenIds]) -> list[float]:
@@ -209,7 +223,11 @@ class SentenceSearch:
             moved = list(words)
             moved.insert(other, moved.pop(place))
             into = first + self._draw(len(places) + 1)
-            longer = (*words[:into], self._draw_word(min(into, self.choices.longest - 1)), *words[into:])
+            longer = (
+                *words[:into],
+                self._draw_word(min(into, self.choices.longest - 1)),
+                *words[into:],
+            )
             shorter = (*words[:place], *words[place + 1 :])
             made += [tuple(swapped), tuple(moved), longer, shorter]
         return [one for one in dict.fromkeys(made) if one != words and self._may_be(one)]
@@ -274,9 +292,7 @@ class SentenceSearch:
             for row, word in zip(going, chosen, strict=True):
                 rows[row].append(word)
             going = [row for row, word in zip(going, chosen, strict=True) if word != end]
-        return [
-            (*row, *suffix) if suffix and row[-1] != end else tuple(row) for row in rows
-        ]
+        return [(*row, *suffix) if suffix and row[-1] != end else tuple(row) for row in rows]
 
     def _ask_prior(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows words"] | None:
         if not rows[0]:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.span.row_space import RowSpace, find_row_space, read_row_space
-from gradleak.core.attack import Sentences, TokenIds
+from gradleak.core.attack import TokenIds
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
@@ -37,7 +37,7 @@ class SentenceSpaces:
     target: Target
     parts: tuple[Part, ...]
     spaces: tuple[RowSpace, ...]
-    outside: tuple[Float[Tensor, "width rest"], ...]  # in the model's own precision
+    outside: tuple[Float[Tensor, "_ _"], ...]  # in the model's own precision
     at_end: bool  # the token is a sentence's last, not its first
     inputs: ModuleInputs
 
@@ -77,7 +77,7 @@ class SentenceSpaces:
             held &= space.measure_distances(fed) < HOLDS
         return held.tolist()
 
-    def without(self, left: Mapping[str, Float[Tensor, "outputs inputs"]]) -> "SentenceSpaces":
+    def without(self, left: Mapping[str, Float[Tensor, "_ _"]]) -> "SentenceSpaces":
         """Returns the spans of what is left of the gradients."""
         dtype = self.target.dtype
         spaces = tuple(
@@ -87,7 +87,7 @@ class SentenceSpaces:
 
     def feed(
         self, ids: Tensor, lengths: Tensor, embeddings: Tensor | None = None
-    ) -> list[Float[Tensor, "sentences width"]]:
+    ) -> list[Float[Tensor, "sentences _"]]:
         """Computes what each module is fed at the one token of each sentence."""
         mask = _mask(lengths, ids.shape[1])
         labels = self.target.any_labels(*ids.shape)
@@ -135,16 +135,12 @@ def open_sentence_spaces(observation: Observation) -> SentenceSpaces | None:
     return _make(target, parts, exact, at_end)
 
 
-def find_single_token_parts(
-    target: Target, names: Sequence[str]
-) -> tuple[tuple[Part, ...], bool]:
+def find_single_token_parts(target: Target, names: Sequence[str]) -> tuple[tuple[Part, ...], bool]:
     """Finds the linear weights of which one token a sentence has a gradient, each input once, and
     whether that token is the last."""
     parts = [part for part in linear_parts(target, names) if part.cut is None]
     examples, tokens = PROBED
-    modules = {
-        module_of(part): target.module.get_submodule(module_of(part)) for part in parts
-    }
+    modules = {module_of(part): target.module.get_submodule(module_of(part)) for part in parts}
     generator = torch.Generator().manual_seed(0)  # numbers of no meaning: any would do
     with torch.enable_grad(), capture_calls(modules, examples) as calls:
         total = target.losses(target.probe(examples, tokens, generator)).sum()
@@ -165,11 +161,10 @@ def find_single_token_parts(
 
 def take_matrices(
     target: Target, parts: Sequence[Part], tensors: Mapping[str, Tensor], scale: float
-) -> dict[str, Float[Tensor, "outputs inputs"]]:
+) -> dict[str, Float[Tensor, "_ _"]]:
     """Takes the gradients of linear parts as matrices, in double precision."""
     return {
-        part.name: matrix_of(target, part, tensors[part.name])[0].double() / scale
-        for part in parts
+        part.name: matrix_of(target, part, tensors[part.name])[0].double() / scale for part in parts
     }
 
 
