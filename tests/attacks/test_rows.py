@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gradleak.attacks.portfolio import Portfolio
-from gradleak.attacks.rows import RowsAttack
 from gradleak.attacks.rows.account import Account
 from gradleak.attacks.rows.embedding_rows import read_embedding_rows, share_out
+from gradleak.attacks.rows.rows_attack import RowsAttack
 from gradleak.attacks.rows.sentence_spaces import open_sentence_spaces
 from gradleak.core.attack import Bench, Reconstruction
 from gradleak.core.errors import GradleakError
@@ -18,6 +18,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.priors.frequent_words import FrequentWords
+from gradleak.protocols.fedavg import FedAvg
 from gradleak.views import Lamp, PartsView
 
 Observe = Callable[..., Observation]
@@ -145,6 +146,7 @@ def test_a_search_that_is_cut_says_how_far_it_came(tiny: Target, observe: Observ
     [
         ({"view": Lamp()}, "this view does not show"),
         ({"view": PartsView(modules=("word_embedding", "position_embedding"))}, "last layer"),
+        ({"protocol": FedAvg(steps=2)}, "several local steps"),
         ({"defenses": (GaussianNoise(std=1e-3),)}, "this update is noisy"),
     ],
 )

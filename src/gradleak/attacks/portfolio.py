@@ -17,7 +17,7 @@ from gradleak.attacks import evidence
 from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
-from gradleak.attacks.rows import RowsAttack
+from gradleak.attacks.rows.rows_attack import RowsAttack
 from gradleak.attacks.search.hypotheses import Source
 from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.attacks.search.matched import Matched, can_judge, find_labels

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.certificate import with_certificates
-from gradleak.attacks.rows.embedding_rows import read_embedding_rows
+from gradleak.attacks.rows.embedding_rows import EmbeddingRows, read_embedding_rows
 from gradleak.attacks.rows.sentence_search import SearchResult, SentenceSearch
 from gradleak.attacks.rows.sentence_spaces import open_sentence_spaces
 from gradleak.attacks.search.search_rows import compute_distances, score_batches
@@ -73,6 +73,7 @@ class RowsAttack(Attack):
     def _reconstruct(self, observation: Observation, bench: Bench) -> Reconstruction:
         began = time.monotonic()
         refuse_hidden_rows(observation)
+        refuse_several_steps(observation)
         rows = read_embedding_rows(observation, self.longest)
         if rows is None:
             raise GradleakError(
@@ -89,7 +90,7 @@ class RowsAttack(Attack):
             )
         search = SentenceSearch(observation, spaces, rows, bench, self.climbs, self.tries)
         result = search.run(self.rounds, self.patience)
-        guess = conclude(observation, result, spaces.rank)
+        guess = conclude(observation, rows, result, spaces.rank)
         if not search.left:
             (guess,) = with_certificates([observation], [guess], bench)
         return replace(guess, cost=Cost(time.monotonic() - began, result.rounds))
@@ -118,7 +119,18 @@ def refuse_hidden_rows(observation: Observation) -> None:
         )
 
 
-def conclude(observation: Observation, result: SearchResult, distinct: int) -> Reconstruction:
+def refuse_several_steps(observation: Observation) -> None:
+    """Refuses updates that no single gradient is: the model that read a sentence is not known."""
+    if not observation.protocol.one_gradient:
+        raise GradleakError(
+            "rows takes one gradient apart, and this protocol sends the sum of several local steps,"
+            " each by another model. The words of the batch are among the findings all the same."
+        )
+
+
+def conclude(
+    observation: Observation, rows: EmbeddingRows, result: SearchResult, distinct: int
+) -> Reconstruction:
     """Makes a guess of what was found: every sentence as often as it is there, then the nearest
     ones, up to the size of the batch."""
     size = observation.knows.batch_size or distinct
@@ -135,6 +147,7 @@ def conclude(observation: Observation, result: SearchResult, distinct: int) -> R
         note = (
             f"{len(result.found)} of {distinct} different sentences were found: each lies in the"
             " last layer's span to the last bit that rounding leaves. The others are the nearest"
-            " that the search came to."
+            f" that the search came to. Of {len(rows.words)} words that are all there is,"
+            f" {len(rows.placed)} stand at one position, which is known."
         )
     return Reconstruction(tuple(sentences), labels=known if whole else None, note=note)

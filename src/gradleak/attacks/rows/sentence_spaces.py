@@ -128,6 +128,10 @@ def open_sentence_spaces(observation: Observation) -> SentenceSpaces | None:
             spaces.append(space)
     if not kept:
         return None
+    # What ffn_out is fed says no more than what the others are, and takes most of a layer to compute.
+    cheap = [place for place, part in enumerate(kept) if part.module != "ffn_out"]
+    kept = [kept[place] for place in cheap] or kept
+    spaces = [spaces[place] for place in cheap] or spaces
     # A module whose span misses a direction that another has seen would refuse true sentences.
     most = max(space.rank for space in spaces)
     whole = [place for place, space in enumerate(spaces) if space.rank == most]
