@@ -96,6 +96,7 @@ class SentenceSearch:
         self.choices = self._make_choices()
         self.result = SearchResult()
         self.scored = 0
+        self.seeds = list[TokenIds]()
         self.dead = set[TokenIds]()  # where climbs were stuck
         self.climbs = [Climb(words) for words in self._begin(climbs)]
         self._score_all()
@@ -130,8 +131,7 @@ class SentenceSearch:
         """Moves every climb to the best of its changes, and notes those that have arrived."""
         slopes = self.spaces_left.compute_slopes([climb.words for climb in self.climbs]).cpu()
         each = [
-            self._change(climb.words, slope)
-            for climb, slope in zip(self.climbs, slopes, strict=True)
+            self._change(climb, slope) for climb, slope in zip(self.climbs, slopes, strict=True)
         ]
         tried = self._score([one for changes in each for one in changes])
         merged, start = list[list[TokenIds]](), 0
@@ -155,7 +155,8 @@ class SentenceSearch:
         for climb in self.climbs:
             if climb.score < PROMISING:
                 self._try_out(climb)
-            if climb.words in met or climb.words in self.dead:  # others were here before
+            # Others were here before
+            if climb.idle and (climb.words in met or climb.words in self.dead):
                 climb.idle = ARRIVED
             met.add(climb.words)
 
@@ -172,6 +173,7 @@ class SentenceSearch:
         if not known and self.left:
             taken = self.account.take_out(climb.words)
             self.result.found[climb.words] = taken or (None, 1)
+            self.seeds.append(climb.words)
             if taken is not None and self.left:
                 self.choices = self._make_choices()
         climb.idle = ARRIVED
@@ -209,8 +211,13 @@ class SentenceSearch:
 
     # Changes of a sentence
 
-    def _change(self, words: TokenIds, slope: Float[Tensor, "tokens hidden"]) -> list[TokenIds]:
-        """Returns sentences one change away: those that the slope promises, and some at random."""
+    def _change(self, climb: Climb, slope: Float[Tensor, "tokens hidden"]) -> list[TokenIds]:
+        """Returns sentences one change away: those that the slope promises, and some at random.
+
+        Of a climb that gained nothing last time, all words are left out in turn and exchanged with
+        their neighbours too.
+        """
+        words = climb.words
         first, stop = len(self.vocabulary.prefix), len(words) - len(self.vocabulary.suffix)
         places = range(first, stop)
         made = [_put(words, place, word) for place, word in self._promising(words, slope)]
@@ -230,6 +237,11 @@ class SentenceSearch:
             )
             shorter = (*words[:place], *words[place + 1 :])
             made += [tuple(swapped), tuple(moved), longer, shorter]
+        if climb.idle:
+            made += [(*words[:place], *words[place + 1 :]) for place in places]
+            for place in places[1:]:
+                left, right = words[place - 1 : place + 1]
+                made.append(_put(_put(words, place - 1, right), place, left))
         return [one for one in dict.fromkeys(made) if one != words and self._may_be(one)]
 
     def _promising(
@@ -268,11 +280,22 @@ class SentenceSearch:
     # Beginnings
 
     def _begin(self, count: int) -> list[TokenIds]:
-        """Returns sentences word by word as the prior believes them, of words that may stand
-        there; without a prior that can tell, by the words' own weights."""
+        """Returns sentences to begin with: those found last, since texts of one client are often
+        alike, and others word by word as the prior believes them."""
+        seeds = [words for words in self.seeds if self._may_be(words)][:count]
+        self.seeds = self.seeds[len(seeds) :]
+        return [*seeds, *self._draw_sentences(count - len(seeds))]
+
+    def _draw_sentences(self, count: int) -> list[TokenIds]:
+        """Returns sentences of words that may stand where they do, as the prior believes them;
+        without a prior that can tell, by the words' own weights.
+
+        Each holds one of the words whose only position is known, if any is left.
+        """
         prefix, suffix = self.vocabulary.prefix, self.vocabulary.suffix
-        rows = [list(prefix) for _ in range(count)]
-        going, end = list(range(count)), suffix[0] if suffix else -1
+        rows, going = [list(prefix) for _ in range(count)], list(range(count))
+        held = [self._draw_placed() for _ in range(count)]
+        end = suffix[0] if suffix else -1
         for place in range(len(prefix), self.choices.longest):
             if not going:
                 break
@@ -290,9 +313,20 @@ class SentenceSearch:
             drawn = torch.rand(len(going), generator=self.generator, dtype=torch.float64)
             chosen = options[pick(table, drawn)].tolist()
             for row, word in zip(going, chosen, strict=True):
-                rows[row].append(word)
-            going = [row for row, word in zip(going, chosen, strict=True) if word != end]
-        return [(*row, *suffix) if suffix and row[-1] != end else tuple(row) for row in rows]
+                known = held[row].get(place)
+                before = not last and any(place < at for at in held[row])
+                if known is None and word == end and before:  # no end before the word it holds
+                    known = int(choices[pick(weights[None], drawn[:1])])
+                rows[row].append(word if known is None or last else known)
+            going = [row for row in going if rows[row][-1] != end]
+        return [
+            (*row[: row.index(end)], *suffix) if end in row else (*row, *suffix) for row in rows
+        ]
+
+    def _draw_placed(self) -> dict[int, int]:
+        """Draws a place and the word that stands there and nowhere else."""
+        placed = [(at, word) for word, at in self.placed.items() if at < self.choices.longest - 1]
+        return dict([placed[self._draw(len(placed))]]) if placed else {}
 
     def _ask_prior(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows words"] | None:
         if not rows[0]:
@@ -315,6 +349,11 @@ class SentenceSearch:
             words.append(rows.words[may])
             shares = rows.shares[may, min(place, rows.shares.shape[1] - 1)]
             weights.append((shares + UNLIKELY).double())
+        self.placed = {
+            word: place
+            for word, place in rows.placed.items()
+            if word not in around and place >= len(self.vocabulary.prefix)
+        }
         self.allowed = []
         for some in words:
             mark = torch.zeros(len(self.vocabulary.embeddings), dtype=torch.bool)

@@ -128,7 +128,7 @@ def open_sentence_spaces(observation: Observation) -> SentenceSpaces | None:
             spaces.append(space)
     if not kept:
         return None
-    # What ffn_out is fed says no more than what the others are, and takes most of a layer to compute.
+    # What ffn_out is fed says no more than the others, and takes most of a layer to compute.
     cheap = [place for place, part in enumerate(kept) if part.module != "ffn_out"]
     kept = [kept[place] for place in cheap] or kept
     spaces = [spaces[place] for place in cheap] or spaces
