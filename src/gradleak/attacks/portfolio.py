@@ -120,8 +120,10 @@ class Portfolio(Attack):
             left = [
                 one for one in observations if not runs[one.index].settled and _serves(member, one)
             ]
-            # Of the time that is left each member gets as much as those after it.
-            turn = _limit_turn(early, len(members) - place)
+            # Of the time that is left each member gets as much as those after it; rows gets all,
+            # since no other has a turn where it has a guess.
+            turns = 1 if isinstance(member, RowsAttack) else len(members) - place
+            turn = _limit_turn(early, turns)
             made = _attempt(member, left, turn) if left else []
             for one, (stage, guess) in zip(left, made, strict=True):
                 runs[one.index].add(stage, guess, early)
