@@ -27,7 +27,7 @@ from gradleak.core.memory import in_words, measured_peak
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior, prior_of_texts
 from gradleak.core.streams import Streams
-from gradleak.metrics.tokens import NeighboursFound
+from gradleak.metrics.texts import NeighboursFound
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradleak.audit import AuditSpec
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.attack import Attack, Bench, ClientSetting, Reconstruction, TrainableAttack
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
@@ -21,12 +21,10 @@ from gradleak.core.registry import KINDS, Component, find, list_registered
 from gradleak.core.specs import from_dict, from_string, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
-from gradleak.priors.english import English
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import English, FrequentWords
 from gradleak.targets.tiny import Tiny
 from gradleak.views import Everything
 

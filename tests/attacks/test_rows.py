@@ -17,7 +17,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.views import Lamp, PartsView
 

@@ -24,7 +24,7 @@ from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, TinyCausal, tiny_tokenizer
 from gradleak.views import Everything, Lamp, PartsView

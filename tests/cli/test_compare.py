@@ -10,8 +10,7 @@ import pytest
 
 from gradleak.cli import main
 from gradleak.records.statistics import paired_difference
-from gradleak.records.store import read_record, write_record
-from gradleak.records.summary import record_paths
+from gradleak.records.store import read_record, record_paths, write_record
 
 ATTACKS = ["--attack", "span", "--attack", "tag:steps=3"]
 WORDS = ["audit", "--target", "tiny", "--limit", "8", "--device", "cpu", *ATTACKS]

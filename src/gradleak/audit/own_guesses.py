@@ -27,7 +27,7 @@ from gradleak.audit.own_update import list_lines, observe_capture
 from gradleak.audit.record import WITHOUT_WORDS, finding_records, record_of
 from gradleak.audit.spec import EVERY_FACT, AuditSpec, read
 from gradleak.captures import Capture
-from gradleak.core.attack import Attack, Bench, Reconstruction, Scale
+from gradleak.core.attack import Attack, Bench, Reconstruction, Scale, TrainableAttack
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, parse_memory
@@ -36,8 +36,7 @@ from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.specs import list_fields, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.core.trainable import TrainableAttack
-from gradleak.datasets.own_texts import OwnTexts
+from gradleak.datasets.file import OwnTexts
 from gradleak.records.schema import Record
 from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
 from gradleak.targets.in_memory import (

@@ -10,11 +10,10 @@ from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
-from gradleak.core.batch import PrivateBatch, picture_of, pixels_of
+from gradleak.core.batch import Picture, PrivateBatch, picture_of, pixels_of
 from gradleak.core.defense import channel_of
 from gradleak.core.metric import Content, Metric, Pair, Text
 from gradleak.core.observation import Fact
-from gradleak.core.picture import Picture
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import align, nearest_pictures
@@ -31,10 +30,9 @@ from gradleak.records.schema import (
     Score,
     StageRecord,
 )
-from gradleak.records.scores import beside_blind
 from gradleak.records.settings import worst_score
-from gradleak.records.statistics import paired_difference
-from gradleak.records.summary import columns_of
+from gradleak.records.statistics import beside_blind, paired_difference
+from gradleak.records.store import columns_of
 
 Values = dict[str, list[float | None]]  # by metric, one an example
 

@@ -49,7 +49,7 @@ def audit_captures(
     _refuse_answered(settings)
     from gradleak.audit.own_guesses import reconstruct
     from gradleak.audit.own_update import observe_capture
-    from gradleak.cli.options import resolve_device, resolve_memory
+    from gradleak.cli.command import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.targets import resolve_target
 
@@ -132,7 +132,7 @@ def _print_record(
     show: bool,
 ) -> None:
     from gradleak.audit.own_guesses import score
-    from gradleak.records.withheld import without_texts
+    from gradleak.records.schema import without_texts
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 

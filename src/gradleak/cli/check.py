@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.command import check_line, read_index
-from gradleak.cli.options import Change, Device, option, resolve_device
+from gradleak.cli.command import Change, Device, check_line, option, read_index, resolve_device
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import list_registered, unknown_component, unknown_field
 from gradleak.report.numbers import write_count, write_duration

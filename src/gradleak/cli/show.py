@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.audit import write_pictures
-from gradleak.cli.options import RecordPath
+from gradleak.cli.command import RecordPath
 from gradleak.records.errors import RecordError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def draw(read: "Record", record: Path) -> None:
 
 def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
-    from gradleak.records.summary import read_summary
+    from gradleak.records.store import read_summary
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import print_folder
 

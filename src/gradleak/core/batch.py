@@ -1,4 +1,4 @@
-"""Data shaped like a client's, and the secret itself; pictures as tensors and back."""
+"""Data shaped like a client's, and the secret itself; pictures as bytes, as tensors and back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,27 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.picture import Picture
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Eight bits a channel, rows from the top, channels of a pixel side by side."""
+
+    shape: tuple[int, int, int]  # height, width, channels
+    pixels: bytes
+
+    @property
+    def as_text(self) -> str:
+        """All of it, as text to be hashed."""
+        return f"{self.shape}{self.pixels.hex()}"
+
+    def __post_init__(self) -> None:
+        height, width, channels = self.shape
+        if len(self.pixels) != height * width * channels:
+            raise ValueError(
+                f"a picture of shape {self.shape} has {height * width * channels} bytes, not"
+                f" {len(self.pixels)}"
+            )
 
 
 class ClassNumber(int):

@@ -14,7 +14,7 @@ import torch
 
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
-from gradleak.core.local_data import byte_pairs, local_file
+from gradleak.core.not_ours import byte_pairs, local_file
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.datasets.columns import TextColumns

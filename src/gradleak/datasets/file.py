@@ -1,4 +1,4 @@
-"""Private examples from a file of one's own."""
+"""Private examples of one's own: from a file, or held beside an update."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
+from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import Content, Delimiter, Format, known_format, read_file
@@ -79,4 +80,21 @@ class File(Dataset):
         label = None if found == "text" else self.label  # plain text has nowhere to keep one
         return TextColumns(
             self.path, self.text, label, found == "jsonl", self.labels, self.skip_bad
+        )
+
+
+@register("dataset", "own_texts")
+@dataclass(frozen=True)
+class OwnTexts(Dataset):
+    """The truth about updates that were attacked from Python or as captures; no file holds it.
+
+    Records name it so that two updates are told apart.
+    """
+
+    updates: str  # their hash
+    rows: Rows = ()
+
+    def load(self, count: int | None = None) -> list[Example]:
+        raise GradleakError(
+            "These texts were given to gradleak.score() and are kept nowhere: run that again."
         )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub_access import stay_offline_unless_reachable
+from gradleak.core.not_ours import stay_offline_unless_reachable
 from gradleak.core.registry import register
 from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import Row

@@ -10,9 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gradleak.core.batch import Example
+from gradleak.core.batch import Example, Picture
 from gradleak.core.dataset import Dataset, Rows
-from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.columns import TextColumns
 from gradleak.datasets.rows import parse_jsonl

@@ -10,11 +10,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gradleak.core.batch import Example
+from gradleak.core.batch import Example, Picture
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
-from gradleak.core.local_data import ArraysOnly, data_folder
-from gradleak.core.picture import Picture
+from gradleak.core.not_ours import ArraysOnly, data_folder
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.selection import take
 from gradleak.records import png

@@ -9,9 +9,8 @@ from itertools import chain, count
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.scores import beside_blind, gain_of
-from gradleak.records.statistics import Interval, paired_difference
-from gradleak.records.summary import Column, Columns, Summary
+from gradleak.records.statistics import Interval, beside_blind, gain_of, paired_difference
+from gradleak.records.store import Column, Columns, Summary
 
 # Fields of a spec that leave the client alone
 OF_THE_ATTACKER = ("attacks", "prior", "metrics", "time_limit", "know")

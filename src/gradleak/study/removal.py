@@ -12,10 +12,15 @@ from gradleak.captures import holds_captures, is_capture, is_of_captures
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
-from gradleak.records.schema import Record
-from gradleak.records.store import rewrite_record, rewrite_summary
-from gradleak.records.summary import DETAILS, Summary, is_record, read_summary
-from gradleak.records.withheld import texts_of, without_texts
+from gradleak.records.schema import Record, texts_of, without_texts
+from gradleak.records.store import (
+    DETAILS,
+    Summary,
+    is_record,
+    read_summary,
+    rewrite_record,
+    rewrite_summary,
+)
 from gradleak.study.private_data import KEY
 
 # Folders of a run whose contents are private: guesses, the key that texts could be tested by,

@@ -23,7 +23,6 @@ from gradleak.targets import (
     loading,
     lti_lm,
     minilm,
-    module,
     tiny,
 )
 

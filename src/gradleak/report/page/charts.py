@@ -18,8 +18,8 @@ from gradleak.records.schema import Score
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.naming import rank_naturally
 from gradleak.report.numbers import write_gain, write_interval, write_number
+from gradleak.report.page.opening import SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
-from gradleak.report.page.setting_list import SettingList
 from gradleak.report.pictures import heat_map, tradeoff_chart
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap
 from gradleak.report.pictures.svg import HeatBox, HeatGrid, embed

@@ -11,7 +11,7 @@ from gradleak.records.errors import RecordError
 from gradleak.records.judgement import MISSING, Coverage
 from gradleak.records.run_folder import read_run
 from gradleak.records.schema import Record, now
-from gradleak.records.summary import RECORD, Summary, read_summary
+from gradleak.records.store import RECORD, Summary, read_summary
 from gradleak.report.naming import write_component, write_defenses
 from gradleak.report.numbers import write_count
 from gradleak.report.page.forms import read_style

@@ -14,7 +14,7 @@ from gradleak.records.judgement import judge_setting
 from gradleak.records.schema import Record
 from gradleak.records.settings import OF_THE_ATTACKER, Ran, Setting
 from gradleak.records.statistics import Interval, paired_difference
-from gradleak.records.summary import Column
+from gradleak.records.store import Column
 from gradleak.report.naming import Labels, make_key, write_chain, write_component
 from gradleak.report.numbers import write_count, write_number
 from gradleak.report.shown_guesses import find_hashes
