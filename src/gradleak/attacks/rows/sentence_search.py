@@ -236,7 +236,9 @@ class SentenceSearch:
                 *words[into:],
             )
             shorter = (*words[:place], *words[place + 1 :])
-            made += [tuple(swapped), tuple(moved), longer, shorter]
+            run = first + self._draw(len(places)) + 1
+            without = (*words[:place], *words[max(run, place + 1) :])
+            made += [tuple(swapped), tuple(moved), longer, shorter, without]
         if climb.idle:
             made += [(*words[:place], *words[place + 1 :]) for place in places]
             for place in places[1:]:
@@ -362,7 +364,8 @@ class SentenceSearch:
         ends = torch.full((count,), UNLIKELY, dtype=torch.float64)
         for row, word in enumerate(rows.words.tolist()):
             if word in self.vocabulary.suffix[:1]:
-                ends += rows.shares[row, :count]
+                # Shares are of one word's row; an end stands in every sentence that is left.
+                ends += self.account.directions * rows.shares[row, :count]
         return Choices(words, weights, ends)
 
     def _draw(self, count: int) -> int:
