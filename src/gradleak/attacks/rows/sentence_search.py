@@ -10,6 +10,7 @@ Each sentence found is taken out (step 4). So the span loses a direction, words 
 words that stood at several positions come to stand at one: what is left is easier.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ SHORTEST = 3  # tokens of a sentence
 SHUFFLES = 2  # of a climb that is stuck, before it begins anew
 ARRIVED = 10**6  # idle rounds of a climb that need go no further
 INFINITE = float("inf")
+ALIKE = 0.8  # of the tokens in common: one of the two is enough as a guess
 
 
 @dataclass(eq=False)
@@ -122,10 +124,20 @@ class SentenceSearch:
             scores = [climb.score for climb in self.climbs]
             progress = len(self.result.found)
             self.bench.progress.report(progress, total, sum(scores) / len(scores), found)
-        if self.left:
-            best = sorted(self.climbs, key=lambda climb: climb.best_score)
-            self.result.unfinished = list(dict.fromkeys(climb.best for climb in best))
+        self.result.unfinished = self._list_nearest() if self.left else []
         return self.result
+
+    def _list_nearest(self) -> list[TokenIds]:
+        """Returns a guess for each sentence that was not found: the nearest that climbs came to,
+        none much like another, and then what the prior would write with these words."""
+        tried = {*self.dead, *(climb.best for climb in self.climbs)} - set(self.result.found)
+        reached = sorted(one for one in tried if self._may_be(one))
+        chosen = list[TokenIds]()
+        for _, words in sorted(zip(self._score(reached), reached, strict=True)):
+            if all(_measure_overlap(words, other) < ALIKE for other in chosen):
+                chosen.append(words)
+        missing = self.left - len(chosen)
+        return [*chosen[: self.left], *self._draw_sentences(max(0, missing))]
 
     def _climb(self) -> None:
         """Moves every climb to the best of its changes, and notes those that have arrived."""
@@ -378,6 +390,11 @@ class SentenceSearch:
 
 def _put(words: TokenIds, place: int, word: int) -> TokenIds:
     return (*words[:place], word, *words[place + 1 :])
+
+
+def _measure_overlap(words: TokenIds, other: TokenIds) -> float:
+    """Returns the share of the shorter sentence's tokens that the other has too."""
+    return (Counter(words) & Counter(other)).total() / min(len(words), len(other))
 
 
 def _merge(climb: Climb, scored: Sequence[tuple[float, TokenIds]]) -> list[TokenIds]:

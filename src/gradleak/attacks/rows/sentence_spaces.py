@@ -22,7 +22,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.capture import capture_calls, find_slopes
-from gradleak.matching.inputs import ModuleInputs, linear_parts, matrix_of, module_of
+from gradleak.matching.inputs import ModuleInputs, linear_parts, module_of
 
 SENTENCES_AT_ONCE = 64  # of one length or nearly, in a pass
 SMALLEST = 1e-14  # of a squared miss in single precision: what lies under it is rounding
@@ -161,15 +161,6 @@ def find_single_token_parts(target: Target, names: Sequence[str]) -> tuple[tuple
                 found.append(part)
                 ends.add(at_end)
     return (tuple(found), ends.pop()) if len(ends) == 1 else ((), False)
-
-
-def take_matrices(
-    target: Target, parts: Sequence[Part], tensors: Mapping[str, Tensor], scale: float
-) -> dict[str, Float[Tensor, "_ _"]]:
-    """Takes the gradients of linear parts as matrices, in double precision."""
-    return {
-        part.name: matrix_of(target, part, tensors[part.name])[0].double() / scale for part in parts
-    }
 
 
 def _make(
