@@ -12,7 +12,7 @@ Words that stand at several positions are shared out over them by least squares:
 times shares that are at least zero and sum to one a word, give the rows of positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,7 +60,8 @@ class EmbeddingRows:
     def kept(self) -> Float[Tensor, "words"]:
         """Ones for the words of which something is left."""
         left = torch.linalg.vector_norm(self.word_rows, dim=1)
-        return (left > TAKEN_OUT * self.rounding * self.word_sizes).double()
+        kept: Tensor = left > TAKEN_OUT * self.rounding * self.word_sizes
+        return kept.double()
 
     @property
     def positions(self) -> int:
@@ -249,6 +250,6 @@ def _is_orthogonal(target: Target, sums: Additive) -> bool:
     return bool((products <= ALIKE * reach).all())
 
 
-def _find(target: Target, tensors: dict[str, Tensor], group: str) -> Tensor | None:
+def _find(target: Target, tensors: Mapping[str, Tensor], group: str) -> Tensor | None:
     names: Sequence[str] = [name for name in target.groups[group] if name in tensors]
     return tensors[names[0]][0] if names else None
