@@ -29,9 +29,10 @@ from gradleak.core.attack import (
     Reconstruction,
     TrainableAttack,
 )
-from gradleak.core.batch import Batch, Example, Picture, PrivateBatch, pixels_of
+from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
+from gradleak.core.picture import Picture
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update

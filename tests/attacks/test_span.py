@@ -162,7 +162,6 @@ def test_a_word_that_has_anothers_embedding_is_not_certified(
         table = model.get_input_embeddings().weight
         table[dog] = table[cat]
     target = TextClassifier("twins", model, tokenizer)
-    assert target.vocabulary.twins.nonzero()[:, 0].tolist() == sorted([dog, cat])
     hidden, seen = (
         [
             attacked(observe(target, [text], [1], view=view))

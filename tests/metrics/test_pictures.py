@@ -5,20 +5,23 @@ import math
 import pytest
 import torch
 
-from gradleak.core.batch import Picture, picture_of
+from gradleak.core.batch import picture_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair
-from gradleak.metrics import pictures
+from gradleak.core.picture import Picture
+from gradleak.metrics import picture_distances
+from gradleak.metrics.picture_distances import (
+    convert,
+    load_weights,
+    perceptual_distance,
+    structural_similarity,
+)
 from gradleak.metrics.pictures import (
     HIGHEST_PSNR,
     Lpips,
     LpipsLegacy,
     MeanSquaredError,
     PeakSignalToNoise,
-    convert,
-    load_weights,
-    perceptual_distance,
-    structural_similarity,
 )
 
 
@@ -91,8 +94,8 @@ def test_only_the_legacy_form_feeds_pixels_from_zero_to_one(
         )
         return torch.zeros(len(first))
 
-    monkeypatch.setattr(pictures, "load_weights", dict)
-    monkeypatch.setattr(pictures, "perceptual_distance", distance)
+    monkeypatch.setattr(picture_distances, "load_weights", dict)
+    monkeypatch.setattr(picture_distances, "perceptual_distance", distance)
     assert [metric.values([Pair(even(0.0), even(1.0))]) for metric in (Lpips(), LpipsLegacy())] == [
         [0.0],
         [0.0],

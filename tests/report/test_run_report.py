@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_schema import write_schema
 
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, TargetRecord
@@ -15,7 +16,7 @@ from gradleak.records.store import columns_of, read_summaries, read_summary, wri
 from gradleak.report.naming import rank_naturally
 from gradleak.report.page import build_report
 from gradleak.report.page.charts import AttacksUnderDefenses
-from gradleak.report.page.forms import write_html, write_json, write_markdown, write_schema
+from gradleak.report.page.forms import write_html, write_json, write_markdown
 from gradleak.report.page.guesses import GuessGallery, Searches, measure_likeness
 from gradleak.report.page.opening import Opening, SettingList
 

@@ -10,10 +10,11 @@ from gradleak.audit.objectives import is_right
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
-from gradleak.core.batch import Picture, PrivateBatch, picture_of, pixels_of
+from gradleak.core.batch import PrivateBatch, picture_of, pixels_of
 from gradleak.core.defense import channel_of
 from gradleak.core.metric import Content, Metric, Pair, Text
 from gradleak.core.observation import Fact
+from gradleak.core.picture import Picture
 from gradleak.core.specs import to_dict
 from gradleak.core.target import Target
 from gradleak.metrics.alignment import align, nearest_pictures

@@ -21,6 +21,7 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.capture import capture_app
 from gradleak.cli.check import check
+from gradleak.cli.check_component import check_component
 from gradleak.cli.command import Command, PlainGroup
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
@@ -81,6 +82,7 @@ command()(publish)
 command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
+command("check-component")(check_component)
 command()(doctor)
 app.add_typer(prior_app, name="prior")
 app.add_typer(capture_app, name="capture")

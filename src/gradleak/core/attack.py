@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.core.batch import Batch, Example, Picture
+from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel, Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import memory_left
 from gradleak.core.observation import Fact, Observation, View
+from gradleak.core.picture import Picture
 from gradleak.core.prior import AnyPrior, Prior, prior_of_texts
 from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, Medium
@@ -110,6 +111,7 @@ class Phase:
     def seconds(self, began: float) -> float:
         """What all of it takes, from `began` on, at the pace it has had so far."""
         done = self.done - self.first_done
+        # Reported once so far: all that was done was done since the beginning
         pace = (self.at - self.first_at) / done if done else (self.at - began) / max(1, self.done)
         return self.first_at - began + pace * max(0, self.total - self.first_done)
 

@@ -1,4 +1,4 @@
-"""Data shaped like a client's, and the secret itself; pictures as bytes, as tensors and back."""
+"""Data shaped like a client's, and the secret itself; pictures as tensors and back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,27 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.core.errors import GradleakError
-
-
-@dataclass(frozen=True)
-class Picture:
-    """Eight bits a channel, rows from the top, channels of a pixel side by side."""
-
-    shape: tuple[int, int, int]  # height, width, channels
-    pixels: bytes
-
-    @property
-    def as_text(self) -> str:
-        """All of it, as text to be hashed."""
-        return f"{self.shape}{self.pixels.hex()}"
-
-    def __post_init__(self) -> None:
-        height, width, channels = self.shape
-        if len(self.pixels) != height * width * channels:
-            raise ValueError(
-                f"a picture of shape {self.shape} has {height * width * channels} bytes, not"
-                f" {len(self.pixels)}"
-            )
+from gradleak.core.picture import Picture
 
 
 class ClassNumber(int):
@@ -172,4 +152,5 @@ def picture_of(values: Float[Tensor, "channels height width"]) -> Picture:
 def pixels_of(picture: Picture) -> Float[Tensor, "channels height width"]:
     """Its numbers between 0 and 1."""
     array = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.shape)
+    # A copy, since bytes cannot be written to and torch warns of such an array
     return torch.from_numpy(array.copy()).movedim(-1, 0).float() / 255

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradleak.core.batch import Picture
+from gradleak.core.picture import Picture
 from gradleak.core.registry import Component, Medium
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from gradleak.core.dataset import Dataset, as_dataset
 from gradleak.core.registry import list_registered
 from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
-from gradleak.datasets.file import File, OwnTexts
-from gradleak.datasets.hub import Hub
+from gradleak.datasets.file import File, Hub, OwnTexts
 from gradleak.datasets.made_up import Canaries, Shapes
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair, Text
 from gradleak.core.registry import register
 
-LAMP = "LAMP (Balunović et al. 2022), released code"
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class UnicodeWords:
@@ -88,33 +86,34 @@ class RougeL(Rouge):
     measure = "rougeL"
 
 
+class LegacyRouge(Rouge):
+    """Special tokens are kept, as the LAMP code does."""
+
+    cites = "LAMP (Balunović et al. 2022), released code"
+    legacy = True
+
+
 @register("metric", "rouge1_legacy")
 @dataclass(frozen=True)
-class Rouge1Legacy(Rouge):
+class Rouge1Legacy(LegacyRouge):
     """Overlap of words, [CLS] and [SEP] counted as words."""
 
-    cites = LAMP
-    legacy = True
     measure = "rouge1"
 
 
 @register("metric", "rouge2_legacy")
 @dataclass(frozen=True)
-class Rouge2Legacy(Rouge):
+class Rouge2Legacy(LegacyRouge):
     """Overlap of pairs of words, [CLS] and [SEP] counted as words."""
 
-    cites = LAMP
-    legacy = True
     measure = "rouge2"
 
 
 @register("metric", "rougeL_legacy")
 @dataclass(frozen=True)
-class RougeLLegacy(Rouge):
+class RougeLLegacy(LegacyRouge):
     """The longest common subsequence, [CLS] and [SEP] counted as words."""
 
-    cites = LAMP
-    legacy = True
     measure = "rougeL"
 
 
@@ -255,8 +254,10 @@ class SemanticSimilarity(Metric):
         return [float(cosine) for cosine in cosines]
 
 
-def embed(texts: Sequence[str]) -> Tensor:
+def embed(texts: Sequence[str]) -> "Tensor":
     """Embeddings of length 1, [texts, hidden]."""
+    import torch
+
     tokenizer, model = _open_model()
     parts = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):

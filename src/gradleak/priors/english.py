@@ -210,6 +210,7 @@ def pack(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     groups = tensor.detach().float().reshape(-1, GROUP)
     top = 2 ** (bits - 1) - 1
     scales = (groups.abs().amax(1, keepdim=True) / top).clamp_min(1e-8).half()
+    # Moved by `top`, so that none is negative and all fit the bits
     whole = (groups / scales.float()).round().clamp(-top, top).to(torch.int16) + top
     digits = (whole.numpy()[..., None] >> np.arange(bits - 1, -1, -1)) & 1
     return torch.from_numpy(np.packbits(digits.astype(np.uint8).reshape(-1))), scales[:, 0]

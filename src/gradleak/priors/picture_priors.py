@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradleak.core.batch import Picture, pixels_of
+from gradleak.core.batch import pixels_of
 from gradleak.core.dataset import as_dataset
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.prior import Generator, PicturePrior, PicturePriorSpec
 from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams

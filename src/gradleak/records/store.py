@@ -29,7 +29,8 @@ NUMBER = re.compile("[0-9a-f]{16}")
 # A record is called by the hash of its spec; other files (map.json) may lie beside
 RECORD = "[0-9a-f]" * 16 + ".json"
 NO_RECORDS = (DETAILS, "parts", "claims", "keys", "fits")  # folders of a run that never hold one
-TRAININGS = "training"  # a folder whose files are called as records are
+# Of a trade-off: <id>.json holds counts, though it is called as a record is; <id>/ a checkpoint
+TRAININGS = "training"
 Column = list[float | None]  # one value an example
 
 

@@ -67,7 +67,8 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
     cells: list[Cell] = []
     if not problems:
         cells, problems = _resolve(written.grids)
-    by_id = {cell.spec.id: cell for cell in reversed(cells)}  # of twins the first
+    # Of twins the first: the last one written stays, and so they are gone through from the end
+    by_id = {cell.spec.id: cell for cell in reversed(cells)}
     return Study(written.name, tuple(by_id.values())[::-1]), sort_by_line(problems)
 
 

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, Picture, PrivateBatch, pixels_of
+from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
+from gradleak.core.picture import Picture
 from gradleak.core.registry import Count, Medium, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec

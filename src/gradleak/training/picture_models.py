@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, Picture, pixels_of
+from gradleak.core.batch import Batch, Example, pixels_of
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.streams import Streams
 from gradleak.priors.picture_priors import FIRST_SIDE, GeneratorNetwork, save_generator
 from gradleak.targets.image_classifier import ImageClassifier

@@ -37,8 +37,9 @@ from gradleak.attacks.learning_to_invert.medium import (
 )
 from gradleak.attacks.learning_to_invert.training import Precision
 from gradleak.core.attack import Bench, ClientSetting, Reconstruction
-from gradleak.core.batch import Batch, Example, Picture, picture_of
+from gradleak.core.batch import Batch, Example, picture_of
 from gradleak.core.errors import GradleakError
+from gradleak.core.picture import Picture
 from gradleak.core.registry import Bounds, Count, Medium, Rate, Share, register
 from gradleak.core.target import Target
 from gradleak.matching.linear_algebra import find_eigenvectors

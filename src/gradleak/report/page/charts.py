@@ -187,6 +187,7 @@ def draw_attack_heat(heat: AttackHeat) -> str:
     names = {defense: _break_name(defense) for defense in heat.defenses}
     longest = max((len(line) for lines in names.values() for line in lines), default=4)
     highest = min(max((len(name) for name in heat.attacks), default=4), LONG)
+    # Names slant by 40°, and so reach upwards by less than their length
     left, top = int(longest * LETTER) + MARGIN + 10, int(highest * LETTER * 0.75) + 2 * MARGIN + 12
     grid = HeatGrid(left, top, WIDTH, HEIGHT)
     width, height = left + len(heat.attacks) * WIDTH + 60, top + len(heat.defenses) * HEIGHT + 10

@@ -54,6 +54,7 @@ def split_to_fit(
     console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
 ) -> Iterator[Table]:
     """Builds as few tables as hold all items, each with as many of them as fit the width."""
+    # A table measures no wider than it is allowed to be
     unlimited = console.options.update(max_width=10_000)
     rest = list(items)
     while rest:
