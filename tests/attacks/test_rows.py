@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradleak.attacks.portfolio import Portfolio
+from gradleak.attacks.portfolio import Portfolio, PortfolioRun
 from gradleak.attacks.rows.account import Account
 from gradleak.attacks.rows.embedding_rows import read_embedding_rows, share_out
 from gradleak.attacks.rows.rows_attack import RowsAttack
 from gradleak.attacks.rows.sentence_spaces import open_sentence_spaces
-from gradleak.core.attack import Bench, Reconstruction
+from gradleak.core.attack import Bench, Cost, Reconstruction, Stage
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
@@ -165,3 +165,15 @@ def test_the_portfolio_ends_with_it_in_large_batches(tiny64: Target, observe: Ob
     (guess,) = Portfolio(steps=5, starts=2).reconstruct([seen], bench)
     assert [stage.attack for stage in guess.stages] == ["span", "rows"]
     assert sorted(guess.sentences) == sorted(map(tuple, tiny64.encode(texts)))
+
+
+def test_what_it_came_to_before_its_time_was_up_is_the_portfolios_guess(
+    tiny64: Target, observe: Observe
+) -> None:
+    seen = observe(tiny64, TEXTS, LABELS)
+    span, rows = (Reconstruction((sentence,)) for sentence in ((2, 5, 3), (2, 6, 3)))
+    stages = [
+        Stage("span", span.sentences, False, Cost()),
+        Stage("rows", rows.sentences, False, Cost(), "cut", "Its time was up."),
+    ]
+    assert PortfolioRun(seen, stages, [span, rows]).likeliest is rows

@@ -219,10 +219,15 @@ class PortfolioRun:
 
     @property
     def likeliest(self) -> Reconstruction:
-        """The guess that is proven, or the last of a member that came to its end, or the last."""
+        """The guess that is proven, or the last of a member that came to its end, or the last.
+
+        A guess of rows stands, even cut: it is made where no other member's is one."""
         stages = [stage for stage in self.stages if stage.has_guess]
         made = zip(stages, self.guesses, strict=True)
-        ended = [guess for stage, guess in made if stage.fate == "ran"] or self.guesses
+        stands = ("ran", RowsAttack.name)
+        ended = [
+            guess for stage, guess in made if stage.fate in stands or stage.attack in stands
+        ] or self.guesses
         return next((guess for guess in self.guesses if guess.certified), ended[-1])
 
 
