@@ -6,7 +6,9 @@ A terminal that cannot show every letter is given the nearest ASCII instead of a
 import codecs
 import io
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 import unicodedata
 from collections.abc import Sequence
@@ -179,9 +181,27 @@ def explain(error: Exception) -> int:
 
 
 def say_error(sentence: str) -> None:
-    """On standard error, so that standard output holds results only."""
+    """On standard error, so that standard output holds results only. A terminal's lines are
+    broken between words; elsewhere they stay whole, so that they can be searched for."""
+    lines = f"Error: {sentence}".split("\n")
+    if sys.stderr.isatty():
+        lines = [part for line in lines for part in break_line(line, terminal_width())]
     # Not click's echo, which writes UTF-8 on terminals that read ASCII
-    print(f"Error: {sentence}", file=sys.stderr)
+    print("\n".join(lines), file=sys.stderr)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size().columns
+
+
+def break_line(line: str, width: int) -> list[str]:
+    """Breaks a line between words; the lines under it are indented by two more than it is. A path
+    stays whole, so that it can be copied."""
+    margin = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fall_back(words: Sequence[str]) -> None:

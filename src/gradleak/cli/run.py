@@ -274,9 +274,10 @@ def print_results(
     console.print(f"{counts}{earlier}{failed}.", style="dim")
     for sentence in conclude_run(folder, there):
         console.print(sentence)
-    more = "" if full else ", or add --full (no cell is run again)"
     console.print(f"Records: {folder}", soft_wrap=True)
-    console.print(f"All of it: gradleak report {folder}{more}.", soft_wrap=True)
+    if not full:
+        console.print("Scores of every cell: the same command with --full; none is run again.")
+    console.print(f"All of it: gradleak report {folder}", soft_wrap=True)
 
 
 def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
@@ -297,7 +298,8 @@ def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
         f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})"
         for flag in raised
     ]
-    where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
+    exact = f", {found.exact} word for word" if found.exact else ""
+    where = [f"Where most was rebuilt: {found.setting}{exact}."] if len(settings) > 1 else []
     return [
         found.headline,
         *where,
