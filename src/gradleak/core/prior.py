@@ -54,6 +54,13 @@ class Prior(ABC):
     def likely_length(self) -> int:
         """A likely number of tokens when the length is not known, special ones included."""
 
+    def next_words(
+        self, ids: Int[Tensor, "sentences tokens"]
+    ) -> Float[Tensor, "sentences words"] | None:
+        """Log-likelihoods of the token after each of these beginnings; none of a prior that does
+        not write from left to right in the target's vocabulary."""
+        return None
+
 
 class PriorSpec(Component, ABC):
     """Says which prior, without holding it."""

@@ -181,6 +181,13 @@ class SameVocabulary(Prior):
     def likely_length(self) -> int:
         return TYPICAL_WORDS + self.vocabulary.frame_length
 
+    @torch.no_grad()
+    def next_words(
+        self, ids: Int[Tensor, "sentences tokens"]
+    ) -> Float[Tensor, "sentences words"] | None:
+        logits: Tensor = self.model(input_ids=ids, logits_to_keep=1).logits[:, -1]
+        return logits.float().log_softmax(-1)
+
 
 class OwnVocabulary(Prior):
     """Decodes the target's tokens and scores the text with the model's own tokenizer, per token
