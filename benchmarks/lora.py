@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import gradleak.attacks
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Example
 from gradleak.core.observation import Knowledge, Observation, Round
@@ -83,7 +82,9 @@ def compare(target: Target, messages: Sequence[Example], guess: Reconstruction) 
     """Returns tokens, those that came back, and texts exact, proven and proven wrongly."""
     truth = [tuple(row) for row in target.encode([one.text for one in messages])]
     exact = sum(row in guess.sentences for row in truth)
-    right = sum(max((share(target, row, one) for one in guess.sentences), default=0) for row in truth)
+    right = sum(
+        max((share(target, row, one) for one in guess.sentences), default=0) for row in truth
+    )
     tokens = sum(len(row) - target.vocabulary.frame_length for row in truth)
     proven = len(truth) * guess.certified
     wrong = proven and len(truth) - exact
@@ -93,7 +94,9 @@ def compare(target: Target, messages: Sequence[Example], guess: Reconstruction) 
 def take_gradients(target: Target, messages: Sequence[Example]) -> dict[str, Tensor]:
     """Returns the gradient of the mean loss over some messages."""
     batch = target.private_batch(list(messages)).batch
-    copies = {name: one.detach().clone().requires_grad_() for name, one in target.parameters.items()}
+    copies = {
+        name: one.detach().clone().requires_grad_() for name, one in target.parameters.items()
+    }
     loss = target.losses(batch, copies).mean()
     found = torch.autograd.grad(loss, list(copies.values()), materialize_grads=True)
     return dict(zip(copies, found, strict=True))

@@ -385,7 +385,7 @@ def choose_matrices(
     of as many layers as that needs (observations must agree on these).
     """
     target = observations[0].target
-    parts = shared_linear_parts(observations)
+    parts = _leave_out_adapters(observations, shared_linear_parts(observations))
     if needed := find_needed_layers(observations[0]):
         parts, matrices = tuple(part for part in parts if part.layer in needed), None
     if not parts:
@@ -397,6 +397,19 @@ def choose_matrices(
     order = sorted(range(len(pairs)), key=lambda place: (not is_guide(*pairs[place]), place))
     kept = [pairs[place] for place in sorted(order[:matrices])]
     return [part for part, _ in kept], [structure for _, structure in kept]
+
+
+def _leave_out_adapters(
+    observations: Sequence[Observation], parts: Sequence[Part]
+) -> tuple[Part, ...]:
+    """Returns the parts without those of LoRA that say nothing where others do.
+
+    At the first step of a training A's gradient is zero, and B's is spanned by any words at all
+    where there are as many tokens as its rank.
+    """
+    shown = [part for part in parts if any(_shows(one, part) for one in observations)]
+    telling = [part for part in shown if part.module != "adapter_out"]
+    return tuple(telling or shown)
 
 
 def find_needed_layers(observation: Observation) -> tuple[int | None, ...]:

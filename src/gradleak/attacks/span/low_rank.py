@@ -1,23 +1,23 @@
 """What adapters of low rank (LoRA) give away of the first layer, and the words that explain it.
 
 LoRA sends the gradients of two thin matrices beside a layer y = W x + s·B (A x): dB = s Σ δ (A x)ᵀ
-and dA = s Σ (Bᵀδ) xᵀ. Of rank r they hold at most r directions, fewer than there are tokens, so that
-no single word can be held against them. All words together can: every direction that was seen lies
-in the span of what the words of the text feed in, and no other words have such a span.
+and dA = s Σ (Bᵀδ) xᵀ. Of rank r they hold at most r directions, fewer than there are tokens, so
+that no single word can be held against them. All words together can: every direction that was seen
+lies in the span of what the words of the text feed in, and no other words have such a span.
 
 Two places of the first layer, where tokens have not mixed, show such directions.
 
 - *Inputs.* The rows of dA lie in the span of the inputs x_t. Adapters that are fed alike (query and
   value) stand one above the other. At the first step of a training B is zero, and dA with it.
-- *Keys.* A query's δ_t is a weighted sum of its head's keys, whose weights add up to zero, because
-  softmax ignores shifts. So the columns of the query's dB lie, head by head, in the span of the keys
-  less one of them, and that holds from the first step on. A head has room for as many words as it is
+- *Keys.* A query's δ_t is a weighted sum of its head's keys, whose weights add up to zero: softmax
+  ignores shifts. So the columns of the query's dB lie, head by head, in the span of the keys less
+  one of them, and that holds from the first step on. A head has room for as many words as it is
   wide.
 
 Which few of all words at all positions span the directions is a sparse recovery with several
-snapshots. The search takes the word that lies most nearly in what is left of the signal, given those
-taken already (rank-aware order-recursive matching pursuit, Davies & Eldar 2012); as soon as as many
-are right as there are tokens above the rank, all others fit exactly.
+snapshots. The search takes the word that lies most nearly in what is left of the signal, given
+those taken already (rank-aware order-recursive matching pursuit, Davies & Eldar 2012). As soon as
+as many are right as there are tokens above the rank, all others fit exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -235,7 +235,11 @@ class LowRankSearch:
 
     def _search(self, lengths: tuple[int, ...]) -> tuple[float, tuple[TokenIds, ...]]:
         """Returns the best sentences of these lengths, and what they leave of the signal."""
-        vocabulary, slots, fixed = self.target.vocabulary, list[int](), dict[tuple[int, int], None]()
+        vocabulary, slots, fixed = (
+            self.target.vocabulary,
+            list[int](),
+            dict[tuple[int, int], None](),
+        )
         for length in lengths:
             ids, special = vocabulary.frame(length)
             # Of the last token a language model computes nothing that its loss looks at
@@ -363,9 +367,7 @@ def _find_left(
     return (found.right * kept).mT.to(directions)
 
 
-def _make_signal(
-    directions: Float[Tensor, "heads width some"], fed: Fed
-) -> Signal:
+def _make_signal(directions: Float[Tensor, "heads width some"], fed: Fed) -> Signal:
     return Signal(directions.to(fed.atoms), fed)
 
 

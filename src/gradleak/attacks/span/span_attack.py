@@ -29,6 +29,7 @@ from gradleak.attacks.span.account import open_remainder
 from gradleak.attacks.span.assemble import Assembly, PrefixGrowth
 from gradleak.attacks.span.blend import BlendSearch, write_out_attention
 from gradleak.attacks.span.choose import Choices, make_choices, weigh_pairs
+from gradleak.attacks.span.grow_matched import grow_text
 from gradleak.attacks.span.low_rank import LowRankSearch, Words, has_only_adapters
 from gradleak.attacks.span.row_space import Check, RowSpace, open_checks, read_row_space
 from gradleak.attacks.span.scan import Pairs, Scan, count_positions
@@ -81,7 +82,9 @@ class Span(Attack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         adapted = [place for place, one in enumerate(observations) if has_only_adapters(one)]
-        found = dict(zip(adapted, self._take_apart([observations[n] for n in adapted], bench), strict=True))
+        found = dict(
+            zip(adapted, self._take_apart([observations[n] for n in adapted], bench), strict=True)
+        )
         others = [place for place in range(len(observations)) if place not in found]
         step = self._count_at_once([observations[n] for n in others], bench) if others else 1
         for start in range(0, len(others), step):
@@ -102,7 +105,13 @@ class Span(Attack):
             assert words is not None
             bench.progress.report(place, len(observations))
             begun = time.monotonic()
-            sentences, passes = LowRankSearch(observation, words, early, RESTARTS).run()
+            if words.have_positions:
+                sentences, passes = LowRankSearch(observation, words, early, RESTARTS).run()
+            else:
+                sentences = (
+                    grow_text(observation, words.ids[: words.free], early, self.beam // 4),
+                )
+                passes = len(sentences[0])
             cost = Cost(time.monotonic() - begun, passes)
             trace = Trace(guesses=((passes, sentences),))
             made.append(Reconstruction(sentences, cost=cost, trace=trace))
