@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+import gradleak.attacks  # noqa: F401  registers them
 from gradleak.core.attack import Attack, Bench, Reconstruction
 from gradleak.core.batch import Example
 from gradleak.core.observation import Knowledge, Observation, Round

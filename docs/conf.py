@@ -55,6 +55,7 @@ TREE = {
         "docs/tutorials/evidence_for_a_dpia",
         "docs/tutorials/a_study_of_your_own",
         "docs/tutorials/before_joining",
+        "docs/tutorials/audit_a_lora_fine_tuning",
     ],
     "Guides": [
         "docs/studies",

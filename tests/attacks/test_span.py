@@ -145,7 +145,6 @@ def test_a_batch_comes_back_with_its_labels_and_repetitions(
     assert guess.labels == (1,) * len(texts)
 
 
-@pytest.mark.parametrize("module", ["query", "key", "value"])
 @pytest.mark.parametrize("rate", [1.0, 0.1, 0.01])
 def test_texts_of_a_difference_of_weights_are_proven_though_it_is_rounded(
     wide: Target, observe: Observe, rate: float
@@ -169,6 +168,7 @@ def test_weights_are_rounded_to_their_own_last_digit(wide: Target, observe: Obse
         assert bool((left.abs() <= 2 * errors + 1e-9).all())
 
 
+@pytest.mark.parametrize("module", ["query", "key", "value"])
 def test_one_matrix_of_the_first_layer_is_enough_for_the_words(
     wide: Target, observe: Observe, module: str
 ) -> None:

@@ -30,9 +30,16 @@ Measure = Callable[[Int[Tensor, "texts tokens"]], Float[Tensor, "texts"]]
 
 
 def grow_text(
-    observation: Observation, words: Int[Tensor, "words"], bench: Bench, beam: int
+    observation: Observation,
+    words: Int[Tensor, "words"],
+    last: Int[Tensor, "more"],
+    bench: Bench,
+    beam: int,
 ) -> TokenIds:
-    """Returns the text that matches best, of these words and the length that is known."""
+    """Returns the text that matches best, of these words and the length that is known.
+
+    Its last word, which is predicted and never read, is one of others.
+    """
     lengths = observation.knows.lengths
     if lengths is None or len(lengths) != 1:
         raise GradleakError(
@@ -50,12 +57,13 @@ def grow_text(
     if not prefix:
         grown = words[:, None]
     while grown.shape[1] < lengths[0] and not bench.out_of_time:
-        longer = _extend(grown, words)
+        is_last = grown.shape[1] == lengths[0] - 1
+        longer = _extend(grown, last if is_last else words)
         kept = measure(longer).topk(min(beam, len(longer)), largest=False).indices
         grown = longer[kept]
     text = grown[0]
     if len(text) == lengths[0]:
-        text = _polish(text, words, len(prefix), measure, bench)
+        text = _polish(text, words, last, len(prefix), measure, bench)
     return tuple(text.tolist())
 
 
@@ -86,6 +94,7 @@ def _open_measure(observation: Observation, bench: Bench) -> Measure:
 def _polish(
     text: Int[Tensor, "tokens"],
     words: Int[Tensor, "words"],
+    last: Int[Tensor, "more"],
     first: int,
     measure: Measure,
     bench: Bench,
@@ -97,8 +106,9 @@ def _polish(
         for place in range(first, len(text)):
             if best < MATCHED or bench.out_of_time:
                 return text
-            tried = text.repeat(len(words), 1)
-            tried[:, place] = words
+            choice = last if place == len(text) - 1 else words
+            tried = text.repeat(len(choice), 1)
+            tried[:, place] = choice
             others = torch.arange(first, len(text), device=text.device)
             swapped = text.repeat(len(others), 1)
             swapped[:, place] = text[others]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.span.account import append_last_words
@@ -157,6 +157,13 @@ class LowRankSearch:
         if self.target.labels_are_tokens:
             sentences = tuple(append_last_words(self.observation, sentences))
         return sentences, self.passes
+
+    def list_words(self, count: int) -> Int[Tensor, "words"]:
+        """Returns the words that explain most, so many at most, where positions play no part."""
+        self.passes = 0
+        fixed = [(0, self.words.column(word)) for word in self.target.vocabulary.prefix]
+        chosen = self._choose([0] * count, [None] * count, fixed)
+        return self.words.ids[sorted({column for _, column in chosen})]
 
     # What was seen, and what words feed in
 

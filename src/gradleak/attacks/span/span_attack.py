@@ -10,6 +10,7 @@
 row_space.py is what all of them hold layer inputs against.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class Span(Attack):
         early, made = bench.ending_early(CERTIFYING), list[Reconstruction]()
         longest = [max(one.knows.lengths or (ADAPTED,)) for one in observations]
         words = Words(observations[0].target, max(longest), bench) if longest else None
+        if words is not None and not words.have_positions:
+            words = Words(observations[0].target, 1, bench)
         for place, observation in enumerate(observations):
             assert words is not None
             bench.progress.report(place, len(observations))
@@ -108,14 +111,21 @@ class Span(Attack):
             if words.have_positions:
                 sentences, passes = LowRankSearch(observation, words, early, RESTARTS).run()
             else:
-                sentences = (
-                    grow_text(observation, words.ids[: words.free], early, self.beam // 4),
-                )
+                sentences = (self._grow_rotary(observation, words, early),)
                 passes = len(sentences[0])
             cost = Cost(time.monotonic() - begun, passes)
             trace = Trace(guesses=((passes, sentences),))
             made.append(Reconstruction(sentences, cost=cost, trace=trace))
         return with_certificates(observations, made, bench)
+
+    def _grow_rotary(self, observation: Observation, words: Words, bench: Bench) -> TokenIds:
+        """Grows a text of the words that the first layer's inputs show, after the first step."""
+        every, inner = words.ids[: words.free], words.ids[: words.free]
+        with contextlib.suppress(GradleakError):  # at the first step nothing shows them
+            search = LowRankSearch(observation, words, bench, 1)
+            inner = search.list_words(max(observation.knows.lengths or (ADAPTED,)))
+        beam = max(1, self.beam // 4 * min(4, len(every) // len(inner)))
+        return grow_text(observation, inner, every, bench, beam)
 
     def _count_at_once(self, observations: Sequence[Observation], bench: Bench) -> int:
         """Says how many observations fit into one pass over the vocabulary.
