@@ -91,7 +91,7 @@ def refuse_strange(model: Any, name: str) -> None:
             " sequence classifier or a causal language model of transformers."
         )
     if has_adapters(model):
-        refuse_other_adapters(model.peft_config)
+        refuse_other_adapters(model.peft_config)  # type: ignore[arg-type]
     if not (is_language_model((name,)) or name.endswith("ForSequenceClassification")):
         raise GradleakError(
             f"gradleak audits sequence classifiers and causal language models, and this is a"

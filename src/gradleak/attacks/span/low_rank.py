@@ -116,7 +116,8 @@ class Words:
         keys = torch.cat([self._make_keys(made) for made in self._feed()], dim=1)
         if self.target.vocabulary.prefix:
             keys = keys - keys[0, self.column(self.target.vocabulary.prefix[0])]
-        return Fed.of(keys.unflatten(-1, (self.heads, -1)).transpose(1, 2).contiguous())
+        by_heads = keys.view(*keys.shape[:2], self.heads, -1).transpose(1, 2)
+        return Fed.of(by_heads.contiguous())
 
     def _feed(self) -> Iterator[Float[Tensor, "positions some width"]]:
         with torch.no_grad():
