@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gradleak.metrics.rouge import f_measure
+from gradleak.metrics.texts import f_measure
 from gradleak.records.statistics import interval, paired_difference
 from gradleak.records.store import read_record
 

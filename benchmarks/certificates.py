@@ -41,7 +41,7 @@ from gradleak.core.registry import find
 from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import redraw, tiny_tokenizer

@@ -26,7 +26,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 CANDIDATES = 200
 DISTANCES: tuple[Distance, ...] = (Cosine(), SquaredL2(), L2L1())

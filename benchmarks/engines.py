@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.core.attack import Silent
-from gradleak.records.store import read_record
-from gradleak.records.summary import RECORD
+from gradleak.records.store import RECORD, read_record
 from gradleak.study.cells import Cell, read_study
 from gradleak.study.engine import run_on
 from gradleak.study.ray_engine import Cluster, run_on_ray

@@ -24,11 +24,10 @@ from gradleak.attacks.learning_to_invert.features import (
 from gradleak.attacks.learning_to_invert.picture_attacks import LtiPictures
 from gradleak.attacks.learning_to_invert.simulation import Simulation
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Batch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.made_up import Shapes
 from gradleak.priors.picture_priors import OnePicture
 

@@ -37,12 +37,11 @@ from torch import Tensor
 from gradleak.attacks.learning_to_invert.picture_attacks import PictureInversion, read_pictures
 from gradleak.attacks.learning_to_invert.training import find_peak_memory
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Example
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.core.trainable import ClientSetting
-from gradleak.metrics.picture_distances import load_weights, perceptual_distance
+from gradleak.metrics.pictures import load_weights, perceptual_distance
 from gradleak.priors.picture_priors import OnePicture
 from gradleak.records.statistics import interval
 from gradleak.targets.image_classifier import ImageClassifier

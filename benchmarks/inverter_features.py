@@ -14,11 +14,10 @@ import torch
 
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting, TrainableAttack
 from gradleak.core.batch import Example
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import ClientSetting, TrainableAttack
-from gradleak.metrics.tokens import accuracy
+from gradleak.metrics.texts import accuracy
 from gradleak.targets.tiny import WORDS
 
 

@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gradleak.records.store import read_record
-from gradleak.records.summary import RECORD
+from gradleak.records.store import RECORD, read_record
 
 OF_COST = ("seconds", "created", "peak_memory_bytes")
 WORKERS = 2

@@ -15,7 +15,7 @@ from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
 from gradleak.core.attack import Bench
 from gradleak.core.streams import Streams
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 MATRICES = ["1:query", "3:query", "5:query", "5:attention_output", "6:key", "6:value", "6:query"]
 

@@ -22,7 +22,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.datasets import Canaries
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets import resolve_target
 

@@ -26,12 +26,11 @@ from gradleak.attacks.learning_to_invert.training import (
     multiply_in,
     train,
 )
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import ClientSetting
 
 MEASURED = 1024  # clients by which features are scaled, at least
 AT_ONCE = 512

@@ -21,7 +21,7 @@ from gradleak.cli import main
 from gradleak.cli.command import KINDS
 from gradleak.core.parts import MODULES
 from gradleak.core.registry import list_registered
-from gradleak.records.summary import RECORD
+from gradleak.records.store import RECORD
 from gradleak.targets.tiny import Tiny
 
 AUDIT = ["audit", "--target", "tiny", "--attack", "tag:steps=3", "--limit", "2", "--device", "cpu"]

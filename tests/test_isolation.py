@@ -20,17 +20,24 @@ from torch import Tensor, nn
 from gradleak.audit import AuditSpec, group, run_audit
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.runner import Finished, run_audits
-from gradleak.core.attack import Attack, Bench, Progress, Reconstruction
+from gradleak.core.attack import (
+    Attack,
+    Bench,
+    ClientSetting,
+    FittedAttack,
+    Progress,
+    Reconstruction,
+    TrainableAttack,
+)
 from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.picture import Picture
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.datasets import Canaries
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 SEED = 7216354981  # a number that nothing else has
 ROW = 5827364910  # of the first example in the data set, where a test says so

@@ -12,7 +12,7 @@ import torch
 from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches
 from gradleak.audit.scoring import picture_pairs
-from gradleak.core.attack import Attack, Bench, Reconstruction
+from gradleak.core.attack import Attack, Bench, ClientSetting, Reconstruction, TrainableAttack
 from gradleak.core.batch import Batch, PrivateBatch, picture_of, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Metric, Pair
@@ -20,7 +20,6 @@ from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import PicturePrior
 from gradleak.core.registry import list_registered
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import ClientSetting, TrainableAttack
 from gradleak.datasets.made_up import Shapes
 from gradleak.priors.picture_priors import load_generator
 from gradleak.targets.image_networks import TinyImage

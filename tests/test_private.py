@@ -21,10 +21,8 @@ from gradleak.captures import (
 )
 from gradleak.cli import main
 from gradleak.records.run_folder import claim
-from gradleak.records.schema import Record
-from gradleak.records.store import open_key, read_record
-from gradleak.records.summary import read_summary, record_paths
-from gradleak.records.withheld import texts_of
+from gradleak.records.schema import Record, texts_of
+from gradleak.records.store import open_key, read_record, read_summary, record_paths
 
 CANARY = "doctor saw my heart at seven"
 AUDIT = ["audit", "--target", "tiny", "--attack", "span", "--limit", "2", "--device", "cpu"]

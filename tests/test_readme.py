@@ -1,6 +1,7 @@
 """What the documents show is true: code and tutorials run, commands parse, names and files
 exist."""
 
+import json
 import os
 import re
 import shlex
@@ -187,6 +188,92 @@ def test_python_shown_runs(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     (first,) = re.findall(r"^rouge1 (\S+)", result.stdout, re.MULTILINE)
     assert float(first) > 0.5  # the first thing that a newcomer runs shows a leak
+
+
+OWN_PARTS = '''
+from dataclasses import dataclass
+
+from gradleak.attacks.span import Span
+from gradleak.core.attack import Attack
+from gradleak.core.defense import Channel, Defense
+from gradleak.core.registry import register
+
+
+@register("defense", "my_defense")
+@dataclass(frozen=True)
+class MyDefense(Defense):
+    """Sends a share of every entry."""
+
+    share: float = 0.5
+
+    def protect(self, update, rngs):
+        return update.map(lambda tensor: tensor * self.share)
+
+    def channel(self):
+        return Channel()
+
+
+@register("attack", "my_attack")
+@dataclass(frozen=True)
+class MyAttack(Attack):
+    """Does what span does."""
+
+    def reconstruct(self, observations, bench):
+        return Span().reconstruct(observations, bench)
+'''
+# What a reader has before the commands about captures and components of their own: a model, updates
+# of it, the texts behind them, and two files of Python.
+OWN_FILES = (
+    """
+import json, pathlib, sys
+import gradleak
+from gradleak.cli import main
+
+names = make_names()
+names["model"].save_pretrained("my-classifier")
+names["tokenizer"].save_pretrained("my-classifier")
+names["loss"].backward()
+for path in ("update", "updates/0", "captures/0", "captures/1"):
+    with gradleak.capture(names["model"], path + ".safetensors"):
+        pass
+pathlib.Path("texts.jsonl").write_text('{"text": "she gave her friend a red book", "label": 1}\\n')
+parts = """
+    + f"{OWN_PARTS!r}"
+    + """
+pathlib.Path("my_parts.py").write_text(parts)
+pathlib.Path("my_pkg.py").write_text(parts.replace("my_", "package_"))
+for words in json.loads(sys.argv[1]):
+    code = main([*words, "--yes"] if "purge" in words else words)
+    assert code == 0, f"gradleak {' '.join(words)} exits with {code}"
+"""
+)
+
+
+def test_commands_on_what_is_ones_own_run(tmp_path: Path) -> None:
+    """In one process, as opening torch is most of the time; it has a registry of its own."""
+    shown = [
+        shlex.split(line, comments=True)
+        for page in ("docs/own_update.md", "docs/captures.md", "docs/write_your_own.md")
+        for block in blocks((ROOT / page).read_text(encoding="utf-8"), "console")
+        for line in re.findall(r"^\$ gradleak (.+)", block, re.MULTILINE)
+    ]
+    assert {word for words in shown for word in words} >= {"capture", "purge", "--truth"}
+    (tmp_path / "all.py").write_text(OWN_LOOP + OWN_FILES, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "all.py", json.dumps(shown)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(gradleak.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 text rebuilt by span" in result.stdout
+    assert not list((tmp_path / "captures").glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("page", WITH_RUNS, ids=name_of)

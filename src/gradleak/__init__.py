@@ -47,14 +47,15 @@ HOMES = {
     "capture": "gradleak.integrations.pytorch",
     "observe": "gradleak.audit.own_update",
     "reconstruct": "gradleak.audit.own_guesses",
-    "score": "gradleak.audit.own_guesses",
+    "score": "gradleak.audit.own_score",
 }
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gradleak.audit import AuditSpec
-    from gradleak.audit.own_guesses import Reconstructions, reconstruct, score
+    from gradleak.audit.own_guesses import Reconstructions, reconstruct
+    from gradleak.audit.own_score import score
     from gradleak.audit.own_update import observe
     from gradleak.audit.runner import Finished
     from gradleak.captures import Capture

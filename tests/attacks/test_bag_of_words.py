@@ -17,7 +17,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import TinyCausal
 from gradleak.views import Lamp
 

@@ -27,7 +27,7 @@ from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.half_precision import Rounding
 from gradleak.defenses.sign import Sign
 from gradleak.matching.exact import gradients_of
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.text_classifier import TextClassifier

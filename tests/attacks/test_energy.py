@@ -21,7 +21,7 @@ from gradleak.core.observation import Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.views import Everything, PartsView
 
 TEXTS = ("my phone number is five zero .", "the cat is red .", "she never paid the bank again")

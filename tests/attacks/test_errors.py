@@ -17,7 +17,7 @@ from gradleak.defenses.masking import Masking
 from gradleak.defenses.quantisation import Quantisation
 from gradleak.defenses.sign import Sign
 from gradleak.defenses.top_k import TopK
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 
 Observe = Callable[..., Observation]

@@ -23,7 +23,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import Cosine, for_observations
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 BATCH = ["my phone number is five five zero one .", "the cat is red ."]
 Observe = Callable[..., Observation]

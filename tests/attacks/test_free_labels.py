@@ -22,7 +22,7 @@ from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import TinyCausal
 
 TEXTS = (

@@ -19,7 +19,7 @@ from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.views import Lamp
 
 TEXTS = (

@@ -20,7 +20,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 TEXTS = (
     "my phone number is five five zero one .",

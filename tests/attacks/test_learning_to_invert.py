@@ -33,7 +33,7 @@ from gradleak.attacks.learning_to_invert.text_network import (
     WordTable,
     linear_cross_entropy,
 )
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Defense, channel_of, protect_in_turn
 from gradleak.core.errors import GradleakError
@@ -41,13 +41,12 @@ from gradleak.core.observation import Observation, View
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.masking import Masking
 from gradleak.defenses.pruning import Pruning
 from gradleak.defenses.sign import Sign
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.tiny import WORDS, Tiny, TinyCausal
 from gradleak.views import Everything, Lamp

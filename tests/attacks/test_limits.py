@@ -34,7 +34,7 @@ from gradleak.core.target import Target
 from gradleak.matching import L2L1, Cosine, for_observations
 from gradleak.matching.chunking import Chunks
 from gradleak.matching.matcher import Matcher
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 Observe = Callable[..., Observation]
 TEXTS = (

@@ -16,7 +16,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.adapters import CausalLora, Lora
 
 Observe = Callable[..., Observation]

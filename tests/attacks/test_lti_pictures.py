@@ -20,14 +20,13 @@ from gradleak.attacks.learning_to_invert.picture_attacks import (
 from gradleak.attacks.learning_to_invert.training import TrainingSchedule
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.audit.client import observe, private_batches
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.priors.picture_priors import OnePicture

@@ -12,7 +12,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import MODULES
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.views import PartsView
 
 Observe = Callable[..., Observation]

@@ -14,7 +14,7 @@ from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 TEXTS = ("my phone number is five zero one .", "she never paid the bank again")
 Observe = Callable[..., Observation]

@@ -16,7 +16,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.views import Everything, PartsView
 
 TEXTS = ("my phone number is five zero .", "the cat is red .")

@@ -25,7 +25,7 @@ from gradleak.defenses.masking import Masking
 from gradleak.defenses.pruning import Pruning
 from gradleak.defenses.quantisation import Quantisation
 from gradleak.defenses.sign import Sign
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.views import Lamp
 
 TEXTS = ("my phone number is five", "the cat is red .", "she paid the bank")

@@ -11,11 +11,10 @@ from gradleak.attacks.learning_to_invert.picture_attacks import (
     PictureGallery,
     read_pictures,
 )
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting
 from gradleak.datasets.made_up import Shapes
 from gradleak.defenses.sign import Sign
 from gradleak.priors.picture_priors import OnePicture

@@ -24,7 +24,7 @@ from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, TinyCausal, tiny_tokenizer
@@ -186,7 +186,6 @@ def test_a_word_that_has_anothers_embedding_is_not_certified(
         table = model.get_input_embeddings().weight
         table[dog] = table[cat]
     target = TextClassifier("twins", model, tokenizer)
-    assert target.vocabulary.twins.nonzero()[:, 0].tolist() == sorted([dog, cat])
     hidden, seen = (
         [
             attacked(observe(target, [text], [1], view=view))

@@ -19,13 +19,19 @@ from gradleak.core.prior import pick, prior_of_texts
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.datasets.made_up import Shapes
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.priors.picture_priors import Grey, MeanPicture, load_generator
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.scores import gain_of
 from gradleak.records.settings import settings_of, worst_score, worst_values
-from gradleak.records.store import read_record
-from gradleak.records.summary import Column, Columns, columns_of, read_summaries, record_paths
+from gradleak.records.statistics import gain_of
+from gradleak.records.store import (
+    Column,
+    Columns,
+    columns_of,
+    read_record,
+    read_summaries,
+    record_paths,
+)
 from gradleak.report.verdict import write_worst_case
 from gradleak.targets.image_networks import TinyImage
 from gradleak.training.picture_models import GeneratorTraining, stack_pictures, train_generator

@@ -1,6 +1,8 @@
 """An update of one's own: what is made of it, what its guesses explain, and what is refused."""
 
 import copy
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,28 @@ def test_the_truth_explains_all_whatever_clipping_nobody_told_of(
     assert explain(observation, Reconstruction(sentences=())).share is None
 
 
+def test_each_guess_says_what_it_adds_to_the_others_of_its_batch(
+    tiny: Target, seen: Observation
+) -> None:
+    right = explain(seen, Reconstruction(sentences=ids_of(tiny)))
+    assert len(right.adds) == 2 and min(right.adds) > 0.005
+    # The right one adds something, the wrong one next to nothing, with the first left as it was
+    mixed = (TEXTS[0], "the dog was bad .")
+    wrong = explain(seen, Reconstruction(sentences=ids_of(tiny, list(mixed))))
+    assert wrong.adds[1] < 0.5 * right.adds[1]
+    (only,) = explain(seen, Reconstruction(sentences=ids_of(tiny)[:1], labels=(0,))).adds
+    assert only == pytest.approx(explain_share(seen, tiny), abs=1e-6)
+    twice = explain(seen, Reconstruction(sentences=ids_of(tiny, TEXTS[:1] * 2), labels=(0, 0)))
+    assert twice.adds == pytest.approx((0, 0), abs=1e-9)
+
+
+def explain_share(seen: Observation, tiny: Target) -> float:
+    """What one of two texts explains by itself."""
+    share = explain(seen, Reconstruction(sentences=ids_of(tiny)[:1], labels=(0,))).share
+    assert share is not None
+    return share
+
+
 def test_a_difference_is_an_update_of_fedavg(
     tiny: Target, model: Any, gradients: dict[str, torch.Tensor], seen: Observation
 ) -> None:
@@ -187,3 +211,61 @@ def test_bad_attacks_and_files_are_refused_by_what_is_wrong(
     given = {"model": model, "tokenizer": tiny.tokenizer}
     refused("give learning_rate=", hold(model, gradients, "difference", None), **given)
     refused("nothing", tmp_path / "nothing.safetensors", **given)
+
+
+def test_what_the_attacker_is_told_can_be_said_anew(
+    tiny: Target, model: Any, gradients: dict[str, torch.Tensor], seen: Observation
+) -> None:
+    nothing = gradleak.observe(model, tiny.tokenizer, gradients)
+
+    def told(observation: Observation, know: Any) -> Any:
+        return gradleak.reconstruct(observation, attacks="span", know=know).observations[0].knows
+
+    few = told(seen, ["batch_size", "defense"])
+    assert (few.batch_size, few.lengths, few.labels, few.defenses) == (2, None, None, ())
+    more = told(nothing, {"lengths": [7, 7], "labels": LABELS, "defense": "clipping:clip=1.0"})
+    assert (more.batch_size, more.lengths) == (2, (7, 7))
+    assert more.labels is not None and more.labels.tolist() == LABELS
+    assert [one.name for one in more.defenses or ()] == ["clipping"]
+    beside = told(seen, {"batch_size": 2})
+    assert beside.lengths == (7, 7) and beside.labels is not None
+
+    def refused(message: str, know: Any) -> None:
+        with pytest.raises(GradleakError, match=message):
+            gradleak.reconstruct(nothing, attacks="span", know=know)
+
+    refused("know names labels, lengths, batch_size, defense, not 'texts'", ["texts"])
+    refused("know names lengths, which was not granted", ["lengths"])
+    refused("speak of different batches", {"lengths": [7, 7], "batch_size": 3})
+
+
+def test_a_record_is_of_one_setting_and_says_so_shortly(
+    tiny: Target, model: Any, gradients: dict[str, torch.Tensor], seen: Observation
+) -> None:
+    found = gradleak.reconstruct(seen, attacks="span")
+    spec = gradleak.score(found, TEXTS).spec
+    assert spec["view"] == {"name": "everything"}
+    assert len(spec["target"]["weights"]) == 16
+    some = {name: one for name, one in gradients.items() if "layer.0" in name}
+    part = gradleak.observe(model, tiny.tokenizer, some, lengths=[7, 7], labels=LABELS)
+    both = gradleak.reconstruct([seen, part], attacks="span")
+    with pytest.raises(GradleakError, match="Updates 0 and 1 differ in their tensors that were"):
+        gradleak.score(both, [TEXTS, TEXTS])
+
+
+def test_a_data_frame_has_the_texts_where_they_are_asked_for(
+    seen: Observation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = gradleak.reconstruct(seen, attacks="span")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(GradleakError, match="pip install pandas"):
+        found.to_pandas()
+
+    # What a data frame is made of: pandas itself is no dependency of the tests
+    frames = types.SimpleNamespace(DataFrame=lambda rows, columns: (columns, rows))
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    columns, rows = found.to_pandas()
+    assert columns == ["update", "place", "attack", "certified", "explains", "adds"]
+    assert [row[:3] for row in rows] == [[0, 0, "span"], [0, 1, "span"]]
+    columns, rows = found.to_pandas(show=True)
+    assert columns[-1] == "text" and {row[-1] for row in rows} == {guess.text for guess in found}

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pack_pictures import write_npz
 
 from gradleak.audit import AuditSpec, run_audit
 from gradleak.cli.main import main
 from gradleak.core.errors import GradleakError
-from gradleak.datasets.picture_sets import Pictures, write_npz
+from gradleak.datasets.picture_sets import Pictures
 from gradleak.records import png
 from gradleak.records.store import read_record
 

@@ -110,7 +110,7 @@ def test_a_header_that_tells_nothing_says_so(tmp_path: Path, capsys: Captured) -
     assert (
         "model not told weights not told protocol fedsgd, 1 step of sgd, learning rate not" in said
     )
-    assert "Beside the arrays: nothing that this file speaks of." in said
+    assert "Beside the arrays: this file speaks of nothing else." in said
     assert "batch size not told lengths not told labels not told defenses none are stated" in said
 
 

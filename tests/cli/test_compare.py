@@ -10,8 +10,7 @@ import pytest
 
 from gradleak.cli import main
 from gradleak.records.statistics import paired_difference
-from gradleak.records.store import read_record, write_record
-from gradleak.records.summary import record_paths
+from gradleak.records.store import read_record, record_paths, write_record
 
 ATTACKS = ["--attack", "span", "--attack", "tag:steps=3"]
 WORDS = ["audit", "--target", "tiny", "--limit", "8", "--device", "cpu", *ATTACKS]
@@ -105,6 +104,18 @@ def test_attacks_of_several_records_of_a_setting_are_no_difference(
     attacks = next(change for change in setting["changes"] if change["what"] == "attacks")
     assert "tag:steps=2" in attacks["first"] and "tag" not in attacks["second"]
     assert all(name in attacks[side] for name in ("blind", "span") for side in ("first", "second"))
+
+
+def test_attacks_of_one_name_are_told_apart_by_the_fields_that_differ(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["audit", "--target", "tiny", "--limit", "2", "--device", "cpu"]
+    for run, attacks in (("a", ("blind", "tag:steps=2")), ("b", ("tag:steps=3", "blind"))):
+        named = [word for attack in attacks for word in ("--attack", attack)]
+        assert main([*words, *named, "--out", str(tmp_path / run)]) == 0
+    (setting,) = compared(capsys, tmp_path / "a", tmp_path / "b")["settings"]  # type: ignore[misc]
+    (changed,) = setting["changes"]
+    assert (changed["first"], changed["second"]) == ("blind; tag:steps=2", "blind; tag:steps=3")
 
 
 def test_a_person_reads_what_changed_and_which_way(

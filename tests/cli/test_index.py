@@ -76,6 +76,9 @@ def test_a_list_at_80_columns_breaks_no_field(
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "learning_rate=0.1," in shown
+    # What a component is stands behind its name, and lines below are indented
+    starts = [line.split()[0] for line in shown.splitlines() if line.strip() and line[0] != " "]
+    assert starts == list(read_index()["attack"])
 
 
 @pytest.mark.parametrize(

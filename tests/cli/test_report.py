@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradleak.cli import main
-from gradleak.records.summary import record_paths
+from gradleak.records.store import record_paths
 from gradleak.study.cells import read_study
 
 WORDS = (

@@ -8,8 +8,7 @@ import pytest
 from gradleak.attacks.recipes.baselines import Tag
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
-from gradleak.records.store import read_record
-from gradleak.records.summary import record_paths
+from gradleak.records.store import read_record, record_paths
 
 AUDIT = "audit --target tiny --attack tag:steps=3 --limit 2 --batch-size 2 --device cpu".split()
 Captured = pytest.CaptureFixture[str]

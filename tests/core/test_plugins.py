@@ -107,6 +107,24 @@ def test_a_study_names_them_beside_itself_and_its_workers_load_them(
     assert len(found) == 2 and all("plugin my_parts.py" in versions for versions in found)
 
 
+@pytest.mark.long
+def test_a_study_on_ray_loads_them_on_its_cluster(
+    source: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    pytest.importorskip("ray", reason="ray is not installed; pip install 'gradleak[ray]'")
+    study = tmp_path / "mine.yaml"
+    study.write_text(
+        "plugins: [my_parts.py]\ntarget: tiny\nattacks: [[my_span]]\nlimit: 1\nseed: [0, 1]\n"
+        "defenses: [my_halving]\nmetrics: [rouge1, exact_match]\n"
+    )
+    words = ["run", str(study), "--out", str(tmp_path / "runs"), "--engine", "ray"]
+    assert main([*words, "--device", "cpu"]) == 0, capsys.readouterr().err
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "runs" / "mine").glob("*.json")]
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    found = [one["versions"]["plugin my_parts.py"] for one in kept if "versions" in one]
+    assert found == [f"sha256:{digest}"] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -122,6 +140,16 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(
     with pytest.raises(GradleakError, match=message):
         name_plugins([source])
     assert not list_sources()
+
+
+def test_two_files_of_one_name_are_not_taken_for_one(source: Path, tmp_path: Path) -> None:
+    name_plugins([source])
+    name_plugins([source])  # the same again is nothing new
+    other = tmp_path / "other" / "my_parts.py"
+    other.parent.mkdir()
+    other.write_text(SOURCE.replace("my_span", "other_span"))
+    with pytest.raises(GradleakError, match=r"my_parts.py has the name of another plugin"):
+        name_plugins([other])
 
 
 def test_what_is_no_file_is_refused(source: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pack_pictures import write_npz
 
 from gradleak.core.errors import GradleakError
 from gradleak.datasets import resolve_dataset
 from gradleak.datasets.made_up import Shapes
-from gradleak.datasets.picture_sets import Cifar10, PictureFiles, Pictures, write_npz
+from gradleak.datasets.picture_sets import Cifar10, PictureFiles, Pictures
 from gradleak.records import png
 
 COUNT = 40

@@ -18,8 +18,7 @@ from gradleak.datasets import (
     TuningPart,
     resolve_dataset,
 )
-from gradleak.datasets.selection import Selection
-from gradleak.datasets.tuning_part import for_tuning
+from gradleak.datasets.selection import Selection, for_tuning
 
 real_data = pytest.mark.skipif(
     "GRADLEAK_DATA" not in os.environ, reason="GRADLEAK_DATA is not set: no real datasets here"

@@ -19,7 +19,7 @@ from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.defenses.half_precision import Rounding
 from gradleak.matching.inputs import visible_linear_parts
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import Tiny
 
 CPU = torch.device("cpu")

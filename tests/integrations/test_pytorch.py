@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,23 @@ def test_a_capture_holds_what_clipping_left_and_nothing_that_was_not_granted(
     assert (told.batch_size, told.lengths, told.labels) == (None, None, None)
     assert found.header.defenses == ("clipping:clip=0.01",)
     assert (found.header.client, found.header.round) == ("7", 3)
+
+
+def test_another_tokenizer_than_that_of_the_capture_is_refused(
+    tiny: Target, model: Any, tmp_path: Path
+) -> None:
+    update, given = tmp_path / "update.safetensors", copy.deepcopy(model)
+    with gradleak.capture(model, update, tokenizer=tiny.tokenizer):
+        run(model, tiny, TEXTS)
+    assert len(read_capture(update).header.model.tokenizer_hash) == 64
+    other = SimpleNamespace(get_vocab=lambda: {"a": 0})
+    with pytest.raises(GradleakError, match="texts of another tokenizer, whose words"):
+        gradleak.reconstruct(update, model=given, tokenizer=other)
+    with (
+        pytest.raises(GradleakError, match="wants a tokenizer of transformers, not a str"),
+        gradleak.capture(model, update, tokenizer="bert"),
+    ):
+        pass
 
 
 def test_a_difference_is_what_training_added_to_the_weights(

@@ -11,7 +11,7 @@ from gradleak.core.attack import Bench
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.chunking import Chunks
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 
 
 class Memory:

@@ -7,7 +7,7 @@ import pytest
 
 from gradleak.core.metric import Text
 from gradleak.metrics.alignment import align
-from gradleak.metrics.rouge import f_measure
+from gradleak.metrics.texts import f_measure
 
 
 def sentence(text: str, ids: tuple[int, ...] = ()) -> Text:

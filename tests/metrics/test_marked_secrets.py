@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gradleak.core.metric import Pair, Text
-from gradleak.metrics.marked_secrets import (
+from gradleak.metrics.texts import (
     SecretEditDistance,
     SecretRecall,
     edits_to_nearest,

@@ -8,7 +8,7 @@ import pytest
 import gradleak.metrics
 from gradleak.core.metric import Metric, Pair, Text
 from gradleak.core.registry import find, list_registered
-from gradleak.metrics.rouge import UnicodeWords, f_measure
+from gradleak.metrics.texts import UnicodeWords, f_measure
 
 ROUGES = [name for name in list_registered("metric") if name.startswith("rouge")]
 

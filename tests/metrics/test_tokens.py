@@ -3,7 +3,7 @@
 import pytest
 
 from gradleak.core.metric import Pair, Text
-from gradleak.metrics.tokens import BagF1, ExactMatch, TokenAccuracy
+from gradleak.metrics.texts import BagF1, ExactMatch, TokenAccuracy
 
 
 def pair(secret: tuple[int, ...], guess: tuple[int, ...]) -> Pair:

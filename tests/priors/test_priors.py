@@ -10,8 +10,15 @@ import torch
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.priors.english import Auto, English, load_packed, pack, save_packed, unpack
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import (
+    Auto,
+    English,
+    FrequentWords,
+    load_packed,
+    pack,
+    save_packed,
+    unpack,
+)
 from gradleak.priors.language_model import CausalLMPrior, OwnVocabulary, SameVocabulary
 from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
 

@@ -17,7 +17,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.priors.frequent_words import FrequentWords
+from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD, dropout_from
 from gradleak.targets.tiny import Tiny, TinyCausal
 

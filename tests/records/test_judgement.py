@@ -23,8 +23,7 @@ from gradleak.records.judgement import (
 from gradleak.records.run_folder import read_run
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Setting
-from gradleak.records.store import write_record
-from gradleak.records.summary import read_summary
+from gradleak.records.store import read_summary, write_record
 
 
 def changed(

@@ -16,14 +16,18 @@ from gradleak.records import store
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import (
+    DETAILS,
     SecretKey,
+    Summary,
     check_writable,
+    columns_of,
     keyed_hash,
     open_key,
     read_record,
+    read_summaries,
+    read_summary,
     write_record,
 )
-from gradleak.records.summary import DETAILS, Summary, columns_of, read_summaries, read_summary
 
 
 def test_a_written_record_is_read_back_from_the_file_of_its_id(

@@ -10,8 +10,7 @@ from gradleak.records.errors import RecordError
 from gradleak.records.schema import DataRecord, Record, Score, SecretRecord
 from gradleak.records.settings import settings_of
 from gradleak.records.statistics import Interval, paired_difference
-from gradleak.records.store import write_record
-from gradleak.records.summary import read_summaries
+from gradleak.records.store import read_summaries, write_record
 from gradleak.report.terminal.comparison import (
     LESS,
     MORE,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradleak.records.schema import Record, Score
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.papers.paper_tables import (
     Filled,
     PaperTable,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gradleak.records.schema import GuaranteeRecord, NoiseRecord, Record
-from gradleak.records.store import write_record
-from gradleak.records.summary import Summary, read_summary
+from gradleak.records.store import Summary, read_summary, write_record
 from gradleak.report.papers.study_results import (
     Answered,
     StudyCell,

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_schema import write_schema
 
 from gradleak.records.errors import RecordError
 from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, TargetRecord
 from gradleak.records.settings import settings_of
-from gradleak.records.store import write_record
-from gradleak.records.summary import columns_of, read_summaries, read_summary
+from gradleak.records.store import columns_of, read_summaries, read_summary, write_record
 from gradleak.report.naming import rank_naturally
 from gradleak.report.page import build_report
 from gradleak.report.page.charts import AttacksUnderDefenses
-from gradleak.report.page.forms import write_html, write_json, write_markdown, write_schema
+from gradleak.report.page.forms import write_html, write_json, write_markdown
 from gradleak.report.page.guesses import GuessGallery, Searches, measure_likeness
-from gradleak.report.page.opening import Opening
-from gradleak.report.page.setting_list import SettingList
+from gradleak.report.page.opening import Opening, SettingList
 
 Make = Callable[..., Record]
 DOCS = Path(__file__).parents[2] / "docs"

@@ -19,13 +19,12 @@ from rich.console import Console
 
 import gradleak
 from gradleak.cli import main
-from gradleak.cli.main import nearest, write_escaped
+from gradleak.cli.main import break_line, nearest, write_escaped
 from gradleak.cli.map import leak_map
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.datasets import Canaries, resolve_dataset
 from gradleak.records.schema import Record
-from gradleak.records.store import write_record
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary, write_record
 from gradleak.report.naming import write_component
 from gradleak.report.terminal.console import print_indented
 from gradleak.report.terminal.listing import print_folder
@@ -73,6 +72,28 @@ def test_a_check_is_indented_on_a_terminal_and_one_line_elsewhere(terminal: bool
     assert lines[0].startswith("FAIL    the gate: a long")
     assert len(lines) == (4 if terminal else 1)
     assert all(line.startswith(" " * 8) and len(line) <= 40 for line in lines[1:])
+
+
+def test_an_error_on_a_terminal_is_broken_between_words() -> None:
+    path = "runs/" + "a-long-name/" * 5
+    lines = break_line(f"  line 8: no such defense. Available: clipping, pruning. See {path}.", 40)
+    assert lines[0] == "  line 8: no such defense. Available:"
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert max(len(line) for line in lines if path not in line) <= 40
+    assert any(line.strip().startswith(path) for line in lines)  # to be copied
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_error_elsewhere_is_one_line(
+    terminal: bool, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["audit", "--attack", "dgl"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert (len(said) > 2) == terminal and (len(said) == 1) != terminal
+    assert said[0].startswith("Error: ")
+    assert not terminal or all(line.startswith("  ") for line in said[1:])
 
 
 def test_a_broken_record_is_named_below_the_others(

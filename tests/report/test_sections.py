@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from report_schema import describe_report
 
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
 from gradleak.report import page
-from gradleak.report.page.forms import describe_report, write_html, write_markdown
+from gradleak.report.page.forms import write_html, write_markdown
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.table_markup import (
     Column,

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gradleak.records.judgement import judge_record
 from gradleak.records.schema import FindingRecord, Record, Score
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import write_component
 from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
 from gradleak.report.shown_guesses import find_kept_secrets

@@ -20,7 +20,14 @@ from gradleak.records.schema import (
     TargetRecord,
 )
 from gradleak.records.store import write_record
-from gradleak.study.gate_checks import Accepted, GateCheck, examples_needed, judge, read_bound
+from gradleak.study.gate_checks import (
+    Accepted,
+    Bound,
+    GateCheck,
+    examples_needed,
+    judge,
+    read_bound,
+)
 
 EXACT = [read_bound("exact_match=0.05", upper=True)]
 Captured = pytest.CaptureFixture[str]
@@ -60,7 +67,17 @@ def test_none_of_59_is_what_a_bound_of_five_percent_needs(tmp_path: Path) -> Non
     (failed,) = judge(write(tmp_path / "58", 0, 58), EXACT)
     assert passed.passed
     assert not failed.passed
-    assert "0 of 59" in failed.message
+    assert "needs 59 examples, none of them leaking" in failed.message
+
+
+def test_a_check_is_told_in_percent_as_tables_are(tmp_path: Path) -> None:
+    (check,) = judge(write(tmp_path, 1, 59), [read_bound("exact_match=0.5%", upper=True)])
+    assert check.title == "exact_match ≤ 0.5 %"
+    assert check.message.startswith("exact_match is 1.69 % over 59 examples and may be as high as ")
+    assert "(one-sided, 95 %)" in check.message
+    assert Bound("secret_edit_distance", 0.8, upper=False).write("characters") == (
+        "secret_edit_distance ≥ 0.8"
+    )
 
 
 def test_one_leak_in_59_passes_the_bound_and_shuts_the_gate(tmp_path: Path) -> None:

@@ -37,15 +37,13 @@ from gradleak.records.schema import (
 )
 from gradleak.records.settings import Setting, worst_score
 from gradleak.records.statistics import Interval
-from gradleak.records.store import write_record
-from gradleak.records.summary import Summary, columns_of
+from gradleak.records.store import Summary, columns_of, write_record
 from gradleak.report.naming import Labels
 from gradleak.report.page import build_report
 from gradleak.report.page.charts import compare_attacks
 from gradleak.report.page.forms import write_html, write_markdown
-from gradleak.report.page.opening import Opening, reach_verdict
+from gradleak.report.page.opening import Opening, SettingList, reach_verdict
 from gradleak.report.page.section import JudgedRun
-from gradleak.report.page.setting_list import SettingList
 from gradleak.report.page.story import tell_story
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap, Lead, conclude, write_score
 from gradleak.report.pictures.tradeoff_chart import Point

@@ -23,8 +23,8 @@ from gradleak.study.leak_and_utility import (
     read_chain,
     run_tradeoff,
 )
-from gradleak.training.classifier_scores import intervals
 from gradleak.training.fine_tuning import FineTuning
+from gradleak.training.material import intervals
 
 DEFENSES = ("none", "sign", "dp_sgd")
 

@@ -18,13 +18,15 @@ from gradleak.core.errors import GradleakError
 from gradleak.records.run_folder import claim
 from gradleak.records.store import read_record
 from gradleak.study import minutes, pace
-from gradleak.study.cells import Cell, read_study, write_plan
-from gradleak.study.choice import (
+from gradleak.study.cells import (
+    Cell,
     Job,
     PriorityEntry,
     Share,
     read_priority,
+    read_study,
     share_by_priority,
+    write_plan,
 )
 from gradleak.study.grid import run_cells
 from gradleak.study.minutes import (

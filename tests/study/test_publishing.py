@@ -13,8 +13,7 @@ from gradleak.cli import main
 from gradleak.core.errors import GradleakError
 from gradleak.datasets import Canaries
 from gradleak.records.published import read_published
-from gradleak.records.store import read_record, rewrite_record
-from gradleak.records.summary import read_summaries
+from gradleak.records.store import read_record, read_summaries, rewrite_record
 from gradleak.study.publishing import publish_runs
 
 STUDY = """

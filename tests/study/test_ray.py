@@ -17,7 +17,7 @@ from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.records.plain import to_plain
 from gradleak.records.run_folder import FAILED_SUFFIX
-from gradleak.records.summary import RECORD
+from gradleak.records.store import RECORD
 from gradleak.study import ray_engine
 from gradleak.study.cells import Cell, read_study
 from gradleak.study.grid import Grid, failure_file, number_cells, run_cells

@@ -13,8 +13,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.records.run_folder import read_plan
 from gradleak.records.store import write_record
 from gradleak.study import grid
-from gradleak.study.cells import read_study, write_plan
-from gradleak.study.choice import choose_cells
+from gradleak.study.cells import choose_cells, read_study, write_plan
 from gradleak.study.grid import run_cells
 from gradleak.study.state import read_state
 

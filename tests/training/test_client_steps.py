@@ -21,10 +21,9 @@ from gradleak.defenses.sign import Sign
 from gradleak.targets import resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import WORDS
-from gradleak.training.classifier_scores import Scores
 from gradleak.training.client_steps import choose_by_chance
 from gradleak.training.fine_tuning import FineTuning, fine_tune, guarantees
-from gradleak.training.material import Material, lessons
+from gradleak.training.material import Material, Scores, lessons
 
 
 def toy(count: int = 64) -> list[Example]:

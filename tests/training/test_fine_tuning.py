@@ -19,7 +19,6 @@ from gradleak.datasets import Canaries, Cola, RottenTomatoes
 from gradleak.targets import resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import WORDS, tiny_tokenizer
-from gradleak.training.classifier_scores import Scores, count_pairs, score_counts
 from gradleak.training.fine_tuning import (
     FineTuning,
     News,
@@ -29,7 +28,15 @@ from gradleak.training.fine_tuning import (
     evaluate,
     fine_tune,
 )
-from gradleak.training.material import Material, dev_split, hold_out, lessons
+from gradleak.training.material import (
+    Material,
+    Scores,
+    count_pairs,
+    dev_split,
+    hold_out,
+    lessons,
+    score_counts,
+)
 
 CPU = torch.device("cpu")
 QUICK = FineTuning(epochs=2, batch_size=16, learning_rate=5e-3)

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pack_pictures import write_npz
 
 from gradleak.cli.main import main
-from gradleak.datasets.picture_sets import Pictures, write_npz
+from gradleak.datasets.picture_sets import Pictures
 from gradleak.targets import resolve_target
 
 

@@ -1,13 +1,10 @@
-"""What leaks from updates of one's own: guesses, what they explain, and a record of them.
+"""What leaks from updates of one's own: guesses, and how much of an update they explain.
 
-`reconstruct` attacks what `own_update` observed; `score` compares the guesses with the truth, where
-its owner lets it be known, in a record like any other.
+`reconstruct` attacks what `own_update` observed; `own_score` compares the guesses with the truth.
 """
 
-import hashlib
 import itertools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,32 +16,19 @@ from typing import Any
 import torch
 
 from gradleak.attacks import evidence
-from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.client import AuditInput
-from gradleak.audit.objectives import objectives
-from gradleak.audit.outcomes import AttackOutcomes, AuditResult, Outcome
-from gradleak.audit.own_update import list_lines, observe_capture
-from gradleak.audit.record import WITHOUT_WORDS, finding_records, record_of
-from gradleak.audit.spec import EVERY_FACT, AuditSpec, read
+from gradleak.audit.own_update import grant, list_lines, observe_capture
+from gradleak.audit.record import WITHOUT_WORDS
+from gradleak.audit.spec import read
 from gradleak.captures import Capture
-from gradleak.core.attack import Attack, Bench, Reconstruction, Scale
-from gradleak.core.batch import Example
+from gradleak.core.attack import Attack, Bench, Reconstruction, TrainableAttack
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, parse_memory
 from gradleak.core.observation import Fact, Observation, Round
-from gradleak.core.prior import Prior, PriorSpec
+from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import list_fields, to_string
 from gradleak.core.streams import Streams
-from gradleak.core.target import Target, TargetSpec
-from gradleak.core.trainable import TrainableAttack
-from gradleak.datasets.own_texts import OwnTexts
-from gradleak.records.schema import Record
-from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
-from gradleak.targets.in_memory import (
-    InMemory,
-    hash_weights,
-)
-from gradleak.views import TensorsView
+from gradleak.core.target import Target
+from gradleak.targets.in_memory import hash_weights
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
 MOST_LABELLINGS = 64  # tried to see how much of an update a guess explains
@@ -59,6 +43,7 @@ class RebuiltText:
     text: str = field(repr=False)
     certified: bool  # the update itself shows that it is right
     explains: float | None  # the share of the update's square that its batch explains
+    adds: float | None  # how much less the others of its batch explain without it
     attack: str
     update: int  # which of the updates, counted from 0
     place: int  # in its batch
@@ -83,6 +68,7 @@ class Explained:
 
     share: float | None = None
     by_tensor: Mapping[str, float] = field(default_factory=dict)
+    adds: tuple[float, ...] = ()  # of each sentence, how much less the others explain
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +96,14 @@ class Reconstructions(Sequence[RebuiltText]):
     def list_guesses(self, update: int, attack: str) -> list[RebuiltText]:
         """Returns what one attack rebuilt of one update."""
         one, target = self.attacked[attack], self.observations[update].target
-        found, share = one.found[update], one.explained[update].share
+        found, explained = one.found[update], one.explained[update]
+        sentences = [(place, ids) for place, ids in enumerate(found.sentences) if ids]
+        adds = explained.adds or (None,) * len(sentences)
         return [
-            RebuiltText(target.decode(ids), found.certified, share, attack, update, place)
-            for place, ids in enumerate(found.sentences)
-            if ids
+            RebuiltText(
+                target.decode(ids), found.certified, explained.share, more, attack, update, place
+            )
+            for (place, ids), more in zip(sentences, adds, strict=True)
         ]
 
     def _best(self, update: int) -> str:
@@ -155,16 +144,19 @@ class Reconstructions(Sequence[RebuiltText]):
         yield f"{len(self)} texts rebuilt from {len(self.observations)} updates, {certified} proven"
         for guess in self:
             explained = "" if guess.explains is None else f", explains {guess.explains:.1%}"
+            explained += "" if guess.adds is None else f", adds {guess.adds:.1%}"
             proven = ", proven" if guess.certified else ""
             text = guess.text if show else "(text withheld: .show())"
             yield f"  {guess.update}.{guess.place} {guess.attack}{proven}{explained}: {text}"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in ("update", "attack", "proven", "explains"))
+        head = "".join(
+            f"<th>{name}</th>" for name in ("update", "attack", "proven", "explains", "adds")
+        )
         rows = "".join(
             f"<tr><td>{guess.update}.{guess.place}</td><td>{escape(guess.attack)}</td>"
             f"<td>{'yes' if guess.certified else 'no'}</td>"
-            f"<td>{'—' if guess.explains is None else f'{guess.explains:.1%}'}</td></tr>"
+            f"<td>{_write_share(guess.explains)}</td><td>{_write_share(guess.adds)}</td></tr>"
             for guess in self
         )
         return f"<table><tr>{head}</tr>{rows}</table><p>Texts are withheld; .show() has them.</p>"
@@ -175,8 +167,9 @@ class Reconstructions(Sequence[RebuiltText]):
             import pandas
         except ImportError as error:
             raise GradleakError("to_pandas() needs pandas: pip install pandas.") from error
-        columns = ("update", "place", "attack", "certified", "explains", *(["text"] * show))
-        return pandas.DataFrame([{name: getattr(one, name) for name in columns} for one in self])
+        columns = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
+        rows = [[getattr(one, name) for name in columns] for one in self]
+        return pandas.DataFrame(rows, columns=list(columns))
 
 
 def reconstruct(
@@ -185,6 +178,7 @@ def reconstruct(
     model: Any = None,
     tokenizer: Any = None,
     attacks: str | Sequence[str] | None = None,
+    know: Mapping[str, Any] | Sequence[str] | None = None,
     prior: str = "auto",
     seed: int = 0,
     time_limit: float | None = None,
@@ -195,8 +189,9 @@ def reconstruct(
 
     Files want the `model` and `tokenizer` that the update is of. Without `attacks` it is the
     portfolio, told what was granted and reading labels and lengths off the update where they were
-    not; where the size of the batch was not granted it is `span`, which does without.
-    `time_limit` is in seconds for each attack.
+    not; where the size of the batch was not granted it is `span`, which does without. `know` says
+    anew what the attacker is told: which of the facts that were granted, or with their values
+    facts that were not: `{"batch_size": 1}`. `time_limit` is in seconds for each attack.
     """
     every = list(observed) if isinstance(observed, (list, tuple)) else [observed]
     if not every:
@@ -205,6 +200,8 @@ def reconstruct(
         replace(_as_observation(one, model, tokenizer, device), index=index)
         for index, one in enumerate(every)
     ]
+    if know is not None:
+        observations = [grant(one, know) for one in observations]
     target = observations[0].target
     if any(one.target is not target for one in observations):
         observations = [_share_target(one, target) for one in observations]
@@ -218,7 +215,7 @@ def reconstruct(
     )
     attacked, most = dict[str, Attacked](), None
     for attack in chosen:
-        told = [one.limit_to(_choose_facts(attack, one)) for one in observations]
+        told = [one.limit_to(choose_facts(attack, one)) for one in observations]
         with measured_peak(target.device) as peak:
             found = attack.reconstruct(told, replace(bench, deadline=_deadline(time_limit)))
         most = max(most or 0, peak.bytes or 0) or None
@@ -280,7 +277,7 @@ def _choose_attacks(
     return chosen
 
 
-def _choose_facts(attack: Attack, observation: Observation) -> frozenset[Fact]:
+def choose_facts(attack: Attack, observation: Observation) -> frozenset[Fact]:
     """Returns what it is told of what is known: what it requires, or can make use of."""
     return (attack.requires | attack.uses | {Fact.DEFENSE}) & observation.knows.facts
 
@@ -295,8 +292,11 @@ def explain(observation: Observation, guess: Reconstruction) -> Explained:
     if not sentences:
         return Explained()
     labellings = _list_labellings(observation, guess, len(sentences))
-    tried = (_explain(observation, sentences, labels) for labels in labellings)
-    return max(tried, key=lambda one: one.share or 0.0, default=Explained())
+    tried = [(_explain(observation, sentences, labels), labels) for labels in labellings]
+    best, labels = max(tried, key=lambda one: one[0].share or 0.0, default=(Explained(), None))
+    if best.share is None or not observation.protocol.one_gradient:
+        return best
+    return replace(best, adds=_weigh_each(observation, sentences, labels))
 
 
 def _list_labellings(
@@ -352,133 +352,40 @@ def _explain(
     return Explained(max(0.0, 1 - sum(off.values()) / total), shares)
 
 
-# The record
+def _weigh_each(
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+) -> tuple[float, ...]:
+    """Returns how much less of an update multiples of the others' gradients account for, without
+    each sentence: nothing where a guess is of no use."""
+    target, seen = observation.target, observation.update.tensors
+    rows = []
+    for place, sentence in enumerate(sentences):
+        label = None if labels is None else labels[place : place + 1]
+        batch = target.batch_of([sentence], label)[None]
+        made = observation.simulate_undefended(batch, [Streams.root("attacker", 0)]).tensors
+        rows.append(torch.cat([made[name].detach().double().flatten() for name in seen]))
+    update = torch.cat([tensor.double().flatten() for tensor in seen.values()])
+    gradients = torch.stack(rows)
+    products, aims = gradients @ gradients.T, gradients @ update
+    total = float(update.square().sum())
 
+    def account_for(kept: list[int]) -> float:
+        """The share of the update's square that lies in the span of these gradients."""
+        if not kept:
+            return 0.0
+        inverse = torch.linalg.pinv(products[kept][:, kept], hermitian=True)
+        return float(aims[kept] @ inverse @ aims[kept]) / total
 
-def score(
-    found: Reconstructions,
-    truth: Sequence[Any],
-    *,
-    labels: Sequence[Any] | None = None,
-    out: str | Path | None = None,
-    keep_secrets: bool = False,
-    target: TargetSpec | None = None,
-) -> Record:
-    """Compares guesses with the texts that the clients really had, in a record like any other.
-
-    `truth` has the texts of the one update, or a list of texts for each of several; `labels` goes
-    with it, where the texts had some and they were not granted. With `out` the record is written
-    into that folder. `target` says how the model can be opened again, where it can.
-    """
-    observations = found.observations
-    model = observations[0].target
-    batches = _split(truth, len(observations))
-    given = _split(labels, len(observations)) if labels is not None else [None] * len(batches)
-    private = []
-    for place, (texts, classes) in enumerate(zip(batches, given, strict=True)):
-        private.append(
-            model.private_batch(_as_examples(observations[place], found, place, texts, classes))
-        )
-    spec = _spec_of(found, target, max(len(one) for one in batches))
-    member = AuditInput(spec, private)
-    result = AuditResult({name: AttackOutcomes() for name in spec.attack_keys()})
-    prior = spec.prior.open(model)
-    assert isinstance(prior, Prior)
-    bench = Bench(Streams.root("attacker", found.seed), prior)
-    norms = [float(torch.stack(list(o.update.norms().values())).norm()) for o in observations]
-    for (name, attack), one in zip(
-        spec.attack_keys().items(), found.attacked.values(), strict=True
-    ):
-        told = [
-            observation.limit_to(_choose_facts(attack, observation)) for observation in observations
-        ]
-        blind, drawn = Blind().reconstruct(told, bench), draw_beside(attack, told, bench)
-        at_guess, at_truth = objectives(attack, told, private, one.found, prior)
-        for place, observation in enumerate(told):
-            value = at_truth[place]
-            scale = Scale() if value is None else attack.objective_scale(observation)
-            result.attacks[name].add(
-                Outcome(one.found[place], norms[place], at_guess[place], value, scale),
-                Outcome(blind[place], norms[place]),
-                Outcome(drawn[place], norms[place]),
-            )
-    result.findings += finding_records(observations, private)
-    folder = None if out is None else Path(out)
-    key = open_key(folder) if folder is not None else SecretKey(os.urandom(KEY_BYTES))
-    device = str(model.device)
-    record = record_of(member, result, model, key, device, found.peak_memory, keep_secrets)
-    if folder is not None:
-        write_record(folder, record)
-    return record
-
-
-def _spec_of(found: Reconstructions, target: TargetSpec | None, batch_size: int) -> AuditSpec:
-    first = found.observations[0]
-    facts = frozenset(Fact).intersection(*(one.knows.facts for one in found.observations))
-    return AuditSpec(
-        target=target or InMemory(found.model, found.weights),
-        data=OwnTexts(_hash_updates(found.observations)),
-        attacks=tuple(one.attack for one in found.attacked.values()),
-        protocol=first.protocol,
-        view=TensorsView(tuple(first.update.tensors)),
-        prior=read("prior", found.prior, PriorSpec),
-        limit=len(found.observations),
-        batch_size=batch_size,
-        defenses=first.knows.defenses or (),
-        know=tuple(fact for fact in EVERY_FACT if fact in facts),
-        seed=found.seed,
+    every = list(range(len(rows)))
+    whole = account_for(every)
+    return tuple(
+        max(0.0, whole - account_for([other for other in every if other != place]))
+        for place in every
     )
 
 
-def _as_examples(
-    observation: Observation,
-    found: Reconstructions,
-    update: int,
-    texts: Sequence[str],
-    labels: Sequence[int | str] | None,
-) -> list[Example]:
-    """Returns the truth of one update with its labels: given, granted, or as the guess has them."""
-    size = observation.knows.batch_size
-    if size is not None and len(texts) != size:
-        raise GradleakError(f"Update {update} is of {size} texts, and the truth has {len(texts)}.")
-    known = observation.knows.labels
-    if labels is not None and len(labels) != len(texts):
-        raise GradleakError(
-            f"There are {len(texts)} texts and {len(labels)} labels for update {update}."
-        )
-    if labels is None and known is not None:
-        labels = known.tolist()
-    if labels is None and not observation.target.labels_are_tokens:
-        raise GradleakError(
-            "The model is a classifier, and the labels of these texts were not granted: pass"
-            " labels= to score()."
-        )
-    beside = [None] * len(texts) if labels is None else list(labels)
-    return [
-        Example(text, label, where=f"text {place + 1} of update {update}")
-        for place, (text, label) in enumerate(zip(texts, beside, strict=True))
-    ]
-
-
-def _split(given: Sequence[Any], updates: int) -> list[Sequence[Any]]:
-    """Returns one list for each update; of a single one, its texts may stand by themselves."""
-    nested = bool(given) and all(isinstance(one, (list, tuple)) for one in given)
-    every = list(given) if nested else [list(given)]
-    if len(every) != updates or not all(every):
-        raise GradleakError(
-            f"The truth is of {len(every)} updates, and {updates} were attacked: pass a list of"
-            " lists, one an update, in their order."
-        )
-    return every
-
-
-def _hash_updates(observations: Sequence[Observation]) -> str:
-    """Tells records of different updates apart."""
-    digest = hashlib.sha256()
-    for observation in observations:
-        for name, tensor in sorted(observation.update.tensors.items()):
-            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+def _write_share(share: float | None) -> str:
+    return "—" if share is None else f"{share:.1%}"
 
 
 def _deadline(seconds: float | None) -> float | None:

@@ -5,7 +5,7 @@ have. `observe` makes an observation of it; `own_guesses` attacks that and score
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,18 @@ from gradleak.audit.spec import read
 from gradleak.captures import Capture, CaptureHeader, match_names, read_capture
 from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Knowledge, Observation, Round, check_update
+from gradleak.core.observation import Fact, Knowledge, Observation, Round, check_update
 from gradleak.core.protocol import Protocol
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.targets.in_memory import (
+    hash_vocabulary,
     hash_weights,
     open_in_memory,
     refuse_strange,
     unwrap,
 )
+from gradleak.targets.opened import OpenedTransformer
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]
 HALF = {torch.bfloat16: "rounding:dtype=bf16", torch.float16: "rounding:dtype=fp16"}
@@ -77,6 +79,10 @@ def observe_capture(
             " update was computed."
         )
     _refuse_other_weights(header, model if target is None else target.module)
+    if isinstance(target, OpenedTransformer):
+        tokenizer = target.tokenizer
+    if tokenizer is not None:
+        _refuse_other_words(header, tokenizer)
     if header.kind == "difference":  # as files hold it: after minus before
         tensors = {name: -tensor for name, tensor in tensors.items()}
     if target is None:
@@ -124,6 +130,42 @@ class Facts:
             if values is not None:
                 return len(values)
         return self.batch_size
+
+
+def grant(observation: Observation, know: Mapping[str, Any] | Sequence[str]) -> Observation:
+    """Tells an attacker something else: of what was granted the facts that are named, or beside it
+    facts with their values."""
+    names = (know,) if isinstance(know, str) else tuple(know)
+    if strange := [name for name in names if name not in list(Fact)]:
+        raise GradleakError(f"know names {', '.join(Fact)}, not {strange[0]!r}.")
+    knows = observation.knows
+    if not isinstance(know, Mapping):
+        if lacking := [name for name in names if Fact(name) not in knows.facts]:
+            raise GradleakError(
+                f"know names {lacking[0]}, which was not granted where the update was captured or"
+                f" observed: give its value too, know={{{lacking[0]!r}: …}}."
+            )
+        return replace(observation, knows=knows.limit_to(map(Fact, names)))
+    lengths, labels = _tuple(know.get("lengths")), _tuple(know.get("labels"))
+    told = Facts(
+        know.get("batch_size", knows.batch_size),
+        knows.lengths if lengths is None else lengths,
+        labels if labels is not None or knows.labels is None else tuple(knows.labels.tolist()),
+        list_lines(know.get("defense", ())),
+        observation.protocol.name,
+        1.0,
+    )
+    stated = tuple(read("defense", line, Defense) for line in told.defenses)
+    refuse_wrong_order(stated)
+    return replace(
+        observation,
+        knows=Knowledge(
+            knows.labels if labels is None else _classes(observation.target, labels),
+            told.lengths,
+            told.size,
+            stated if "defense" in know else knows.defenses,
+        ),
+    )
 
 
 def _observe(target: Target, gradients: Gradients, facts: Facts) -> Observation:
@@ -210,9 +252,19 @@ def _refuse_other_weights(header: CaptureHeader, model: Any) -> None:
         )
 
 
+def _refuse_other_words(header: CaptureHeader, tokenizer: Any) -> None:
+    stated = header.model.tokenizer_hash
+    if stated and stated != hash_vocabulary(tokenizer):
+        raise GradleakError(
+            "This update was computed on texts of another tokenizer, whose words have other ids:"
+            " pass the one that the capture was made with."
+        )
+
+
 def _tuple(values: Sequence[int] | None) -> tuple[int, ...] | None:
     return None if values is None else tuple(int(value) for value in values)
 
 
 def list_lines(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns component lines as they are given to functions: one, or several."""
     return (given,) if isinstance(given, str) else tuple(given)

@@ -13,7 +13,14 @@ import torch
 
 from gradleak.audit.client import private_examples
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Display
+from gradleak.core.attack import (
+    Attack,
+    Bench,
+    ClientSetting,
+    Display,
+    FittedAttack,
+    TrainableAttack,
+)
 from gradleak.core.batch import Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact
@@ -21,7 +28,6 @@ from gradleak.core.prior import AnyPrior
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.records.schema import spec_id
 
 

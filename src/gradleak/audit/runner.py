@@ -16,17 +16,15 @@ from gradleak.audit.outcomes import CallParts, has_kept
 from gradleak.audit.ready import Opened, open_prior, open_target
 from gradleak.audit.record import accounting_refusal, data_hash, record_of
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Display, Silent
+from gradleak.core.attack import Display, Silent, TrainableAttack
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import TargetSpec
-from gradleak.core.trainable import TrainableAttack
 from gradleak.records.errors import full_disk_explained
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, check_writable, open_key, write_record
-from gradleak.records.summary import read_summary
+from gradleak.records.store import SecretKey, check_writable, open_key, read_summary, write_record
 
 
 @dataclass(frozen=True)

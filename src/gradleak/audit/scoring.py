@@ -31,10 +31,9 @@ from gradleak.records.schema import (
     Score,
     StageRecord,
 )
-from gradleak.records.scores import beside_blind
 from gradleak.records.settings import worst_score
-from gradleak.records.statistics import paired_difference
-from gradleak.records.summary import columns_of
+from gradleak.records.statistics import beside_blind, paired_difference
+from gradleak.records.store import columns_of
 
 Values = dict[str, list[float | None]]  # by metric, one an example
 

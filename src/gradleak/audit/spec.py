@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from gradleak.core.attack import Attack
+from gradleak.core.attack import Attack, TrainableAttack
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError, did_you_mean
@@ -18,7 +18,6 @@ from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, list_registered
 from gradleak.core.specs import resolve, to_dict, to_string
 from gradleak.core.target import TargetSpec
-from gradleak.core.trainable import TrainableAttack
 from gradleak.datasets import resolve_dataset
 from gradleak.metrics import DEFAULT_METRICS, PICTURE_METRICS
 from gradleak.records.schema import spec_id

@@ -37,9 +37,10 @@ class ModelFacts:
 
     class_name: str
     config: dict[str, Any]
-    # SHA-256 over sorted names, shapes, dtypes and bytes of its weights before; "" if not known
+    # SHA-256 over sorted names, shapes and values of its weights before; "" if not known
     weights_hash: str
     names: tuple[str, ...]  # of its parameters, in its own order
+    tokenizer_hash: str = ""  # SHA-256 over its words with their ids; "" if not known
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,13 @@ def check_header(header: CaptureHeader) -> None:
     }
     for where, value in texts.items():
         _check_text(where, value)
-    if header.model.weights_hash and not _is_hash(header.model.weights_hash):
-        raise CaptureError(
-            "model.weights_hash must be the 64 hexadecimal digits of a SHA-256, or empty"
-        )
+    hashes = {
+        "model.weights_hash": header.model.weights_hash,
+        "model.tokenizer_hash": header.model.tokenizer_hash,
+    }
+    for where, value in hashes.items():
+        if value and not _is_hash(value):
+            raise CaptureError(f"{where} must be the 64 hexadecimal digits of a SHA-256, or empty")
     check_names(header.model.names)
     if len(set(header.model.names)) < len(header.model.names):
         raise CaptureError("model.names holds a name twice")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import (
+from gradleak.cli.command import (
     AllowPickle,
     BatchSize,
     Device,
@@ -193,7 +193,7 @@ def audit(
             " attack again."
         )
     if as_json:
-        from gradleak.records.withheld import without_texts
+        from gradleak.records.schema import without_texts
 
         printed = record if show else without_texts(record)
         typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))

@@ -210,7 +210,7 @@ def find_place(name: str) -> tuple[int, str]:
 def describe_others(records: Mapping[str, Any]) -> Iterator[str]:
     """What left the client beside the arrays, as it was sent."""
     if not records:
-        yield from wrap("Beside the arrays: nothing that this file speaks of.", "")
+        yield from wrap("Beside the arrays: this file speaks of nothing else.", "")
         return
     yield "Beside the arrays"
     lines = list(flatten(records))

@@ -48,8 +48,9 @@ def audit_captures(
     """Attacks captured updates; with the truth beside them the result is a record."""
     _refuse_answered(settings)
     from gradleak.audit.own_guesses import reconstruct
+    from gradleak.audit.own_score import refuse_unlike
     from gradleak.audit.own_update import observe_capture
-    from gradleak.cli.options import resolve_device, resolve_memory
+    from gradleak.cli.command import resolve_device, resolve_memory
     from gradleak.report.terminal.console import open_console
     from gradleak.targets import resolve_target
 
@@ -63,6 +64,8 @@ def audit_captures(
 
     target = spec.open(torch.device(place))
     observations = [observe_capture(file, target=target) for file in files]
+    if texts is not None:
+        refuse_unlike(observations)
     found = reconstruct(
         observations,
         attacks=settings["attacks"] or None,
@@ -131,8 +134,8 @@ def _print_record(
     keep_secrets: bool,
     show: bool,
 ) -> None:
-    from gradleak.audit.own_guesses import score
-    from gradleak.records.withheld import without_texts
+    from gradleak.audit.own_score import score
+    from gradleak.records.schema import without_texts
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
@@ -171,7 +174,8 @@ def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) 
         console.print(f"  {told}.", soft_wrap=True)
         for guess in guesses:
             text = guess.text if show else "withheld, since a good guess is private: add --show"
-            console.print(f"  {guess.place + 1}. {text}", markup=False, soft_wrap=True)
+            adds = "" if guess.adds is None or len(guesses) == 1 else f" (adds {guess.adds:.1%})"
+            console.print(f"  {guess.place + 1}. {text}{adds}", markup=False, soft_wrap=True)
         if share is not None:
             subject = "It explains" if len(guesses) == 1 else "Together they explain"
             console.print(f"  {subject} {share:.1%} of the update.")
@@ -189,7 +193,7 @@ def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) 
 
 
 def _describe(found: "Reconstructions", files: Sequence[Path], show: bool) -> dict[str, Any]:
-    names = ("update", "place", "attack", "certified", "explains", *(["text"] * show))
+    names = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
     return {
         "captures": [str(file) for file in files],
         "guesses": [{name: getattr(guess, name) for name in names} for guess in found],

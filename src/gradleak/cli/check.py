@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.command import check_line, read_index
-from gradleak.cli.options import Change, Device, option, resolve_device
+from gradleak.cli.command import Change, Device, check_line, option, read_index, resolve_device
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import list_registered, unknown_component, unknown_field
 from gradleak.report.numbers import write_count, write_duration
@@ -42,7 +41,7 @@ def check(
     All problems are reported at once, each with its line number.
     """
     check_names([spec], change or ())  # a typo is told before the libraries below are loaded
-    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.console import open_console, print_indented
     from gradleak.study.cells import read_study
     from gradleak.targets import hub_ids
 
@@ -63,7 +62,7 @@ def check(
         )
     for axis in dict.fromkeys(axis for cell in study.cells for axis in cell.axes):
         values = dict.fromkeys(cell.axes[axis] for cell in study.cells if axis in cell.axes)
-        console.print(f"  {axis}: {'; '.join(values)}", soft_wrap=True)
+        print_indented(console, f"  {axis}: ", "; ".join(values))
     if seconds:
         _print_estimate(console, study.cells, where, seconds)
     console.print("Nothing was run.")
@@ -94,10 +93,14 @@ def _print_estimate(
             one.target, one.attack, one.defense, str(one.batch_size), str(one.batches), *times
         )
     console.print(table)
+    stretched = (
+        f" ~ stretched from {seconds:g} s of progress as if no search ended early and every"
+        " further try was needed."
+    )
     console.print(
         f"\nAbout {write_duration(sum(one.seconds for one in found))} on {device} in one process;"
-        f" peak memory here {peak_memory(device) / 2**30:.1f} GiB. ~ stretched from {seconds:g} s"
-        " of progress as if no search ended early and every further try was needed."
+        f" peak memory here {peak_memory(device) / 2**30:.1f} GiB."
+        f"{'' if all(one.whole or one.problem for one in found) else stretched}"
     )
 
 

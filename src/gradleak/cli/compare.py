@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 
 if TYPE_CHECKING:
     from gradleak.records.schema import Record
@@ -35,7 +35,7 @@ def compare(
 
     from gradleak.records.plain import to_plain
     from gradleak.records.settings import settings_of
-    from gradleak.records.summary import read_summaries
+    from gradleak.records.store import read_summaries
     from gradleak.report.terminal import comparison
     from gradleak.report.terminal.console import open_console
 

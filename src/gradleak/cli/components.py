@@ -65,7 +65,10 @@ def print_components(kind: str) -> None:
         for title, text in lines.items():
             if text:
                 grid.add_row(Text(title, style="dim"), text)
-        console.print(Text.assemble((name, "bold"), "  ", entry.summary))
+        described = Text.assemble((name, "bold"), "  ", entry.summary)
+        for place, line in enumerate(described.wrap(console, console.width - 2)):
+            line.rstrip()
+            console.print(Padding(line, (0, 0, 0, 2 if place else 0)))
         if grid.row_count:
             console.print(Padding(grid, (0, 0, 0, 2)))
         console.print()

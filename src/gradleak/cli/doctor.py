@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 from gradleak.records.errors import RecordError
 from gradleak.report.numbers import write_count
 
@@ -336,7 +336,7 @@ def check_records(out: Path) -> Iterator[Finding]:
     """Records that cannot be read, keys that others can read, and what killed runs left."""
     if not out.is_dir():
         return
-    from gradleak.records.summary import RECORD, read_summary
+    from gradleak.records.store import RECORD, read_summary
 
     paths = sorted(out.rglob(RECORD))
     broken = []

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import AllowPickle, Device, option, resolve_device
+from gradleak.cli.command import AllowPickle, Device, option, resolve_device
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from gradleak import __version__
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ A terminal that cannot show every letter is given the nearest ASCII instead of a
 import codecs
 import io
 import re
+import shutil
 import sys
+import textwrap
 import traceback
 import unicodedata
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from gradleak import __version__
 from gradleak.cli.audit import audit
 from gradleak.cli.capture import capture_app
 from gradleak.cli.check import check
+from gradleak.cli.check_component import check_component
 from gradleak.cli.command import Command, PlainGroup
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
@@ -81,6 +84,7 @@ command()(publish)
 command()(purge)
 command(epilog=EPILOG)(gate)
 command("list")(list_components)
+command("check-component")(check_component)
 command()(doctor)
 app.add_typer(prior_app, name="prior")
 app.add_typer(capture_app, name="capture")
@@ -177,9 +181,27 @@ def explain(error: Exception) -> int:
 
 
 def say_error(sentence: str) -> None:
-    """On standard error, so that standard output holds results only."""
+    """On standard error, so that standard output holds results only. A terminal's lines are
+    broken between words; elsewhere they stay whole, so that they can be searched for."""
+    lines = f"Error: {sentence}".split("\n")
+    if sys.stderr.isatty():
+        lines = [part for line in lines for part in break_line(line, terminal_width())]
     # Not click's echo, which writes UTF-8 on terminals that read ASCII
-    print(f"Error: {sentence}", file=sys.stderr)
+    print("\n".join(lines), file=sys.stderr)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size().columns
+
+
+def break_line(line: str, width: int) -> list[str]:
+    """Breaks a line between words; the lines under it are indented by two more than it is. A path
+    stays whole, so that it can be copied."""
+    margin = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fall_back(words: Sequence[str]) -> None:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.command import PlainHelp
-from gradleak.cli.options import Device, option, resolve_device
+from gradleak.cli.command import Device, PlainHelp, option, resolve_device
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:

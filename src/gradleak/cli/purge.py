@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.report.numbers import write_count
 

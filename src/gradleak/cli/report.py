@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from gradleak.cli.options import RecordPath, option
+from gradleak.cli.command import RecordPath, option
 from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_count
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.check import check_names
-from gradleak.cli.options import Memory, Out, option, resolve_device, resolve_memory
+from gradleak.cli.command import Memory, Out, option, resolve_device, resolve_memory
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.report.numbers import write_count, write_duration
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gradleak.core.attack import Display
-    from gradleak.study.choice import Job
+    from gradleak.study.cells import Job
     from gradleak.study.grid import CellResult
     from gradleak.study.minutes import TimedRun, Waiting
 
@@ -106,7 +106,7 @@ def run(
         check_names(spec, change or ())  # a typo is told before the libraries below are loaded
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
-    from gradleak.study.choice import read_priority, share_by_priority
+    from gradleak.study.cells import read_priority, share_by_priority
     from gradleak.study.engine import run_on
     from gradleak.study.minutes import Allowance, fill_minutes, read_time
     from gradleak.study.ray_engine import Cluster, run_on_ray
@@ -181,7 +181,7 @@ def _studies_and_list(
 ) -> tuple[list[Path], Path | None]:
     """The studies among the files that are named, and the priority list: the one asked for, or
     the one among them."""
-    from gradleak.study.choice import is_priority_list
+    from gradleak.study.cells import is_priority_list
 
     lists = list(filter(is_priority_list, named))
     files = [path for path in named if path not in lists]
@@ -216,8 +216,7 @@ def _jobs(
     run elsewhere.
     """
     from gradleak.records.store import check_writable
-    from gradleak.study.cells import read_study, write_plan
-    from gradleak.study.choice import Job, choose_cells
+    from gradleak.study.cells import Job, choose_cells, read_study, write_plan
 
     jobs: list[Job] = []
     studies, problems = [], []
@@ -275,15 +274,16 @@ def print_results(
     console.print(f"{counts}{earlier}{failed}.", style="dim")
     for sentence in conclude_run(folder, there):
         console.print(sentence)
-    more = "" if full else ", or add --full (no cell is run again)"
     console.print(f"Records: {folder}", soft_wrap=True)
-    console.print(f"All of it: gradleak report {folder}{more}.", soft_wrap=True)
+    if not full:
+        console.print("Scores of every cell: the same command with --full; none is run again.")
+    console.print(f"All of it: gradleak report {folder}", soft_wrap=True)
 
 
 def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     """What may be concluded from cells that have a record, in the report's own words."""
     from gradleak.records.judgement import Coverage
-    from gradleak.records.summary import read_summary
+    from gradleak.records.store import read_summary
     from gradleak.report.page.opening import reach_verdict
     from gradleak.report.page.section import JudgedRun
 
@@ -298,7 +298,8 @@ def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
         f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})"
         for flag in raised
     ]
-    where = [f"Where most was rebuilt: {found.setting}."] if len(settings) > 1 else []
+    exact = f", {found.exact} word for word" if found.exact else ""
+    where = [f"Where most was rebuilt: {found.setting}{exact}."] if len(settings) > 1 else []
     return [
         found.headline,
         *where,

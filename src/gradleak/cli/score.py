@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from gradleak.cli.options import Device, RecordPath, option, resolve_device
+from gradleak.cli.command import Device, RecordPath, option, resolve_device
 from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_interval, write_number
 
@@ -25,8 +25,7 @@ def score(
     from gradleak.audit import rescore
     from gradleak.audit.spec import read
     from gradleak.core.metric import Metric
-    from gradleak.records.store import read_record, rewrite_record
-    from gradleak.records.summary import record_paths
+    from gradleak.records.store import read_record, record_paths, rewrite_record
     from gradleak.report.terminal.console import open_console
     from gradleak.study.private_data import SecretFinder
 

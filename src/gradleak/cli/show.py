@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.audit import write_pictures
-from gradleak.cli.options import RecordPath
+from gradleak.cli.command import RecordPath
 from gradleak.records.errors import RecordError
 
 if TYPE_CHECKING:
     from gradleak.records.schema import Record
-
-# A record is called by the hash of its spec; other files (tuning.json) may lie beside
-RECORD = "[0-9a-f]" * 16 + ".json"
 
 
 def show(
@@ -66,7 +63,7 @@ def draw(read: "Record", record: Path) -> None:
 
 def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
-    from gradleak.records.summary import read_summary
+    from gradleak.records.store import RECORD, read_summary
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import print_folder
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.options import option
+from gradleak.cli.command import option
 from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
     from gradleak.audit.spec import AuditSpec
-    from gradleak.records.summary import Summary
+    from gradleak.records.store import Summary
     from gradleak.report.papers.paper_tables import Filled, PaperTable
 
 PUBLISHED = "published.xz"

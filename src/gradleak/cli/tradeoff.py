@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from gradleak.cli.options import (
+from gradleak.cli.command import (
     BatchSize,
     Device,
     Know,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.options import (
+from gradleak.cli.command import (
     Device,
     Memory,
     PriorName,

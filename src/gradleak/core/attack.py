@@ -1,25 +1,30 @@
-"""An attack turns observations into reconstructions."""
+"""An attack turns observations into reconstructions; some learn first, from data of their own."""
 
 import time
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gradleak.core.batch import Batch
-from gradleak.core.defense import Channel
+from gradleak.core.batch import Batch, Example
+from gradleak.core.defense import Channel, Defense
+from gradleak.core.errors import GradleakError
 from gradleak.core.memory import memory_left
-from gradleak.core.observation import Fact, Observation
+from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.picture import Picture
 from gradleak.core.prior import AnyPrior, Prior, prior_of_texts
+from gradleak.core.protocol import Protocol
 from gradleak.core.registry import Component, Medium
+from gradleak.core.specs import to_dict
 from gradleak.core.streams import Streams
+from gradleak.core.target import Target, TargetSpec
 
 TokenIds = tuple[int, ...]  # of one sentence, special ones included
 Sentences = tuple[TokenIds, ...]
@@ -106,6 +111,7 @@ class Phase:
     def seconds(self, began: float) -> float:
         """What all of it takes, from `began` on, at the pace it has had so far."""
         done = self.done - self.first_done
+        # Reported once so far: all that was done was done since the beginning
         pace = (self.at - self.first_at) / done if done else (self.at - began) / max(1, self.done)
         return self.first_at - began + pace * max(0, self.total - self.first_done)
 
@@ -135,8 +141,8 @@ class Progress:
             self.phases.append(Phase(total, done, now, done, now))
 
 
-@runtime_checkable
-class Display(Protocol):
+@typing.runtime_checkable
+class Display(typing.Protocol):
     """Who watches: reads the blackboard that an attack writes on. Attacks never see this side."""
 
     def say(self, sentence: str) -> None:
@@ -263,3 +269,102 @@ class Attack(Component, ABC):
         """What its search adds to the objective for texts that are unlikely beforehand, in the
         objective's unit."""
         return 0.0
+
+
+READING_PASSES = 10  # that take about as long as an inverter's answer, once it has learnt
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSetting:
+    """What an attacker knows of clients before any has sent anything; enough to play one."""
+
+    spec: TargetSpec
+    target: Target  # the same, opened
+    protocol: Protocol
+    defenses: tuple[Defense, ...]  # as far as they are known
+    view: View
+    batch_size: int = 1
+
+    def describe(self) -> dict[str, Any]:
+        """Returns plain values that say what a fit belongs to."""
+        return {
+            "target": to_dict(self.spec),
+            "weights": self.spec.fingerprint(),
+            "protocol": to_dict(self.protocol),
+            "defenses": [to_dict(defense) for defense in self.defenses],
+            "view": to_dict(self.view),
+            "batch_size": self.batch_size,
+        }
+
+    def refuse_another(self, name: str, learnt: dict[str, Any]) -> None:
+        """Refuses what was learnt for another setting, by the first thing that differs."""
+        for part, here in self.describe().items():
+            if learnt.get(part) != here:
+                raise GradleakError(
+                    f"This {name} was fitted to another {part.removesuffix('s')}: "
+                    f"{write_briefly(learnt.get(part))}, and here it is {write_briefly(here)}. "
+                    "Fit it anew."
+                )
+
+
+def write_briefly(plain: Any) -> str:
+    """Returns a component as its name and fields, several with a plus, nothing as `none`."""
+    if isinstance(plain, dict):
+        fields = ",".join(f"{key}={value}" for key, value in plain.items() if key != "name")
+        name = str(plain.get("name", "?"))
+        return f"{name}:{fields}" if fields else name
+    if isinstance(plain, list):
+        return " + ".join(map(write_briefly, plain)) or "none"
+    return str(plain)
+
+
+class FittedAttack(Attack):
+    """What was learnt for one setting: good for that one only."""
+
+    @property
+    def passes(self) -> int:
+        return READING_PASSES
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """A sentence on how it learnt: how long, how fast, how well on texts held out."""
+
+    @abstractmethod
+    def save(self, path: Path) -> None:
+        """Writes all that is needed to go on, whole or not at all."""
+
+
+class TrainableAttack(Attack):
+    """An attack that has to be fitted to a setting before it can guess."""
+
+    weights: str | None  # the file of a fit to use instead of learning anew
+
+    @property
+    def passes(self) -> int:
+        return READING_PASSES
+
+    @abstractmethod
+    def fit(self, setting: ClientSetting, public: Sequence[Example], bench: Bench) -> FittedAttack:
+        """Learns from clients it plays itself on public data. Nothing of the secrets is at hand.
+
+        With `bench.checkpoint`, what was learnt so far is kept there now and then, and found again.
+        """
+
+    def describe_learning(self) -> dict[str, Any]:
+        """Returns the fields that decide what is learnt, as plain values.
+
+        Attacks that have them in common share a fit.
+        """
+        return to_dict(self)
+
+    @abstractmethod
+    def load(self, path: Path, setting: ClientSetting) -> FittedAttack:
+        """Returns a saved fit; one of another setting is refused, by what differs."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        raise GradleakError(
+            f"{self.name} has learnt nothing yet: call fit first, as an audit does."
+        )

@@ -152,4 +152,5 @@ def picture_of(values: Float[Tensor, "channels height width"]) -> Picture:
 def pixels_of(picture: Picture) -> Float[Tensor, "channels height width"]:
     """Its numbers between 0 and 1."""
     array = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.shape)
+    # A copy, since bytes cannot be written to and torch warns of such an array
     return torch.from_numpy(array.copy()).movedim(-1, 0).float() / 255

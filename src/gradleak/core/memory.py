@@ -60,6 +60,7 @@ def free_memory(device: torch.device) -> int | None:
     """The bytes this process may still take on a device; none where the system does not say."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        # What torch has taken and nobody holds is not free to the driver, and is free to us
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     known = [
         amount

@@ -1,5 +1,5 @@
-"""A picture as data: what a client holds, and what an attack guesses. Its numbers as tensors are
-in pixels.py."""
+"""A picture as data: what a client holds, and what an attack guesses. Metrics know of it without
+torch; batch.py makes tensors of it and back."""
 
 from dataclasses import dataclass
 

@@ -40,8 +40,13 @@ def has_plugins() -> bool:
 def load_plugins() -> None:
     """Loads every file and package that is named and was not loaded before."""
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        if PREFIX + _stem(Path(path)) not in sys.modules:
+        known = sys.modules.get(PREFIX + _stem(Path(path)))
+        if known is None:
             _load_file(_find(path))
+        elif known.__file__ != str(_find(path)):
+            raise GradleakError(
+                f"{path} has the name of another plugin, {known.__file__}: rename one of them."
+            )
     for point in _list_points():
         owner = point.dist.name if point.dist is not None else "unknown"
         if f"{owner} {point.value}" not in _sources:

@@ -51,19 +51,6 @@ class Vocabulary:
         """How many special tokens stand around a sentence."""
         return len(self.prefix) + len(self.suffix)
 
-    @cached_property
-    def twins(self) -> Bool[Tensor, "words"]:
-        """Words that have another's embedding: nothing that a model computes tells them apart."""
-        bits = self.embeddings.detach().cpu().float().contiguous().view(torch.int32).to(torch.int64)
-        odd = (
-            torch.randint(2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) * 2
-            + 1
-        )
-        # Whole numbers: exact
-        _, row, count = torch.unique((bits * odd).sum(1), return_inverse=True, return_counts=True)
-        shared: Tensor = count[row] > 1
-        return shared.to(self.embeddings.device)
-
     @property
     def mean_norm(self) -> float:
         """Mean norm of the word embeddings (BERT-base: 1.4)."""

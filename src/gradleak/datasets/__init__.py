@@ -6,14 +6,11 @@ from pathlib import Path
 from gradleak.core.dataset import Dataset, as_dataset
 from gradleak.core.registry import list_registered
 from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
-from gradleak.datasets.file import File
-from gradleak.datasets.hub import Hub
+from gradleak.datasets.file import File, Hub, OwnTexts
 from gradleak.datasets.made_up import Canaries, Shapes
-from gradleak.datasets.own_texts import OwnTexts
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
-from gradleak.datasets.selection import Selection
-from gradleak.datasets.tuning_part import TuningPart
+from gradleak.datasets.selection import Selection, TuningPart
 
 __all__ = [
     "Canaries",

@@ -13,25 +13,33 @@ from typing import ClassVar, Literal
 import torch
 
 from gradleak.core.batch import Example
-from gradleak.core.dataset import Dataset, Rows
-from gradleak.core.local_data import byte_pairs, local_file
+from gradleak.core.dataset import Dataset, Rows, as_dataset
+from gradleak.core.not_ours import byte_pairs, local_file
 from gradleak.core.registry import register
+from gradleak.core.specs import to_dict
 from gradleak.core.streams import Streams
-from gradleak.datasets.columns import TextColumns
-from gradleak.datasets.rows import Row, decode_text, read_rows, text_lines
+from gradleak.datasets.rows import Row, TextColumns, decode_text, read_rows, text_lines
 from gradleak.datasets.selection import Selection, select, take
 
 OTHERWISE = ", or use the dataset hub"  # where the data folder is not known
 
 
+class Sentences(Dataset):
+    """Abstract: labelled sentences of one split, of which a selection is attacked."""
+
+    is_public: ClassVar[bool] = True
+
+    def public(self) -> Dataset | None:
+        """All of the split; an audit takes its own secrets out."""
+        return as_dataset({**to_dict(self), "selection": "all", "rows": []})
+
+
 @register("dataset", "cola")
 @dataclass(frozen=True)
-class Cola(Dataset):
+class Cola(Sentences):
     """Sentences from linguistics books; label 1: grammatical."""
 
     cites: ClassVar[str] = "Warstadt, Singh & Bowman 2019, Neural Network Acceptability Judgments"
-    is_public: ClassVar[bool] = True
-
     split: Literal["train", "dev"] = "train"
     selection: Selection = "lamp_test"
     rows: Rows = ()
@@ -44,14 +52,10 @@ class Cola(Dataset):
         )
         return select(examples, self.selection, count, f"cola, {self.split} split", self.rows)
 
-    def public(self) -> Dataset | None:
-        """All of the split; an audit takes its own secrets out."""
-        return replace(self, selection="all", rows=())
-
 
 @register("dataset", "sst2")
 @dataclass(frozen=True)
-class Sst2(Dataset):
+class Sst2(Sentences):
     """Phrases of film reviews; label 1: positive. Texts keep the trailing space they have on the
     hub."""
 
@@ -59,8 +63,6 @@ class Sst2(Dataset):
         "Socher et al. 2013, Recursive Deep Models for Semantic Compositionality Over a Sentiment"
         " Treebank"
     )
-    is_public: ClassVar[bool] = True
-
     split: Literal["train", "dev"] = "train"
     selection: Selection = "lamp_test"
     rows: Rows = ()
@@ -72,20 +74,14 @@ class Sst2(Dataset):
         )
         return select(examples, self.selection, count, f"sst2, {self.split} split", self.rows)
 
-    def public(self) -> Dataset | None:
-        """All of the split; an audit takes its own secrets out."""
-        return replace(self, selection="all", rows=())
-
 
 @register("dataset", "rotten_tomatoes")
 @dataclass(frozen=True)
-class RottenTomatoes(Dataset):
+class RottenTomatoes(Sentences):
     """Sentences of film reviews; label 1: positive. The train split of the Hugging Face hub, in
     its order."""
 
     cites: ClassVar[str] = "Pang & Lee 2005, Seeing Stars"
-    is_public: ClassVar[bool] = True
-
     selection: Selection = "lamp_test"
     rows: Rows = ()
 
@@ -96,10 +92,6 @@ class RottenTomatoes(Dataset):
         ]
         numbered = [replace(example, row=number) for number, example in enumerate(examples)]
         return select(numbered, self.selection, count, "rotten_tomatoes, train split", self.rows)
-
-    def public(self) -> Dataset | None:
-        """All of the split; an audit takes its own secrets out."""
-        return replace(self, selection="all", rows=())
 
 
 @register("dataset", "wikitext2")

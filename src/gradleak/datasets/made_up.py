@@ -14,8 +14,7 @@ from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
-from gradleak.datasets.columns import TextColumns
-from gradleak.datasets.rows import parse_jsonl
+from gradleak.datasets.rows import TextColumns, parse_jsonl
 from gradleak.datasets.selection import take
 
 PUBLIC, PRIVATE = 2000, 1000  # pictures of each part

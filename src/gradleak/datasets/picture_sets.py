@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset, Rows
 from gradleak.core.errors import GradleakError
-from gradleak.core.local_data import ArraysOnly, data_folder
+from gradleak.core.not_ours import ArraysOnly, data_folder
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.selection import take
@@ -171,12 +171,6 @@ def read_npz(path: Path) -> Pictures:
             " labels."
         )
     return Pictures(pixels, labels.astype(np.int64))
-
-
-def write_npz(path: Path, pictures: Pictures) -> int:
-    """Writes such an archive and returns its size in bytes."""
-    np.savez_compressed(path, images=pictures.pixels, labels=pictures.labels.astype(np.uint8))
-    return path.stat().st_size
 
 
 def read_folder(folder: Path) -> Pictures:

@@ -18,7 +18,7 @@ from gradleak.captures import (
     write_capture,
 )
 from gradleak.core.errors import GradleakError
-from gradleak.targets.in_memory import hash_weights, unwrap
+from gradleak.targets.in_memory import hash_vocabulary, hash_weights, unwrap
 
 Kind = Literal["gradients", "difference"]
 FACTS = ("batch_size", "lengths", "labels")
@@ -50,15 +50,15 @@ def capture(
     the block: batch_size, lengths, labels; without it nothing of them is kept. `defense` says what
     the block did to the update. `scale` is what the mean gradient was multiplied by: the number of
     batches, where their losses were added up. Without it, it is read off the loss that the model
-    itself returns, where that was used. Where the block raises, nothing is written. The
-    `tokenizer` is asked for by `gradleak.reconstruct`, and nothing of it is in the file.
+    itself returns, where that was used. Where the block raises, nothing is written. Of the
+    `tokenizer` the file holds a hash, by which `gradleak.reconstruct` refuses another one.
     """
     refuse_strange(model, know)
     if kind not in ("gradients", "difference"):
         raise GradleakError(f"kind is gradients or difference, not {kind!r}.")
     inner = unwrap(model)
     state = _copy_state(inner) if kind == "difference" else {}
-    facts = describe_model(inner)
+    facts = describe_model(inner, tokenizer)
     notes = Notes(model, know)
     with notes.watch():
         yield
@@ -200,13 +200,14 @@ def take_gradients(model: nn.Module, private: bool = False) -> dict[str, Tensor]
     return found
 
 
-def describe_model(model: Any) -> ModelFacts:
+def describe_model(model: Any, tokenizer: Any = None) -> ModelFacts:
     """Returns what a capture says of its model, at the weights that it has now."""
+    words = "" if tokenizer is None else hash_vocabulary(tokenizer)
     config = getattr(model, "config", None)
     plain = {} if config is None else config.to_dict()
     plain = {name: value for name, value in plain.items() if _is_plain(value)}
     names = tuple(name for name, _ in model.named_parameters())
-    return ModelFacts(type(model).__name__, plain, hash_weights(model), names)
+    return ModelFacts(type(model).__name__, plain, hash_weights(model), names, words)
 
 
 def _copy_state(model: nn.Module) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ Sums = tuple[
 ]
 # Of a dense gradient: small enough for the cache of a CPU
 ENTRIES_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+# Of survivors' products: on a CPU larger pieces leave the cache, and are slower than their sums
+PRODUCTS_AT_ONCE = {"cpu": 2**19, "cuda": 2**28}
 # Times fewer than all entries: from there on gathering is quicker than building the whole
 FEW = 20
 
@@ -67,25 +69,32 @@ def sum_survivors(
 ) -> tuple[Float[Tensor, "m o c"], Float[Tensor, "m o c"]]:
     """Returns sums over survivors only: of |g − G|² and |g − G|, or of g·G and g²."""
     first = second = inputs.new_zeros(inputs.shape[:3])
-    at_once = ENTRIES_AT_ONCE.get(inputs.device.type, 2**22) // inputs[..., 0].numel()
+    x, d = _by_entry(inputs), _by_entry(deltas)
+    at_once = PRODUCTS_AT_ONCE.get(inputs.device.type, 2**19) // inputs[..., 0].numel()
     for piece in torch.split(
         torch.arange(observed.values.shape[2], device=inputs.device), max(1, at_once)
     ):
-        seen = observed.values[:, :, None, piece]
-        made = _gather(inputs, observed.inputs[..., piece]) * _gather(
-            deltas, observed.outputs[..., piece]
-        )
+        seen = observed.values[:, :, piece, None]
+        made = _select(x, observed.inputs[..., piece]) * _select(d, observed.outputs[..., piece])
         gradients = made.sum(3) * (seen != 0)
         one, two = (gradients - seen, None) if residuals else (gradients, seen)
-        first = first + (one.square() if two is None else one * two).sum(-1)
-        second = second + (one.abs() if two is None else one.square()).sum(-1)
+        first = first + (one.square() if two is None else one * two).sum(2)
+        second = second + (one.abs() if two is None else one.square()).sum(2)
     return first, second
 
 
-def _gather(
-    values: Float[Tensor, "m o c uses d"], places: Int[Tensor, "m o n"]
-) -> Float[Tensor, "m o c uses n"]:
-    return values.gather(-1, places[:, :, None, None].expand(*values.shape[:-1], -1))
+def _by_entry(values: Float[Tensor, "m o c uses d"]) -> Float[Tensor, "m o d uses c"]:
+    """Returns them with all candidates of an entry side by side, so that whole runs are copied."""
+    return values.permute(0, 1, 4, 3, 2).contiguous()
+
+
+def _select(
+    values: Float[Tensor, "m o d uses c"], places: Int[Tensor, "m o n"]
+) -> Float[Tensor, "m o n uses c"]:
+    m, o, d, uses, c = values.shape
+    first = torch.arange(m * o, device=places.device).view(m, o, 1) * d
+    chosen = values.view(m * o * d, uses * c).index_select(0, (first + places).flatten())
+    return chosen.view(m, o, -1, uses, c)
 
 
 def outer_angles(

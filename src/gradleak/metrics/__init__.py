@@ -1,16 +1,13 @@
 """Comparing secrets with guesses: overlap, tokens, marked secrets, meaning, pictures; and which
 guess belongs to which secret."""
 
-from gradleak.metrics import marked_secrets, pictures, rouge, semantic, tokens
+from gradleak.metrics import pictures, texts
 
 __all__ = [
     "DEFAULT_METRICS",
     "PICTURE_METRICS",
-    "marked_secrets",
     "pictures",
-    "rouge",
-    "semantic",
-    "tokens",
+    "texts",
 ]
 
 DEFAULT_METRICS = (

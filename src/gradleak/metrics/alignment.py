@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.metric import Text
-from gradleak.metrics.rouge import f_measure
-from gradleak.metrics.tokens import bag_overlap
+from gradleak.metrics.texts import bag_overlap, f_measure
 
 NO_GUESS = -1
 TIE_WEIGHT = 1e-6  # far below the smallest difference of two ROUGE-1 values

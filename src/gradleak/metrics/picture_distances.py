@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gradleak.core.batch import pixels_of
 from gradleak.core.errors import GradleakError
-from gradleak.core.local_data import FOLDER_VARIABLE, ArraysOnly
 from gradleak.core.metric import Pair
+from gradleak.core.not_ours import FOLDER_VARIABLE, ArraysOnly
 from gradleak.records.files import written_aside
 
 WINDOW, WINDOW_SPREAD = 11, 1.5  # of SSIM, in pixels

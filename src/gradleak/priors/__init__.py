@@ -1,8 +1,3 @@
 """What is likely before any gradient is seen."""
 
-from gradleak.priors import (
-    english,
-    frequent_words,
-    language_model,
-    picture_priors,
-)
+from gradleak.priors import english, language_model, picture_priors

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradleak.core.batch import pad_rows
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub_access import find_model, quiet_transformers
+from gradleak.core.not_ours import find_model, quiet_transformers
 from gradleak.core.prior import Prior, PriorSpec, pick
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
@@ -24,6 +24,7 @@ TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}
 BEAMS = 20  # kept in the search of a blind guess
 SAMPLES = 20  # texts drawn for a blind guess in another vocabulary, of which the likeliest counts
 TYPICAL_WORDS = 10
+PROBE = "The quick brown fox, 1234 unbelievable words & more!"  # which vocabularies cut differently
 
 
 @register("prior", "causal_lm")
@@ -64,8 +65,7 @@ class CausalLMPrior(PriorSpec):
 def shares_vocabulary(tokenizer: Any, target: Target) -> bool:
     """Whether a tokenizer gives the target's own ids: same size, and the same ids and frame for
     a probe text."""
-    probe = "The quick brown fox, 1234 unbelievable words & more!"
-    same_ids = list(tokenizer(probe)["input_ids"]) == target.encode([probe])[0]
+    same_ids = list(tokenizer(PROBE)["input_ids"]) == target.encode([PROBE])[0]
     return same_ids and len(tokenizer) == len(target.vocabulary.allowed)
 
 

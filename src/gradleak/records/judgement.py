@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.scores import gain_of
 from gradleak.records.settings import Setting, looks
-from gradleak.records.statistics import paired_difference
-from gradleak.records.summary import Columns, Summary, columns_of
+from gradleak.records.statistics import gain_of, paired_difference
+from gradleak.records.store import Columns, Summary, columns_of
 
 LEAKS, NOT_SHOWN, NOT_JUDGED = "leaks", "not shown", "could not be judged"
 RULES = {

@@ -31,9 +31,8 @@ from gradleak.records.schema import (
     Score,
     TargetRecord,
 )
-from gradleak.records.scores import beside_blind
-from gradleak.records.statistics import paired_difference
-from gradleak.records.summary import Columns, Summary, read_summaries
+from gradleak.records.statistics import beside_blind, paired_difference
+from gradleak.records.store import Columns, Summary, read_summaries
 
 # In the order in which an audit raises them. Those of no rule here hold of the whole cell if any
 # source raised them.

@@ -22,7 +22,7 @@ from gradleak.records.judgement import (
 )
 from gradleak.records.schema import plain_id
 from gradleak.records.settings import most
-from gradleak.records.summary import (
+from gradleak.records.store import (
     Summary,
     is_record_name,
     no_collector,

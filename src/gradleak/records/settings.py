@@ -9,9 +9,8 @@ from itertools import chain, count
 
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.scores import beside_blind, gain_of
-from gradleak.records.statistics import Interval, paired_difference
-from gradleak.records.summary import Column, Columns, Summary
+from gradleak.records.statistics import beside_blind, gain_of
+from gradleak.records.store import Column, Columns, Summary
 
 # Fields of a spec that leave the client alone
 OF_THE_ATTACKER = ("attacks", "prior", "metrics", "time_limit", "know")
@@ -111,25 +110,6 @@ class Setting:
         worst = self.worst(metric)
         alone = [ran.attack.scores[metric] for ran in self.attacks if metric in ran.attack.scores]
         return worst if gain_of(worst) > 0 else max([worst, *alone], key=gain_of)
-
-    def gain(self, metric: str) -> Interval | None:
-        """How much more leaks than a blind guess gives away, example by example."""
-        ours, blind, clusters = self.values(metric)
-        kept = [
-            place
-            for place, value in enumerate(ours)
-            if value is not None and blind[place] is not None
-        ]
-        if not kept:
-            return None
-        first, second = ([column[place] or 0.0 for place in kept] for column in (ours, blind))
-        groups = [clusters[place] for place in kept]
-        higher = self.first_score(metric).direction == "higher"
-        return (
-            paired_difference(first, second, groups)
-            if higher
-            else paired_difference(second, first, groups)
-        )
 
     def merge(self) -> Record:
         """One record of all attacks, as if one audit had run them."""

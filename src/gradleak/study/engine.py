@@ -80,6 +80,7 @@ def work_together(
     threads = max(1, (os.cpu_count() or 1) // workers)
     places = [devices[number % len(devices)] for number in range(workers)]
     shares = [memory or _share(place, places.count(place)) for place in places]
+    # Daemons, so that an error here leaves none of them at work
     started = [
         context.Process(
             target=_with_threads, args=(threads, work, *given, place, share), daemon=True

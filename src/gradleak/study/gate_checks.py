@@ -28,6 +28,7 @@ from gradleak.records.run_folder import PlannedCell, Run, read_run
 from gradleak.records.settings import Ran, Setting, settings_of
 from gradleak.records.statistics import interval
 from gradleak.report.naming import Labels, rank_naturally
+from gradleak.report.numbers import write_count
 from gradleak.report.verdict import explain_doubt
 from gradleak.study.private_data import KEY, DataReader, is_of_this_data
 
@@ -56,9 +57,14 @@ class Bound:
     limit: float
     upper: bool
 
-    @property
-    def text(self) -> str:
-        return f"{self.metric} {'≤' if self.upper else '≥'} {self.limit:g}"
+    def write(self, unit: str) -> str:
+        """Writes `exact_match ≤ 5 %`, as tables show it."""
+        return f"{self.metric} {'≤' if self.upper else '≥'} {write_share(self.limit, unit)}"
+
+
+def write_share(value: float, unit: str) -> str:
+    """Writes a fraction in %, and other values as they are."""
+    return f"{100 * value:.3g} %" if unit == "fraction" else f"{value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -198,9 +204,10 @@ def judge(
     if not settings:  # gaps may be waived, a bound never is
         nothing = "No record is here to hold against this bound."
         findings += [
-            GateCheck("the run", (), bound.metric, bound.text, False, nothing) for bound in bounds
+            GateCheck("the run", (), bound.metric, bound.write(""), False, nothing)
+            for bound in bounds
         ]
-    why = {one.rule: one.why or "accepted" for one in accepted}
+    why = {one.rule: one.why or "no reason given" for one in accepted}
     return [replace(one, waived=why.get(one.rule)) if not one.passed else one for one in findings]
 
 
@@ -269,7 +276,10 @@ def _find_flag(setting: Setting, name: str) -> tuple[tuple[Path, ...], str]:
 
 
 def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
-    if bound.metric not in setting.metrics():
+    measured = bound.metric in setting.metrics()
+    unit = setting.first_score(bound.metric).unit if measured else ""
+    title = bound.write(unit)
+    if not measured:
         lacking = tuple(
             dict.fromkeys(
                 ran.source.path for ran in setting.attacks if bound.metric not in ran.columns.values
@@ -278,7 +288,7 @@ def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
         message = (
             f"{bound.metric} was not measured. gradleak score adds it without attacking again."
         )
-        return GateCheck("", lacking, bound.metric, bound.text, False, message)
+        return GateCheck("", lacking, bound.metric, title, False, message)
     values, _, clusters = setting.values(bound.metric)
     kept = [
         (value, cluster)
@@ -290,19 +300,20 @@ def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
             f"{bound.metric} applies to none of the {len(values)} examples, so that nothing is"
             " shown."
         )
-        return GateCheck("", _paths(setting), bound.metric, bound.text, False, message)
+        return GateCheck("", _paths(setting), bound.metric, title, False, message)
     found = interval(
         [value for value, _ in kept], [cluster for _, cluster in kept], 2 * CONFIDENCE - 1
     )
     end = found.high if bound.upper else found.low
     passed = end <= bound.limit if bound.upper else end >= bound.limit
     told = (
-        f"{bound.metric} is {found.mean:.3g} over {found.n} examples and may be as"
-        f" {'high' if bound.upper else 'low'} as "
+        f"{bound.metric} is {write_share(found.mean, unit)} over"
+        f" {write_count(found.n, 'example', 'examples')} and may be as"
+        f" {'high' if bound.upper else 'low'} as {write_share(end, unit)}"
+        f" (one-sided, {100 * CONFIDENCE:g} %)"
     )
-    told += f"{end:.3g} (one-sided {CONFIDENCE:.0%})"
     message = f"{told}. {_needs(setting, bound, found.mean)}".strip()
-    return GateCheck("", _worst_first(setting, bound), bound.metric, bound.text, passed, message)
+    return GateCheck("", _worst_first(setting, bound), bound.metric, title, passed, message)
 
 
 def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:
@@ -329,8 +340,8 @@ def _needs(setting: Setting, bound: Bound, mean: float) -> str:
     batches = int(setting.record.spec.get("batch_size", 1))
     each = f" in {-(-needed // batches)} or more batches of {batches}" if batches > 1 else ""
     return (
-        f"A bound of {bound.limit:g} needs {needed} examples{each} of which none leaks (0 of"
-        f" {needed})."
+        f"A bound of {write_share(bound.limit, 'fraction')} needs"
+        f" {write_count(needed, 'example', 'examples')}{each}, none of them leaking."
     )
 
 

@@ -31,18 +31,22 @@ from gradleak.records.files import write_whole
 from gradleak.records.judgement import judge_record
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import GuaranteeRecord, Record, now, spec_id
-from gradleak.records.scores import measure_gain
 from gradleak.records.settings import worst_values
-from gradleak.records.statistics import Interval
-from gradleak.records.store import SecretKey, check_writable, keyed_hash, open_key
-from gradleak.records.summary import columns_of
+from gradleak.records.statistics import Interval, measure_gain
+from gradleak.records.store import (
+    TRAININGS,
+    SecretKey,
+    check_writable,
+    columns_of,
+    keyed_hash,
+    open_key,
+)
 from gradleak.report.pictures.tradeoff_chart import Missing, Point, Tradeoff, draw_tradeoff
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, Clock, run_cells, write_result
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.training.classifier_scores import intervals
 from gradleak.training.fine_tuning import FineTuning, News, count, guarantees, train
-from gradleak.training.material import Lesson, Material, read_material
+from gradleak.training.material import Lesson, Material, intervals, read_material
 
 NONE = "none"
 UTILITIES = ("mcc", "f1", "accuracy")
@@ -138,7 +142,6 @@ def _refuse_unknown_utility(utility: str) -> None:
 
 
 UTILITY_SCHEMA = "gradleak.utility/1"
-FOLDER = "training"
 # One example in so many: a tenth of a few hundred would leave intervals that say nothing
 HELD_OUT = 3
 
@@ -212,7 +215,7 @@ class Trainer:
         return utility
 
     def _path(self, setting: DefenseSetting) -> Path:
-        return self.folder / FOLDER / f"{spec_id(self._spec(setting))}.json"
+        return self.folder / TRAININGS / f"{spec_id(self._spec(setting))}.json"
 
     def _spec(self, setting: DefenseSetting) -> dict[str, Any]:
         """Every choice that can change the scores; the data by a keyed hash, so that edited data

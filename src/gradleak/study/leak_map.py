@@ -26,7 +26,7 @@ from gradleak.records import flags
 from gradleak.records.files import write_whole
 from gradleak.records.judgement import judge_record
 from gradleak.records.schema import AttackRecord, BatchRecord, Record, Score, now
-from gradleak.records.scores import beside_blind, measure_gain
+from gradleak.records.statistics import beside_blind, measure_gain
 from gradleak.records.store import check_writable
 from gradleak.report.pictures.heat_map import WHOLE, Absent, HeatCell, HeatMap, Lead, draw_heat_map
 from gradleak.study.cells import Cell

@@ -20,10 +20,9 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.errors import GradleakError
 from gradleak.records.run_folder import claim
-from gradleak.records.summary import RECORD
+from gradleak.records.store import RECORD
 from gradleak.report.numbers import write_duration
-from gradleak.study.cells import Cell
-from gradleak.study.choice import Job, Share
+from gradleak.study.cells import Cell, Job, Share
 from gradleak.study.engine import LOOK, Watch, work_together
 from gradleak.study.grid import (
     CellResult,

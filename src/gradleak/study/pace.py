@@ -21,12 +21,11 @@ import torch
 from gradleak.audit.client import hand_over, observe, private_batches
 from gradleak.audit.ready import Opened, open_all
 from gradleak.audit.spec import AuditSpec
-from gradleak.core.attack import Attack, Bench, Display, Progress, Silent
+from gradleak.core.attack import Attack, Bench, Display, Progress, Silent, TrainableAttack
 from gradleak.core.batch import PrivateBatch
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import TrainableAttack
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Record
 from gradleak.study.cells import BETWEEN, Cell, kind_of, kinds_of

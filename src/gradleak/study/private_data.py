@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from gradleak.core.errors import GradleakError
 from gradleak.records.schema import Record
-from gradleak.records.store import SecretKey, keyed_hash
-from gradleak.records.summary import Summary, walk
+from gradleak.records.store import SecretKey, Summary, keyed_hash, walk
 
 if TYPE_CHECKING:
     from gradleak.core.batch import Example

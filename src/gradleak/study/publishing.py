@@ -23,8 +23,7 @@ from gradleak.records.published import (
 )
 from gradleak.records.run_folder import FILE, read_plan
 from gradleak.records.schema import AttackRecord, BatchRecord, ExampleRecord, Record
-from gradleak.records.store import read_record
-from gradleak.records.summary import record_paths
+from gradleak.records.store import read_record, record_paths
 
 DIGITS = 5  # of seconds and noise: tables show fewer
 ROWS = re.compile(r"(?<=[:,])rows=(\[[^]]*\]|[^,]*),?")  # in a data set on one line

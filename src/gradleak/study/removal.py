@@ -12,17 +12,22 @@ from gradleak.captures import holds_captures, is_capture, is_of_captures
 from gradleak.core.errors import GradleakError
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
-from gradleak.records.schema import Record
-from gradleak.records.store import rewrite_record, rewrite_summary
-from gradleak.records.summary import DETAILS, Summary, is_record, read_summary
-from gradleak.records.withheld import texts_of, without_texts
+from gradleak.records.schema import Record, texts_of, without_texts
+from gradleak.records.store import (
+    DETAILS,
+    TRAININGS,
+    Summary,
+    is_record,
+    read_summary,
+    rewrite_record,
+    rewrite_summary,
+)
 from gradleak.study.private_data import KEY
 
 # Folders of a run whose contents are private: guesses, the key that texts could be tested by,
 # weights learnt from the data.
 FOLDERS = {"parts": "unfinished parts", "fits": "fits", "keys": "keys", "claims": "claims"}
 CAPTURES = "captures"
-TRAINING = "training"  # of a trade-off: <id>.json holds counts, <id>/ a checkpoint
 # What reports say of themselves near their beginning; those of earlier versions have the title only
 MARKS = (
     b'<meta name="generator" content="gradleak">',
@@ -146,7 +151,7 @@ def _folders(root: Path) -> Iterator[Path]:
     """The folder and those below it that may be runs; never through a link."""
     yield root
     for below in sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()):
-        if below.name not in (*FOLDERS, TRAINING, DETAILS) or not is_run(root):
+        if below.name not in (*FOLDERS, TRAININGS, DETAILS) or not is_run(root):
             yield from _folders(below)
 
 
@@ -163,7 +168,7 @@ def _sort_folder(folder: Path, found: Purge, everything: bool) -> None:
     for name, kind in FOLDERS.items():
         if (folder / name).exists():
             found.mark(kind, folder / name)
-    for path in sorted(folder.glob(f"{TRAINING}/*")):
+    for path in sorted(folder.glob(f"{TRAININGS}/*")):
         if path.is_dir() or everything:
             found.mark("checkpoints" if path.is_dir() else "trainings", path)
         else:

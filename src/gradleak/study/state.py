@@ -10,7 +10,7 @@ from gradleak.core.attack import Attack
 from gradleak.core.registry import list_registered
 from gradleak.records.run_folder import FAILED_SUFFIX, PlannedCell, last_line, read_plan
 from gradleak.records.schema import Record
-from gradleak.records.summary import RECORD, read_summary
+from gradleak.records.store import RECORD, read_summary
 from gradleak.study.pace import Pace, attack_of
 
 SAMPLE = 50  # records of one kind that are read for their time, and stand for the others

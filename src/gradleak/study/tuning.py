@@ -22,11 +22,10 @@ from gradleak.core.metric import Metric
 from gradleak.core.specs import list_fields, to_dict, to_string
 from gradleak.core.streams import Streams
 from gradleak.datasets import TuningPart, resolve_dataset
-from gradleak.datasets.tuning_part import TEST, TUNE, Stage, for_tuning, selection_of
+from gradleak.datasets.selection import TEST, TUNE, Stage, for_tuning, selection_of
 from gradleak.metrics import DEFAULT_METRICS
 from gradleak.records.schema import Record, Score, now
-from gradleak.records.scores import measure_gain
-from gradleak.records.statistics import Interval
+from gradleak.records.statistics import Interval, measure_gain
 from gradleak.study.cells import Cell
 from gradleak.study.grid import CellResult, only_attack, run_cells, write_result
 

@@ -24,7 +24,6 @@ from gradleak.targets import (
     loading,
     lti_lm,
     minilm,
-    module,
     tiny,
 )
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.hub_access import quiet_transformers
+from gradleak.core.not_ours import quiet_transformers
 from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec

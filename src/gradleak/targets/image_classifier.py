@@ -1,7 +1,10 @@
-"""An opened image classifier: any module that turns pictures into class scores."""
+"""An opened image classifier: any module that turns pictures into class scores, drawn from a seed
+or made by a function of one's own."""
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +17,7 @@ from gradleak.core.batch import Batch, Example, PrivateBatch, pixels_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.picture import Picture
-from gradleak.core.registry import Medium
+from gradleak.core.registry import Count, Medium, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.loading import sha256_of
@@ -261,3 +264,54 @@ def load_weights(module: nn.Module, path: str, name: str) -> None:
 def hash_weights(path: str) -> str:
     """The hash of a file of weights."""
     return f"sha256:{sha256_of(Path(path).expanduser())[:16]}"
+
+
+@register("target", "module")
+@dataclass(frozen=True)
+class Module(TargetSpec):
+    """Any nn.Module that turns pictures into class scores, as made by a function:
+    path=package.file:function.
+
+    The function takes no arguments. The loss is cross-entropy. A random module must draw its
+    weights from a seed of its own: records tell two runs of one factory apart by its weights only.
+    """
+
+    medium: ClassVar[Medium] = "image"
+
+    path: str
+    classes: Count = 10
+    channels: Count = 3
+    height: Count = 32
+    width: Count = 32
+    weights: str | None = None
+
+    def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
+        made = _make(self.path)
+        if self.weights is not None:
+            load_weights(made, self.weights, self.path)
+        shape = (self.channels, self.height, self.width)
+        return ImageClassifier(self.path, made.to(device, dtype), shape, self.classes)
+
+    def fingerprint(self) -> str:
+        if self.weights is not None:
+            return hash_weights(self.weights)
+        sums = [float(parameter.double().sum()) for parameter in _make(self.path).parameters()]
+        return f"{self.path}:sum={sum(sums):.9g}"
+
+
+def _make(factory: str) -> nn.Module:
+    place, colon, function = factory.partition(":")
+    if not colon:
+        raise GradleakError(
+            f"The path of a module is written package.file:function, not {factory!r}."
+        )
+    try:
+        make = getattr(importlib.import_module(place), function)
+    except (ImportError, AttributeError) as error:
+        raise GradleakError(
+            f"Cannot import {factory}: {error}. Is its folder on PYTHONPATH?"
+        ) from error
+    made = make()
+    if not isinstance(made, nn.Module):
+        raise GradleakError(f"{factory} gave a {type(made).__name__}, not an nn.Module.")
+    return made

@@ -30,7 +30,7 @@ class InMemory(TargetSpec):
     """
 
     model: str  # its class
-    weights: str  # their hash
+    weights: str  # the first digits of their hash
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         raise GradleakError(
@@ -39,7 +39,7 @@ class InMemory(TargetSpec):
         )
 
     def fingerprint(self) -> str:
-        return f"sha256:{self.weights[:16]}"
+        return f"sha256:{self.weights}"
 
 
 def unwrap(model: Any) -> Any:
@@ -127,6 +127,20 @@ def _copy(model: Any) -> Any:
             f" {'lacks' if strange else 'has besides'} {(strange or lacking)[0]}."
         )
     return made
+
+
+def hash_vocabulary(tokenizer: Any) -> str:
+    """Returns the hash of a tokenizer's words with their ids."""
+    try:
+        words = tokenizer.get_vocab()
+    except AttributeError as error:
+        raise GradleakError(
+            f"tokenizer= wants a tokenizer of transformers, not a {type(tokenizer).__name__}."
+        ) from error
+    digest = hashlib.sha256()
+    for word, number in sorted(words.items()):
+        digest.update(f"{number} {word}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def hash_weights(model: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from gradleak.core.errors import GradleakError, near_paths
-from gradleak.core.hub_access import HUB_ID, find_model, is_beside_folders, quiet_transformers
+from gradleak.core.not_ours import HUB_ID, find_model, is_beside_folders, quiet_transformers
 
 
 def source_of(path: str) -> str | Path:

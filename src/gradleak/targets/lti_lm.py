@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.local_data import byte_pair_tokenizer
+from gradleak.core.not_ours import byte_pair_tokenizer
 from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec

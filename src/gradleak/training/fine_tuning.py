@@ -26,7 +26,6 @@ from gradleak.protocols.fedsgd import FedSGD
 from gradleak.records.files import make_private_folder, write_whole, written_aside
 from gradleak.records.plain import to_plain
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.training.classifier_scores import Counts, Scores, count_pairs, score_counts
 from gradleak.training.client_steps import (
     choose_by_chance,
     deal_out,
@@ -39,7 +38,7 @@ from gradleak.training.client_steps import (
     step_with,
     take_round,
 )
-from gradleak.training.material import Lesson, Material
+from gradleak.training.material import Counts, Lesson, Material, Scores, count_pairs, score_counts
 
 EVALUATED_AT_ONCE = 64
 

@@ -108,6 +108,7 @@ def _encode_lines(paths: Sequence[Path], tokenizer: Any) -> Iterator[list[int]]:
 
 def _some_lines(file: IO[str]) -> list[str]:
     lines = [line.strip() for line, _ in zip(file, range(LINES_AT_ONCE), strict=False)]
+    # No line at all would say that the file is at its end: an empty one stands for empty ones
     return [line for line in lines if line] or ([""] if lines else [])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradleak.attacks.certificate import CERTIFYING, with_certificates
 from gradleak.attacks.energy.lexicon import choose_likely, rank_words, read_first_layer
 from gradleak.attacks.energy.objective import Energy, choose_matrices, find_needed_layers
+from gradleak.attacks.search.first_layer import find_first_layer
 from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.attacks.search.matched import (
     Matched,
@@ -21,6 +22,8 @@ from gradleak.attacks.search.matched import (
 )
 from gradleak.attacks.search.rematch import Rematch, repeat_first
 from gradleak.attacks.search.search_rows import (
+    Ids,
+    Rows,
     SearchProblem,
     group_by,
     group_by_size,
@@ -77,6 +80,8 @@ class EnergyAttack(Attack):
 
     cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
 
+    version = 2  # the first layer says which words are tried, where few entries arrive
+
     words: int = 48
     proposals: int = 32
     sweeps: int = 4
@@ -115,8 +120,9 @@ class EnergyAttack(Attack):
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
         drafts: dict[int, list[Draft]] = {observation.index: [] for observation in observations}
         for alike in group_by(observations, describe_tensors):
-            misfits = self._rank_words(alike, early)
-            for problems in group_problems(alike, self.assumptions):
+            every = group_problems(alike, self.assumptions)
+            misfits = None if self._asks_first_layer(every) else self._rank_words(alike, early)
+            for problems in every:
                 for places in group_by_size(problems, SIZE_RATIO):
                     group = [problems[place] for place in places]
                     if early.out_of_time and all(drafts[one.observation.index] for one in group):
@@ -175,6 +181,20 @@ class EnergyAttack(Attack):
         """Returns whether a last search by what matches all that is visible has the last word."""
         return self.judge and can_judge(observation)
 
+    def _asks_first_layer(self, groups: Sequence[Sequence[SearchProblem]]) -> bool:
+        """Returns whether the first layer says which words are tried, one by one as they are found.
+
+        So it is where few of its entries arrive, and neither lengths nor the sentences of a batch
+        have to be told apart.
+        """
+        problems = [problem for group in groups for problem in group]
+        seen = [problem.observation for problem in problems]
+        is_open = len({one.index for one in seen}) < len(seen)
+        single = all(len(problem.hypothesis.lengths) == 1 for problem in problems)
+        if is_open or not single or not all(map(self._is_judged, seen)):
+            return False
+        return all(find_first_layer(lay_out(group)) is not None for group in groups)
+
     def _rank_words(
         self, observations: Sequence[Observation], bench: Bench
     ) -> dict[int, Float[Tensor, "words"]]:
@@ -185,16 +205,21 @@ class EnergyAttack(Attack):
         return {one.index: row for one, row in zip(observations, misfits, strict=True)}
 
     def _search(
-        self, group: Sequence[SearchProblem], bench: Bench, misfits: Mapping[int, Tensor]
+        self, group: Sequence[SearchProblem], bench: Bench, misfits: Mapping[int, Tensor] | None
     ) -> list[Draft]:
         rows = lay_out(group)
-        seen = rows.observations
-        ranked = torch.stack([misfits[one.index] for one in seen])
-        few, many = choose_likely(rows, ranked, self.words)
+        seen, start, first_layer = rows.observations, read_first_layer(rows, bench), None
+        if misfits is None:
+            rows = put_labels(rows)
+            first_layer = find_first_layer(rows)
+            few = many = list_free_words(rows, start)
+        else:
+            ranked = torch.stack([misfits[one.index] for one in seen])
+            few, many = choose_likely(rows, ranked, self.words)
         is_last = not all(map(self._is_judged, seen))  # a search that follows goes much further
         effort = self.effort if is_last else replace(self.effort, restarts=0)
-        energy, start = Energy(seen, self.matrices), read_first_layer(rows, bench)
-        search = WordSearch(rows, energy, bench, effort, (few, many), start)
+        energy = Energy(seen, self.matrices)
+        search = WordSearch(rows, energy, bench, effort, (few, many), start, first_layer)
         search.run(shows_progress=True)
         search.settle_ties()
         solved = search.find_solved(search.best, search.best_scores)
@@ -254,10 +279,7 @@ def rematch_drafts(drafts: Sequence[Draft], bench: Bench, effort: SearchEffort) 
         if bench.out_of_time:
             break
         some = [drafts[place] for place in places]
-        rows = lay_out([draft.problem for draft in some])
-        if not rows.target.labels_are_tokens:
-            labels = [find_labels(draft.observation) for draft in some]
-            rows = replace(rows, labels=torch.tensor(labels, device=rows.frame.device))
+        rows = put_labels(lay_out([draft.problem for draft in some]))
         ids = rows.frame.clone()
         for row, draft in enumerate(some):
             for place, sentence in enumerate(draft.sentences):
@@ -272,10 +294,26 @@ def rematch_drafts(drafts: Sequence[Draft], bench: Bench, effort: SearchEffort) 
             if len(left):
                 likely = likely_few[left], likely_many[left]
                 part, objective = rows.take(left), matched.take(left)
-                ids[left], _ = Rematch(bench, effort).run(part, objective, ids[left], likely)
+                rematch = Rematch(bench, effort, asks_first_layer=True)
+                ids[left], _ = rematch.run(part, objective, ids[left], likely)
         for row, place in enumerate(places):
             found[place] = rows.sentences(ids[row], row)
     return found
+
+
+def put_labels(rows: Rows) -> Rows:
+    """Returns the rows with the labels that are known of their observations."""
+    if rows.target.labels_are_tokens:
+        return rows
+    labels = [find_labels(one) for one in rows.observations]
+    return replace(rows, labels=torch.tensor(labels, device=rows.frame.device))
+
+
+def list_free_words(rows: Rows, ids: Ids) -> Int[Tensor, "rows words"]:
+    """Returns the words that guesses have inside their sentences."""
+    words = [own[~fixed] for own, fixed in zip(ids, rows.fixed, strict=True)]
+    most = max(map(len, words))
+    return torch.stack([repeat_first(own, most) for own in words])
 
 
 def _group_drafts(drafts: Sequence[Draft]) -> list[list[int]]:

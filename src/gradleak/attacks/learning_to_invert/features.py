@@ -16,11 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.attacks.learning_to_invert.simulation import Simulation, open_generator
-from gradleak.core.attack import Bench
+from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
 from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.chunking import pieces, refuse_without_room

@@ -31,13 +31,19 @@ from gradleak.attacks.learning_to_invert.training import (
     multiply_in,
     train,
 )
-from gradleak.core.attack import Bench, Cost, Reconstruction
+from gradleak.core.attack import (
+    Bench,
+    ClientSetting,
+    Cost,
+    FittedAttack,
+    Reconstruction,
+    TrainableAttack,
+)
 from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
-from gradleak.core.trainable import ClientSetting, FittedAttack, TrainableAttack
 from gradleak.core.update import Update
 from gradleak.records.files import written_aside
 

@@ -36,13 +36,12 @@ from gradleak.attacks.learning_to_invert.medium import (
     split,
 )
 from gradleak.attacks.learning_to_invert.training import Precision
-from gradleak.core.attack import Bench, Reconstruction
+from gradleak.core.attack import Bench, ClientSetting, Reconstruction
 from gradleak.core.batch import Batch, Example, picture_of
 from gradleak.core.errors import GradleakError
 from gradleak.core.picture import Picture
 from gradleak.core.registry import Bounds, Count, Medium, Rate, Share, register
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting
 from gradleak.matching.linear_algebra import find_eigenvectors
 from gradleak.matching.precision import products_of_10_bits
 

@@ -10,12 +10,12 @@ from dataclasses import fields
 import torch
 from torch import Tensor, nn
 
+from gradleak.core.attack import ClientSetting
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting
 from gradleak.core.update import Update
 from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
 from gradleak.matching.chunking import GRADIENTS, cost_of

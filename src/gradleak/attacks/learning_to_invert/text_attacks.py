@@ -40,12 +40,12 @@ from gradleak.attacks.learning_to_invert.text_network import (
     collect_word_vectors,
 )
 from gradleak.attacks.learning_to_invert.training import Precision
+from gradleak.core.attack import ClientSetting
 from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Bounds, Count, Rate, Share, register
 from gradleak.core.target import Target
-from gradleak.core.trainable import ClientSetting
 
 LONGEST = 64  # tokens of a text that are learnt, unless told
 BASES = 256  # clients by which the bases of factors are found

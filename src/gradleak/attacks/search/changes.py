@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gradleak.attacks.search.search_rows import Candidates, Ids, Rows
@@ -35,6 +35,54 @@ def replace_words(
     candidates = ids.flatten(1)[:, None].repeat(1, words.shape[1], 1)
     candidates.scatter_(2, places[..., None], words[..., None])
     return candidates.view(*words.shape, *ids.shape[1:])
+
+
+def replace_more_and_more(
+    ids: Ids, places: Int[Tensor, "rows changes"], words: Int[Tensor, "rows changes"]
+) -> Candidates:
+    """Returns the guesses with words put at the first place, at the first two, and so on."""
+    candidates = ids.flatten(1)[:, None].repeat(1, places.shape[1], 1)
+    for number, (place, word) in enumerate(zip(places.T, words.T, strict=True)):
+        later = candidates[:, number:]
+        shape = (-1, later.shape[1], 1)
+        later.scatter_(2, place[:, None, None].expand(shape), word[:, None, None].expand(shape))
+    return candidates.view(*places.shape, *ids.shape[1:])
+
+
+def empty_each_place(ids: Ids, filler: int) -> Candidates:
+    """Returns the guesses with a filler at one place: at each of them in turn."""
+    places = ids[0].numel()
+    candidates = ids.flatten(1)[:, None].repeat(1, places, 1)
+    candidates.diagonal(dim1=1, dim2=2).fill_(filler)
+    return candidates.view(len(ids), places, *ids.shape[1:])
+
+
+def draw_cleared(
+    rows: Rows,
+    bench: Bench,
+    loss: Float[Tensor, "rows places"],
+    share: float,
+    purpose: tuple[str, int, bool],
+) -> Bool[Tensor, "rows examples tokens"]:
+    """Draws a part of each guess's words: rather those without which little is lost."""
+    cleared = torch.zeros(loss.shape, dtype=torch.bool)
+    name, *which = purpose
+    for row, problem in enumerate(rows.problems):
+        stream = bench.streams_of(problem.observation)
+        generator = stream.child(name, problem.number, *which).generator()
+        free = (~rows.fixed[row]).flatten().nonzero()[:, 0].cpu()
+        chance = torch.rand(len(free), generator=generator, dtype=torch.float64)
+        spread = loss[row, free].std().nan_to_num() + 1e-6
+        order = (loss[row, free] / spread + chance).argsort()
+        cleared[row, free[order[: max(1, round(share * len(free)))]]] = True
+    return cleared.view(rows.fixed.shape)
+
+
+def find_gaps(orders: Orders) -> Bool[Tensor, "rows candidates places"]:
+    """Finds where each order puts the word that goes furthest; of two exchanged ones, the first."""
+    displaced = (orders - torch.arange(orders.shape[2], device=orders.device)).abs()
+    furthest = displaced == displaced.amax(-1, keepdim=True)
+    return furthest & (furthest.cumsum(-1) == 1) & (displaced > 0)
 
 
 def draw_orders(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from gradleak.attacks.search.first_layer import find_first_layer
 from gradleak.attacks.search.matched import Matched
 from gradleak.attacks.search.search_rows import Ids, Rows, group_by_size
 from gradleak.attacks.search.word_search import Likely, Scores, SearchEffort, WordSearch
@@ -23,6 +24,8 @@ class Rematch:
 
     bench: Bench
     effort: SearchEffort
+    # Whether the first layer says which words are tried, where few entries of it arrive
+    asks_first_layer: bool = False
 
     def run(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> tuple[Ids, Scores]:
         """Returns the guesses after the search and their scores.
@@ -70,7 +73,8 @@ class Rematch:
     def _begin(self, rows: Rows, matched: Matched, start: Ids, likely: Likely) -> WordSearch:
         # On a CPU passes are no dearer than what is in them, and large ones are slower.
         effort = replace(self.effort, at_once=start.device.type == "cuda")
-        return WordSearch(rows, matched, self.bench, effort, likely, start)
+        first_layer = find_first_layer(rows) if self.asks_first_layer else None
+        return WordSearch(rows, matched, self.bench, effort, likely, start, first_layer)
 
     def _attempt_twice(self, search: WordSearch) -> None:
         """Attempts from the start, and from the start with its words moved first; keeps the better.

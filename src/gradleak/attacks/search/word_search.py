@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.search.changes import list_neighbours, reorder, replace_words
+from gradleak.attacks.search.changes import (
+    draw_cleared,
+    empty_each_place,
+    find_gaps,
+    list_neighbours,
+    reorder,
+    replace_more_and_more,
+    replace_words,
+)
+from gradleak.attacks.search.first_layer import FirstLayer
 from gradleak.attacks.search.likelihood import compute_nll
 from gradleak.attacks.search.matched import WordObjective
 from gradleak.attacks.search.search_rows import Candidates, Ids, Rows, find_filler, find_marks
@@ -24,6 +33,7 @@ TOKENS_AT_ONCE = {"cuda": 400_000, "cpu": 12_000}
 RESTARTS_AT_ONCE = 4  # from the best guess changed in so many ways, side by side
 WEAKEST = 3  # places of a guess where many words are tried
 ASKED = 16  # candidates whose likelihood the prior is asked for
+MORE = 4  # times as many words of the first layer's are tried where a guess is weakest
 CLEARED = 0.34  # the part of a guess that is taken out before a restart
 PRIOR_UNDER_NOISE = 1.0  # nats for one of the prior, where the objective is itself in nats
 BEST = 3  # words a place that are tried again after the best of all was taken
@@ -65,9 +75,11 @@ class WordSearch:
         effort: SearchEffort,
         likely: Likely,
         start: Ids,
+        first_layer: FirstLayer | None = None,
     ) -> None:
         self.rows, self.objective, self.bench, self.effort = rows, objective, bench, effort
         self.likely, self.many = likely
+        self.first_layer = first_layer  # says which words are tried, where it is given
         self._refuse_without_room()
         self.filler = find_filler(rows.target)
         self.orders = list_neighbours(rows)
@@ -124,6 +136,7 @@ class WordSearch:
         """Returns the same search on some of its rows, or on some of them several times."""
         part = copy.copy(self)
         part.rows, part.objective = self.rows.take(places), self.objective.take(places)
+        part.first_layer = self.first_layer and self.first_layer.take(places)
         part.passes, part.start, part.orders = 0, self.start[places], self.orders[places]
         part.likely, part.many = self.likely[places], self.many[places]
         part.level, part.prior_weight = self.level[places], self.prior_weight[places]
@@ -202,10 +215,7 @@ class WordSearch:
 
         Of all such changes it is the best, or a later one of them.
         """
-        displaced = (self.orders - torch.arange(self.orders.shape[2], device=ids.device)).abs()
-        furthest = displaced == displaced.amax(-1, keepdim=True)
-        # The moved word is the one that goes furthest; of two exchanged ones, it is the first.
-        gap = furthest & (furthest.cumsum(-1) == 1) & (displaced > 0)
+        gap = find_gaps(self.orders)
         shaped = gap.view(len(ids), -1, *ids.shape[1:])
         candidates = torch.where(shaped, self.filler, reorder(ids, self.orders))
         opens_one = gap.any(-1)  # orders that move nothing open no gap
@@ -215,19 +225,10 @@ class WordSearch:
 
     def clear_words(self, ids: Ids, number: int, weakest: bool) -> Ids:
         """Takes a part of the words out: by chance, or rather those that explain least."""
-        shape = len(ids), ids[0].numel()
-        loss = self.score_without_words(ids).cpu() if weakest else torch.zeros(shape)
-        ids = ids.clone()
-        for row, problem in enumerate(self.rows.problems):
-            stream = self.bench.streams_of(problem.observation)
-            generator = stream.child("wipe", problem.number, number, weakest).generator()
-            free = (~self.rows.fixed[row]).flatten().nonzero()[:, 0].cpu()
-            chance = torch.rand(len(free), generator=generator, dtype=torch.float64)
-            spread = loss[row, free].double().std().nan_to_num() + 1e-6
-            order = (loss[row, free].double() / spread + chance).argsort()
-            gone = free[order[: max(1, round(CLEARED * len(free)))]]
-            ids[row].view(-1)[gone.to(ids.device)] = self.filler
-        return ids
+        loss = self.score_without_words(ids) if weakest else torch.zeros(ids.flatten(1).shape)
+        loss, purpose = loss.cpu().double(), ("wipe", number, weakest)
+        gone = draw_cleared(self.rows, self.bench, loss, CLEARED, purpose)
+        return torch.where(gone.to(ids.device), self.filler, ids)
 
     def try_many_words(self, ids: Ids) -> Ids:
         """Puts the best of many words at each of the weakest places: those missed least."""
@@ -235,7 +236,10 @@ class WordSearch:
         missed = self.score_without_words(ids)
         missed = missed.masked_fill(self.rows.fixed.flatten(1), torch.inf)
         words = torch.cat([self.many[:, :1], self.many], dim=1)
+        count = MORE * self.effort.proposals
         for places in missed.argsort(1)[:, :WEAKEST].T:
+            if asked := self.first_layer:
+                words = asked.choose_words(self.rows, ids, places, self.many, count)
             found, _ = self.choose_words(ids, places, words)
             is_free = missed.gather(1, places[:, None]).isfinite()  # short sentences have fewer
             ids = torch.where(is_free[..., None], found, ids)
@@ -295,14 +299,9 @@ class WordSearch:
         words: Int[Tensor, "rows places"],
     ) -> tuple[Ids, Scores]:
         """Puts words at the first place, at the first two and so on; keeps whichever is best."""
-        candidates = ids.flatten(1)[:, None].repeat(1, places.shape[1], 1)
-        for number, (place, word) in enumerate(zip(places.T, words.T, strict=True)):
-            later = candidates[:, number:]
-            shape = (-1, later.shape[1], 1)
-            later.scatter_(2, place[:, None, None].expand(shape), word[:, None, None].expand(shape))
-        found, chosen = self.score(candidates.view(len(ids), -1, *ids.shape[1:])).min(1)
+        found, chosen = self.score(candidates := replace_more_and_more(ids, places, words)).min(1)
         better = found < scores - ENOUGH
-        taken = candidates[torch.arange(len(ids), device=ids.device), chosen].view_as(ids)
+        taken = candidates[torch.arange(len(ids), device=ids.device), chosen]
         return torch.where(better[:, None, None], taken, ids), torch.where(better, found, scores)
 
     def choose_words(
@@ -322,11 +321,17 @@ class WordSearch:
     def propose_words(
         self, ids: Ids, places: Places, downhill: Int[Tensor, "rows places downhill"]
     ) -> Int[Tensor, "rows proposals"]:
-        """Returns likely words, those down the slope at the place, the guess's own, and marks."""
-        slopes = downhill[torch.arange(len(ids), device=ids.device), places]
+        """Returns likely words, those down the slope at the place, the guess's own, and marks.
+
+        Where the first layer is asked, these are its words and the best of the others by it.
+        """
         is_none = self.rows.fixed | (ids == self.filler)
         own = torch.where(is_none, self.likely[:, :1, None], ids).flatten(1)
         marks = self.marks.expand(len(ids), -1)
+        if self.first_layer is not None:
+            others, half = torch.cat([self.likely, own, marks], dim=1), self.effort.proposals // 2
+            return self.first_layer.choose_words(self.rows, ids, places, others, half)
+        slopes = downhill[torch.arange(len(ids), device=ids.device), places]
         return torch.cat([self.likely[:, :1], self.likely, slopes, own, marks], dim=1)
 
     def find_downhill(self, ids: Ids) -> Int[Tensor, "rows places downhill"]:
@@ -335,9 +340,9 @@ class WordSearch:
         Half of them go by the slope with the word that is there, half by the slope without it.
         """
         places = ids[0].numel()
-        emptied = ids.flatten(1)[:, None].repeat(1, places, 1)
-        emptied.diagonal(dim1=1, dim2=2).fill_(self.filler)
-        emptied = emptied.view(len(ids), places, *ids.shape[1:])
+        if self.first_layer:
+            return ids.new_zeros(len(ids), places, 0)  # it says which words to try
+        emptied = empty_each_place(ids, self.filler)
         here = self._compute_slopes(ids[:, None])[:, 0]
         without = self._compute_slopes(emptied, torch.arange(places, device=ids.device))
         half = min(self.effort.proposals // 2, len(self.rows.words))
@@ -471,12 +476,9 @@ class WordSearch:
 
     def score_without_words(self, ids: Ids) -> Float[Tensor, "rows places"]:
         """Returns the objective without each of the words: a wrong one is hardly missed."""
-        count = ids[0].numel()
-        candidates = ids.flatten(1)[:, None].repeat(1, count, 1)
-        candidates.diagonal(dim1=1, dim2=2).fill_(self.filler)
-        fixed, frame = self.rows.fixed.flatten(1)[:, None], self.rows.frame.flatten(1)[:, None]
-        candidates = torch.where(fixed, frame, candidates)
-        return self.score(candidates.view(len(ids), count, *ids.shape[1:]))
+        candidates = empty_each_place(ids, self.filler)
+        fixed, frame = self.rows.fixed[:, None], self.rows.frame[:, None]
+        return self.score(torch.where(fixed, frame, candidates))
 
     def _embed(self, ids: Candidates, rows: slice) -> Batch:
         return self.rows.batch(self.rows.target.embed(ids), rows)

@@ -13,9 +13,8 @@ from gradleak.report.page.charts import (
 )
 from gradleak.report.page.facts import Costs, Glossary, Provenance, Reproduction, ThreatModel
 from gradleak.report.page.guesses import GuessGallery, Searches
-from gradleak.report.page.opening import Opening
+from gradleak.report.page.opening import Opening, SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
-from gradleak.report.page.setting_list import SettingList
 from gradleak.report.shown_guesses import SecretsOf
 
 # In the order in which a person reads them.

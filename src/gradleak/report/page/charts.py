@@ -18,8 +18,8 @@ from gradleak.records.schema import Score
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.naming import rank_naturally
 from gradleak.report.numbers import write_gain, write_interval, write_number
+from gradleak.report.page.opening import SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
-from gradleak.report.page.setting_list import SettingList
 from gradleak.report.pictures import heat_map, tradeoff_chart
 from gradleak.report.pictures.heat_map import HeatCell, HeatMap
 from gradleak.report.pictures.svg import HeatBox, HeatGrid, embed
@@ -187,6 +187,7 @@ def draw_attack_heat(heat: AttackHeat) -> str:
     names = {defense: _break_name(defense) for defense in heat.defenses}
     longest = max((len(line) for lines in names.values() for line in lines), default=4)
     highest = min(max((len(name) for name in heat.attacks), default=4), LONG)
+    # Names slant by 40°, and so reach upwards by less than their length
     left, top = int(longest * LETTER) + MARGIN + 10, int(highest * LETTER * 0.75) + 2 * MARGIN + 12
     grid = HeatGrid(left, top, WIDTH, HEIGHT)
     width, height = left + len(heat.attacks) * WIDTH + 60, top + len(heat.defenses) * HEIGHT + 10

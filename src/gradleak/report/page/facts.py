@@ -12,12 +12,11 @@ from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import OF_PICTURES, RULES, leading_metric
 from gradleak.records.schema import Record
 from gradleak.records.settings import Setting
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import write_chain, write_component
 from gradleak.report.numbers import write_duration
-from gradleak.report.page.opening import Opening
+from gradleak.report.page.opening import Opening, SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
-from gradleak.report.page.setting_list import SettingList
 from gradleak.report.page.story import list_facts
 from gradleak.report.table_markup import (
     Column,

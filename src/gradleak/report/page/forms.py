@@ -4,14 +4,11 @@ The page is one file that needs nothing else. Chromium prints it as PDF, with th
 print style.
 """
 
-import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-import types
-import typing
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,11 +20,10 @@ from markupsafe import Markup
 from gradleak.records.errors import RecordError
 from gradleak.records.files import write_whole
 from gradleak.records.schema import Score
-from gradleak.report import page
 from gradleak.report.numbers import write_duration, write_gain, write_interval, write_number
 from gradleak.report.page.facts import WordLinks, explain_words
 from gradleak.report.page.opening import Opening
-from gradleak.report.page.section import SCHEMA, Report
+from gradleak.report.page.section import Report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 OFFLINE = (
@@ -36,19 +32,11 @@ OFFLINE = (
     "--disable-component-update --disable-extensions --disable-default-apps --no-pdf-header-footer"
 ).split()
 PATIENCE = 120  # seconds
-PLAIN: dict[Any, dict[str, Any]] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    bool: {"type": "boolean"},
-    float: {"type": ["number", "null"]},  # what is not finite is null
-}
 
 
 def write_html(report: Report) -> str:
     """Writes the page."""
     links = WordLinks(explain_words(report))
-    environment = _open_environment()
-    shown = [section for section in report.sections if section.is_shown]
     known = {
         "report": report,
         "term": links.link,
@@ -59,12 +47,16 @@ def write_html(report: Report) -> str:
         "percent": _write_percent,
         "duration": write_duration,
     }
-    insides = []
-    for section in shown:
-        template = environment.from_string(section.template)
-        names = {**known, "section": section, **section.prepare(report)}
-        insides.append((section, Markup(template.render(names))))
-    return environment.from_string(_read_template("report.html")).render(
+    insides = [
+        (
+            section,
+            Markup(render(section.template, **known, section=section, **section.prepare(report))),
+        )
+        for section in report.sections
+        if section.is_shown
+    ]
+    return render(
+        _read_template("report.html"),
         report=report,
         happened=report.find(Opening).story.happened,
         sections=insides,
@@ -133,61 +125,6 @@ def write_pdf(report: Report) -> bytes:
         return printed.read_bytes()
 
 
-def write_schema() -> str:
-    """Writes docs/report.schema.json."""
-    return json.dumps(describe_report(), indent=1, ensure_ascii=False) + "\n"
-
-
-def describe_report() -> dict[str, Any]:
-    """Returns the JSON Schema (2020-12) of report.json; docs/report.schema.json is this."""
-    definitions: dict[str, Any] = {}
-    members: dict[str, Any] = {"schema": {"const": SCHEMA}}
-    for part in (Report, *page.SECTIONS):
-        members |= _describe_members(part, definitions)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A gradleak report",
-        "type": "object",
-        "description": Report.__doc__,
-        "properties": members,
-        "required": list(members),
-        "$defs": dict(sorted(definitions.items())),
-    }
-
-
-def _describe_type(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if wanted in PLAIN:
-        return PLAIN[wanted]
-    if dataclasses.is_dataclass(wanted):
-        return _describe_class(wanted, definitions)
-    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
-        return {"anyOf": [_describe_type(arguments[0], definitions), {"type": "null"}]}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _describe_type(arguments[1], definitions)}
-    return {"type": "array", "items": _describe_type(arguments[0], definitions)}
-
-
-def _describe_class(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    if wanted.__name__ not in definitions:
-        definitions[wanted.__name__] = {}  # a place, before its fields
-        fields = _describe_members(wanted, definitions)
-        about = " ".join((wanted.__doc__ or "").split())
-        definitions[wanted.__name__] = {
-            "type": "object",
-            "description": about,
-            "properties": fields,
-            "required": list(fields),
-        }
-    return {"$ref": f"#/$defs/{wanted.__name__}"}
-
-
-def _describe_members(wanted: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(wanted)
-    names = (one.name for one in dataclasses.fields(wanted) if one.name != "sections")
-    return {name: _describe_type(hints[name], definitions) for name in names}
-
-
 def read_style() -> str:
     """Returns the look of the page, for pages beside it."""
     return _read_template("report.css")
@@ -197,9 +134,10 @@ def _write_percent(score: Score) -> str:
     return " %" if score.unit == "fraction" else ""
 
 
-@cache
-def _open_environment() -> Environment:
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+def render(template: str, **known: Any) -> str:
+    """Fills in a template; what is not marked as HTML is escaped."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(known)
 
 
 @cache

@@ -17,9 +17,8 @@ from gradleak.records.judgement import leading_metric
 from gradleak.records.schema import AttackRecord, ExampleRecord
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.numbers import write_number
-from gradleak.report.page.opening import Opening
+from gradleak.report.page.opening import Opening, SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
-from gradleak.report.page.setting_list import SettingList
 from gradleak.report.shown_guesses import (
     WORD,
     Secrets,

@@ -3,25 +3,24 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from gradleak.records.errors import RecordError
 from gradleak.records.judgement import MISSING, Coverage
-from gradleak.records.run_folder import read_run
+from gradleak.records.run_folder import FAILED_SUFFIX, read_run
 from gradleak.records.schema import Record, now
-from gradleak.records.summary import RECORD, Summary, read_summary
+from gradleak.records.store import RECORD, TRAININGS, Summary, read_summary
 from gradleak.report.naming import write_component, write_defenses
 from gradleak.report.numbers import write_count
-from gradleak.report.page.forms import read_style
+from gradleak.report.page.forms import read_style, render
 from gradleak.report.page.opening import reach_verdict
 from gradleak.report.page.section import JudgedRun
 from gradleak.report.page.story import tell_story
 
-FAILED = "*.failed.txt"
 WHOLES = {"map.json": "leak map", "tradeoff.json": "trade-off"}  # what records beside them make up
-TRAININGS = "training"  # beside a trade-off's records: files named alike, that are none
 STATES = {
     "leaks": "leaks",
     "doubt": "in doubt",
@@ -29,6 +28,45 @@ STATES = {
     "failed": "not finished",
     "broken": "cannot be read",
 }
+TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="gradleak">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>gradleak: runs in {{ title }}</title>
+<style>{{ css }}</style>
+</head>
+<body>
+<header>
+<h1>{{ count }} in {{ title }}</h1>
+<p class="soft small">Drawn {{ time(drawn) }} UTC, the latest run first.
+  It shows no private data.</p>
+</header>
+<main>
+<ul class="flags runs">
+{% for run in runs %}
+<li class="{{ run.state }}"><p><strong>
+  {%- if run.report %}<a href="{{ quote(run.report) }}">{{ run.name }}</a>
+  {%- else %}{{ run.name }}{% endif %}</strong>
+  <span class="badge{{ " bad" if run.state in ("leaks", "broken") }}">{{ states[run.state] }}</span>
+  <span class="soft small">
+  {{- [time(run.created), records(run), run.folder]|select|join(" · ") }}</span></p>
+<p>{{ run.sentence }}</p>
+{% for note in run.notes %}
+<p class="bad">{{ note }}</p>
+{% endfor %}
+{% if not run.report %}
+<p class="soft small">No page yet: <code>gradleak report {{ run.folder }}</code></p>
+{% endif %}
+</li>
+{% endfor %}
+</ul>
+</main>
+</body>
+</html>
+"""
 
 
 @dataclass(frozen=True)
@@ -61,47 +99,20 @@ def read_runs(root: Path) -> list[RunLine]:
 
 def write_runs_page(title: str, runs: Sequence[RunLine]) -> str:
     """Writes the page."""
-    rows = "\n".join(map(_draw_row, runs))
-    head = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="generator" content="gradleak">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
-        "'unsafe-inline'\">\n"
-        f"<title>gradleak: runs in {escape(title)}</title>\n<style>{read_style()}</style>\n"
-        "</head>\n<body>\n"
-    )
     return (
-        f"{head}<header>\n<h1>{write_count(len(runs), 'run', 'runs')} in {escape(title)}</h1>\n"
-        f'<p class="soft small">Drawn {now()[:16].replace("T", " ")} UTC, the latest run first. '
-        "It shows no private data.</p>\n"
-        f'</header>\n<main>\n<ul class="flags runs">\n{rows}\n</ul>\n</main>\n</body>\n</html>\n'
-    )
-
-
-def _draw_row(run: RunLine) -> str:
-    name = escape(run.name)
-    title = f'<a href="{quote(run.report)}">{name}</a>' if run.report else name
-    look = "bad" if run.state in ("leaks", "broken") else ""
-    badge = f'<span class="badge {look}">{STATES[run.state]}</span>'
-    facts = [
-        run.created[:16].replace("T", " "),
-        write_count(run.records, "record", "records"),
-        run.folder,
-    ]
-    notes = "".join(f'<p class="bad">{escape(note)}</p>' for note in run.notes)
-    missing = (
-        ""
-        if run.report
-        else (
-            '<p class="soft small">No page yet: '
-            f"<code>gradleak report {escape(run.folder)}</code></p>"
+        render(
+            TEMPLATE,
+            title=title,
+            runs=runs,
+            count=write_count(len(runs), "run", "runs"),
+            css=Markup(read_style()),
+            time=lambda created: created[:16].replace("T", " "),
+            drawn=now(),
+            quote=quote,
+            records=lambda run: write_count(run.records, "record", "records"),
+            states=STATES,
         )
-    )
-    about = f'<span class="soft small">{escape(" · ".join(filter(None, facts)))}</span>'
-    return (
-        f'<li class="{run.state}"><p><strong>{title}</strong> {badge} {about}</p>'
-        f"<p>{escape(run.sentence)}</p>{notes}{missing}</li>"
+        + "\n"
     )
 
 
@@ -113,7 +124,7 @@ def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
             summaries.append(read_summary(path))
         except RecordError:
             broken.append(f"{path.name} cannot be read: delete it and run its audit again.")
-    failed = len(list(folder.glob(FAILED)))
+    failed = len(list(folder.glob(f"*{FAILED_SUFFIX}")))
     notes = [*([f"{write_count(failed, 'cell', 'cells')} failed."] if failed else []), *broken]
     study = _read_study_name(folder)
     if study is not None and summaries:

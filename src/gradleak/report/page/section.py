@@ -15,7 +15,7 @@ from gradleak.records.judgement import LEADING, Coverage, Judgement, judge_setti
 from gradleak.records.plain import to_plain
 from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Setting, settings_of
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import Labels, rank_naturally
 from gradleak.report.shown_guesses import Secrets, SecretsOf, find_kept_secrets
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from gradleak.records.schema import AttackRecord, Record, Score
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.numbers import write_interval, write_number
 from gradleak.report.table_markup import draw_markdown_table, write_csv_table
 

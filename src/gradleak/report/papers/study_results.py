@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradleak.records.schema import AttackRecord, Record
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import Labels
 from gradleak.report.numbers import write_duration, write_interval, write_number
 from gradleak.report.papers.paper_tables import NOT_RUN, NOT_SCORED

@@ -96,6 +96,7 @@ class Axis:
         rough: float = 10.0 ** math.floor(math.log10(span / TICKS))
         steps = (rough, 2 * rough, 5 * rough, 10 * rough)
         self.step: float = next(step for step in steps if span / step <= TICKS + 1)
+        # An end that lies on a step but for rounding begins no further one
         self.low = math.floor(min(values) / self.step + 1e-9) * self.step
         self.high = math.ceil(max(values) / self.step - 1e-9) * self.step
         self.start, self.pixels = start, pixels

@@ -14,7 +14,7 @@ from gradleak.records.judgement import judge_setting
 from gradleak.records.schema import Record
 from gradleak.records.settings import OF_THE_ATTACKER, Ran, Setting
 from gradleak.records.statistics import Interval, paired_difference
-from gradleak.records.summary import Column
+from gradleak.records.store import Column
 from gradleak.report.naming import Labels, make_key, write_chain, write_component
 from gradleak.report.numbers import write_count, write_number
 from gradleak.report.shown_guesses import find_hashes
@@ -24,20 +24,14 @@ SCHEMA = "gradleak.comparison/1"
 WORST = "worst case"  # over all attacks of a setting
 LESS, MORE, SAME = "less leaks", "more leaks", "no difference shown"
 IN_TABLE = {LESS: "less", MORE: "more", SAME: "not shown"}
-MATCHED = {
-    "hashes": "",
-    "contents": "",
-    "description": (
-        "The examples are taken to be the same by their rows and lengths: without the "
-        "keys nothing more can be told."
-    ),
-}
-Identities = Mapping[
-    tuple[int, int], Hashable
-]  # what tells private examples apart, by batch and position
-ContentsOf = Callable[
-    [Record], Identities | None
-]  # examples read again, as far as they are the record's; none without its key
+DESCRIBED = (
+    "The examples are taken to be the same by their rows and lengths: without the keys nothing more"
+    " can be told."
+)
+# What tells private examples apart, by batch and position
+Identities = Mapping[tuple[int, int], Hashable]
+# Examples read again, as far as they are the record's; none without its key
+ContentsOf = Callable[[Record], Identities | None]
 
 
 @dataclass(frozen=True)
@@ -223,8 +217,8 @@ def conclude_comparison(comparison: Comparison) -> Iterator[str]:
             )
         if one.batches < FEWEST_EXAMPLES:
             yield f"Fewer than {FEWEST_EXAMPLES} batches: take the interval for a hint."
-        if MATCHED[one.matched_by]:
-            yield MATCHED[one.matched_by]
+        if one.matched_by == "description":
+            yield DESCRIBED
 
 
 def print_comparison(console: Console, comparison: Comparison, names: tuple[str, str]) -> None:
@@ -280,7 +274,7 @@ def _compare_settings(
     matched_by: str,
     labels: Labels,
 ) -> ComparedSetting:
-    changes = (*_list_attack_changes(one, other), *_list_changes(one.record, other.record))
+    changes = (*_list_attack_changes(one, other, labels), *_list_changes(one.record, other.record))
     places = _find_places(one, other, batches)
     found = [_measure_difference(one, columns, places) for columns in _pair_columns(one, other)]
     return ComparedSetting(
@@ -389,15 +383,36 @@ def _measure_difference(
     )
 
 
-def _list_attack_changes(first: Setting, second: Setting) -> Iterator[ChangedChoice]:
+def _list_attack_changes(
+    first: Setting, second: Setting, labels: Labels
+) -> Iterator[ChangedChoice]:
     """Says which attacks were run on the two settings, each in all of its records, where these
-    are not the same ones."""
-    sides = []
-    for setting in (first, second):
-        attacks = [one for summary in setting.summaries for one in _attacks_of(summary.record)]
-        sides.append({make_key(one): write_component(one) for one in attacks})
-    if sides[0].keys() != sides[1].keys():
-        yield ChangedChoice("attacks", *("; ".join(side.values()) or "none" for side in sides))
+    are not the same ones: what both have by its name and the fields that differ, others whole."""
+    sides = [
+        {make_key(one): one for summary in setting.summaries for one in _attacks_of(summary.record)}
+        for setting in (first, second)
+    ]
+    if sides[0].keys() == sides[1].keys():
+        return
+    names = [{_name_attack(one) for one in side.values()} for side in sides]
+    shared = names[0] & names[1]
+    yield ChangedChoice(
+        "attacks",
+        *(
+            "; ".join(
+                labels.attack(one)
+                if _name_attack(one) in shared and isinstance(one, dict)
+                else write_component(one)
+                for one in sorted(side.values(), key=_name_attack)
+            )
+            or "none"
+            for side in sides
+        ),
+    )
+
+
+def _name_attack(attack: Any) -> str:
+    return str(attack.get("name") if isinstance(attack, dict) else attack)
 
 
 def _attacks_of(record: Record) -> list[Any]:
@@ -411,13 +426,9 @@ def _list_changes(first: Record, second: Record) -> Iterator[ChangedChoice]:
         one, other = first.spec.get(field), second.spec.get(field)
         if field not in ("attacks", "metrics") and make_key(one) != make_key(other):
             yield ChangedChoice(field.replace("_", " "), _write_value(one), _write_value(other))
-    if (
-        first.target.name == second.target.name
-        and first.target.fingerprint != second.target.fingerprint
-    ):
-        yield ChangedChoice(
-            "weights of the target", first.target.fingerprint[:12], second.target.fingerprint[:12]
-        )
+    old, new = first.target, second.target
+    if old.name == new.name and old.fingerprint != new.fingerprint:
+        yield ChangedChoice("weights of the target", old.fingerprint[:12], new.fingerprint[:12])
     versions = [record.versions.get("gradleak", "-") for record in (first, second)]
     if versions[0] != versions[1]:
         yield ChangedChoice("gradleak", *versions)

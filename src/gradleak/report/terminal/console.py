@@ -8,6 +8,7 @@ from typing import TypeVar
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 PIPED_WIDTH = 100  # columns, where there is no terminal to ask
 Item = TypeVar("Item")
@@ -32,11 +33,16 @@ def print_indented(console: Console, mark: str, sentence: str) -> None:
     if not console.is_terminal:
         console.print(f"{mark}{sentence}", soft_wrap=True)
         return
-    table = Table.grid()
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(mark, sentence)
-    console.print(table)
+    console.print(indent(Text(mark), sentence))
+
+
+def indent(mark: Text, sentence: str) -> Table:
+    """Builds a mark with a sentence behind it, whose lines begin one below the other."""
+    grid = Table.grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(mark, sentence)
+    return grid
 
 
 def build_table() -> Table:
@@ -54,6 +60,7 @@ def split_to_fit(
     console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
 ) -> Iterator[Table]:
     """Builds as few tables as hold all items, each with as many of them as fit the width."""
+    # A table measures no wider than it is allowed to be
     unlimited = console.options.update(max_width=10_000)
     rest = list(items)
     while rest:

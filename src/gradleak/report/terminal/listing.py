@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gradleak.records.judgement import judge_summary, leading_metric, list_flags_beside
 from gradleak.records.schema import Record
-from gradleak.records.summary import Summary
+from gradleak.records.store import Summary
 from gradleak.report.naming import Labels, write_component, write_defenses
 from gradleak.report.numbers import MISSING, write_interval, write_number
 from gradleak.report.terminal.console import build_table, split_to_fit

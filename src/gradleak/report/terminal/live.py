@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,18 +20,13 @@ SENTENCES = 6  # lines of guesses on screen
 BAR = 30  # columns
 
 
-@runtime_checkable
 class Blackboard(Protocol):
     """What an attack writes and this reads; nothing leads from it to the display."""
 
-    @property
-    def done(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def guesses(self) -> tuple[str, ...]: ...
+    done: int
+    total: int
+    loss: float | None
+    guesses: tuple[str, ...]
 
 
 class TerminalDisplay:

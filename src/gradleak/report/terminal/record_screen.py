@@ -35,7 +35,7 @@ from gradleak.report.shown_guesses import (
     is_picture,
     make_printable,
 )
-from gradleak.report.terminal.console import build_table, split_to_fit
+from gradleak.report.terminal.console import build_table, indent, split_to_fit
 from gradleak.report.verdict import (
     describe_noise,
     explain,
@@ -137,7 +137,7 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     console.print(write_worst_case(record), style="bold")
     judgement = judge_record(record)
     for name, details in list_flags_beside(judgement, record).items():
-        console.print(Text.assemble(("! ", "yellow"), explain(name, details)))
+        console.print(indent(Text("! ", "yellow"), explain(name, details)))
     console.print(write_conclusion(judgement, record), style="bold")
 
 
