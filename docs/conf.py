@@ -57,6 +57,7 @@ TREE = {
         "docs/tutorials/before_joining",
         "docs/tutorials/audit_a_flower_app",
         "docs/tutorials/audit_an_nvflare_job",
+        "docs/tutorials/audit_a_lora_fine_tuning",
     ],
     "Guides": [
         "docs/studies",

@@ -284,6 +284,8 @@ def test_commands_on_what_is_ones_own_run(tmp_path: Path) -> None:
 def test_a_tutorial_runs_from_its_first_command_to_its_last(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if "lora" in page.name:
+        pytest.importorskip("peft", reason="adapters need peft, the extra lora")
     monkeypatch.chdir(tmp_path)
     write_files(page, tmp_path)
     for words, code in runs(page):

@@ -25,6 +25,7 @@ from gradleak.core.update import Update
 from gradleak.defenses.gaussian_noise import GaussianNoise
 from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
 from gradleak.priors.english import FrequentWords
+from gradleak.protocols.fedavg import FedAvg
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, TinyCausal, tiny_tokenizer
 from gradleak.views import Everything, Lamp, PartsView
@@ -142,6 +143,29 @@ def test_a_batch_comes_back_with_its_labels_and_repetitions(
     assert sorted(guess.sentences) == sorted(map(tuple, wide.encode(texts)))
     assert guess.certified
     assert guess.labels == (1,) * len(texts)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1, 0.01])
+def test_texts_of_a_difference_of_weights_are_proven_though_it_is_rounded(
+    wide: Target, observe: Observe, rate: float
+) -> None:
+    seen = observe(wide, TEXTS[:2], protocol=FedAvg(learning_rate=rate))
+    assert not seen.channel.exact and seen.channel.clear
+    guess = attacked(seen)
+    assert set(guess.sentences) == ids_of(wide, TEXTS[:2])
+    assert guess.certified
+
+
+def test_weights_are_rounded_to_their_own_last_digit(wide: Target, observe: Observe) -> None:
+    rough = observe(wide, protocol=FedAvg(learning_rate=0.1)).update.tensors
+    exact = observe(wide).update.tensors
+    seen = observe(wide, protocol=FedAvg(learning_rate=0.1))
+    for part in visible_linear_parts(seen, 1, ATTENTION_INPUTS):
+        left = rough[part.name][0].double() - 0.1 * exact[part.name][0].double()
+        errors = seen.errors(part.name)
+        assert 0.8 < float(left.norm() / errors.norm()) < 1.25
+        weights = wide.parameters[part.parameter]
+        assert float(left.norm()) < seen.protocol.rounding_bound(weights, rough[part.name][0])
 
 
 @pytest.mark.parametrize("module", ["query", "key", "value"])

@@ -57,9 +57,6 @@ def test_strange_models_are_refused_by_what_they_are(tiny: Target, random_model:
     refused("a Linear without a config", nn.Linear(2, 2))
     refused("a dict without a config", {})
     refused("and this is a BertModel", tiny.module.bert)
-    adapted: Any = copy.deepcopy(tiny.module)
-    adapted.peft_config = {}
-    refused("adapters", adapted)
     grown: Any = copy.deepcopy(tiny.module)
     grown.extra = nn.Linear(2, 2)
     refused("the copy lacks extra", grown)

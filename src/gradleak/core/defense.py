@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,6 +33,9 @@ class Channel:
     # From one number that can be sent to the next, as a share of it, at a power of 2
     rounding: float = 0.0
     smallest_step: float = 0.0  # the same between the numbers nearest to zero, in absolute terms
+    # Weights are sent and their difference is seen: the standard deviation of what their own digits
+    # leave of it, in units of the last digit of each
+    weight_rounding: float = 0.0
     noise_std_of_sum: float = 0.0  # the same, put on the sum over a batch of which the mean is sent
     survivors: Survivors = Survivors.ALL
     signs_only: bool = False
@@ -46,13 +50,13 @@ class Channel:
 
     @property
     def clear(self) -> bool:
-        """Whether what arrives is the update itself."""
-        return self.exact and self.clip is None
+        """Whether what arrives is the update itself, as far as the weights' digits hold it."""
+        return self.only_scaled and not self.rounding and self.clip is None
 
     @property
     def exact(self) -> bool:
         """Whether what arrives is the update up to its size, to the last digit."""
-        return self.only_scaled and not self.rounding
+        return self.only_scaled and not self.rounding and not self.weight_rounding
 
     @property
     def only_scaled(self) -> bool:
@@ -81,6 +85,7 @@ class Channel:
             self,
             noise_std=float(self.noise_std > 0),
             noise_std_of_sum=float(self.noise_std_of_sum > 0),
+            weight_rounding=float(self.weight_rounding > 0),
             clip=None if self.clip is None else 1.0,
         )
 
@@ -88,13 +93,22 @@ class Channel:
         """The noise on every entry of what arrives from a batch of that size."""
         return math.hypot(self.noise_std, self.noise_std_of_sum / batch_size)
 
-    def errors(self, tensor: Float[Tensor, "*shape"], batch_size: int) -> Float[Tensor, "*shape"]:
-        """The standard deviation of every entry of an update that was seen: noise, and rounding
-        spread evenly over a step."""
+    def errors(
+        self,
+        tensor: Float[Tensor, "*shape"],
+        batch_size: int,
+        weights: Float[Tensor, "*shape"] | None = None,
+    ) -> Float[Tensor, "*shape"]:
+        """The standard deviation of every entry of an update that was seen: noise, rounding spread
+        evenly over a step, and what the digits of the weights it was subtracted from leave."""
         steps = self.rounding * tensor.abs().log2().floor().exp2()
-        return (
+        squares = (
             steps.clamp_min(self.smallest_step).square() / 12 + self.noise_std_for(batch_size) ** 2
-        ).sqrt()
+        )
+        if self.weight_rounding and weights is not None:
+            left = self.weight_rounding * measure_spacing(weights - tensor)
+            squares = squares + left.to(squares).square()
+        return squares.sqrt()
 
     def then(self, after: "Channel") -> "Channel":
         """Both in turn; of two roundings the coarser counts.
@@ -113,6 +127,7 @@ class Channel:
             noise_std_of_sum=math.hypot(self.noise_std_of_sum, after.noise_std_of_sum),
             rounding=max(self.rounding, after.rounding),
             smallest_step=max(self.smallest_step, after.smallest_step),
+            weight_rounding=math.hypot(self.weight_rounding, after.weight_rounding),
             survivors=survivors,
             signs_only=self.signs_only or after.signs_only,
             quantisation_levels=(
@@ -124,6 +139,12 @@ class Channel:
             randomised=self.randomised or after.randomised,
             after_server=self.after_server or after.after_server,
         )
+
+
+def measure_spacing(weights: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """How far each weight is from the next number that can be held."""
+    sizes = weights.detach().double().abs().clamp_min(1e-30)
+    return torch.finfo(weights.dtype).eps * sizes.log2().floor().exp2()
 
 
 @dataclass(frozen=True)

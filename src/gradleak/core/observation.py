@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.core.batch import Batch
@@ -107,9 +107,17 @@ class Observation:
 
     @property
     def channel(self) -> Channel:
-        """What was done to the update, as far as the attacker knows; clear, if nothing is known
-        of defenses."""
-        return channel_of(self.knows.defenses or ())
+        """What was done to the update, as far as the attacker knows: by the digits of weights where
+        these are sent, and by known defenses."""
+        sent = self.protocol.channel(self.knows.batch_size or 1)
+        return sent.then(channel_of(self.knows.defenses or ()))
+
+    def errors(self, name: str) -> Float[Tensor, "*shape"]:
+        """The standard deviation of what a known channel leaves on every entry of a tensor."""
+        part = self.target.part(name)
+        weights = part.of(self.target.parameters[part.parameter])
+        size = self.knows.batch_size or 1
+        return self.channel.errors(self.update.tensors[name][0], size, weights)
 
     @property
     def noise_std(self) -> float:

@@ -14,6 +14,8 @@ MODULES = (
     # Weights alone; both halves of a gated FFN are ffn_in
     *("query", "key", "value", "attention_output", "ffn_in", "ffn_out"),
     "convolution",  # weights alone
+    "adapter_in",  # LoRA's A, fed what the layer is fed that it stands beside
+    "adapter_out",  # and B, fed what A makes of that
     "layernorm",  # weight and bias, RMSNorm too; of image models, GroupNorm and fixed BatchNorm
     "bias",  # of every linear layer or convolution but those of pooler and head
     *WITHOUT_LAYER,

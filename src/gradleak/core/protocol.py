@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel
 from gradleak.core.registry import Component
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -29,12 +30,13 @@ class Protocol(Component, ABC):
         by its own size."""
         return False
 
-    def rounding_std(self, weights: Float[Tensor, "*shape"], examples: int) -> float:
-        """The standard deviation that rounding to the weights' own digits leaves on the entries
-        that are sent."""
-        return 0.0
+    def channel(self, examples: int) -> Channel:
+        """What the protocol by itself does to the information in an update of so many examples."""
+        return Channel()
 
-    def rounding_bound(self, weights: Float[Tensor, "*shape"]) -> float:
+    def rounding_bound(
+        self, weights: Float[Tensor, "*shape"], update: Float[Tensor, "*shape"]
+    ) -> float:
         """The largest norm of what rounding to the weights' own digits can leave on one step's
         difference of weights."""
         return 0.0

@@ -4,6 +4,7 @@ Optimisers of the local steps are functions: PyTorch's own change weights in pla
 goes through that.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Channel, measure_spacing
 from gradleak.core.errors import GradleakError
 from gradleak.core.protocol import Protocol, differentiate_loss
 from gradleak.core.registry import register
@@ -86,25 +88,30 @@ class FedAvg(Protocol):
         ]
         return Update(stack_by_name(rows))
 
-    def rounding_std(self, weights: Float[Tensor, "*shape"], examples: int) -> float:
+    def channel(self, examples: int) -> Channel:
         """Weights hold so many digits, and a step moves them by little more than the last: every
         step is rounded to that.
 
         The same examples move weights the same way again and are rounded alike, so that their
         errors add up.
         """
-        spacing = _measure_spacing(weights)
         taken = [
             tuple(sorted(places))
             for places in self._batches(max(1, examples // self.clients), None)
         ]
         roundings = sum(taken.count(places) ** 2 for places in set(taken)) / self.clients
-        return float((spacing.square().mean() / 12 * roundings).sqrt())
+        return Channel(weight_rounding=math.sqrt(roundings / 12))
 
-    def rounding_bound(self, weights: Float[Tensor, "*shape"]) -> float:
-        """Half the distance to the next number for the new weight, and as much again for the
-        difference taken of it."""
-        return float(_measure_spacing(weights).norm())
+    def rounding_bound(
+        self, weights: Float[Tensor, "*shape"], update: Float[Tensor, "*shape"]
+    ) -> float:
+        """Half the distance to the next number for the new weight, and a digit of the step's own.
+
+        The step is a product that is rounded before it is taken off. The difference is exact where
+        weights are less than a factor of two apart (Sterbenz 1974), elsewhere it is rounded too.
+        """
+        new, own = measure_spacing(weights - update), measure_spacing(update)
+        return float((new / 2 + own).norm())
 
     def is_one_gradient(self, examples: int) -> bool:
         """One local step of plain SGD over the whole batch is."""
@@ -157,12 +164,6 @@ class FedAvg(Protocol):
             made += [order[start : start + size] for start in range(0, examples, size)]
             epoch += 1
         return made if self.steps is None else made[: self.steps]
-
-
-def _measure_spacing(weights: Tensor) -> Tensor:
-    """How far each weight is from the next number that can be held."""
-    sizes = weights.detach().double().abs().clamp_min(1e-30)
-    return torch.finfo(weights.dtype).eps * sizes.log2().floor().exp2()
 
 
 @dataclass(frozen=True, eq=False)

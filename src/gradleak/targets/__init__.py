@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gradleak.core.errors import GradleakError, near_paths
 from gradleak.core.registry import list_registered
-from gradleak.core.specs import resolve
+from gradleak.core.specs import resolve, to_string
 from gradleak.core.target import TargetSpec
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -17,6 +17,7 @@ os.environ.setdefault("DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from gradleak.targets import (
+    adapters,
     huggingface,
     image_networks,
     in_memory,
@@ -34,6 +35,8 @@ def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
     """A registered target, or a hub id or folder: `huggingface:path=…`, or `causal_lm:path=…`
     where config.json says so."""
     name, colon, rest = (described, "", "") if _is_folder(described) else described.partition(":")
+    if os.path.isfile(os.path.join(os.path.expanduser(name), "adapter_config.json")):
+        return _read_adapters(name, rest, allow_pickle)
     if name not in list_registered("target") and (
         "/" in name or "-" in name or name.startswith((".", "~")) or _is_folder(name)
     ):
@@ -55,6 +58,18 @@ def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
         spec = replace(spec, allow_pickle=True)
     if not isinstance(spec, TargetSpec):
         raise GradleakError(f"{described!r} is not a target.")
+    return spec
+
+
+def _read_adapters(folder: str, rest: str, allow_pickle: bool) -> TargetSpec:
+    """The folder that peft saved adapters to; it says which model they belong to."""
+    with open(os.path.join(os.path.expanduser(folder), "adapter_config.json")) as file:
+        base = json.load(file).get("base_model_name_or_path") or ""
+    under = resolve_target(base, allow_pickle)
+    name = "causal_lora" if under.labels_are_tokens else "lora"
+    fields = f"path={json.dumps(folder)},base={json.dumps(to_string(under))}"
+    spec = resolve("target", f"{name}:{fields}{',' if rest else ''}{rest}")
+    assert isinstance(spec, TargetSpec)
     return spec
 
 

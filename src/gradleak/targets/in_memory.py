@@ -12,6 +12,7 @@ from gradleak.captures import hash_state
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.core.target import Target, TargetSpec
+from gradleak.targets.adapters import add_adapters, has_adapters, refuse_other_adapters
 from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import is_language_model
 from gradleak.targets.text_classifier import TextClassifier
@@ -43,10 +44,15 @@ class InMemory(TargetSpec):
 
 
 def unwrap(model: Any) -> Any:
-    """Returns the model inside what parallel training, compilation or Opacus put around it."""
+    """Returns the model inside what parallel training, compilation, Opacus or peft put around it;
+    peft's adapters stay in it."""
     # By its only child: wrappers of Opacus and torch.compile have all attributes of what is inside.
     while isinstance(model, nn.Module):
         inside = dict(model.named_children())
+        if hasattr(model, "get_base_model") and has_adapters(model):
+            refuse_other_adapters(model.peft_config)  # type: ignore[arg-type]
+            model = model.get_base_model()  # type: ignore[operator]
+            continue
         if len(inside) != 1 or not inside.keys() & set(WRAPPERS):
             break
         (model,) = inside.values()
@@ -85,11 +91,8 @@ def refuse_strange(model: Any, name: str) -> None:
             f"gradleak audits Hugging Face models, and this is a {name} without a config: pass a"
             " sequence classifier or a causal language model of transformers."
         )
-    if hasattr(model, "peft_config"):
-        raise GradleakError(
-            "This model has adapters (peft), whose updates cannot be attacked yet: audit the full"
-            " fine-tuning, which leaks no less."
-        )
+    if has_adapters(model):
+        refuse_other_adapters(model.peft_config)  # type: ignore[arg-type]
     if not (is_language_model((name,)) or name.endswith("ForSequenceClassification")):
         raise GradleakError(
             f"gradleak audits sequence classifiers and causal language models, and this is a"
@@ -110,6 +113,8 @@ def _copy(model: Any) -> Any:
     try:
         with torch.random.fork_rng(devices=[]):
             made = type(model)._from_config(config, attn_implementation="eager")
+        if has_adapters(model):
+            made = add_adapters(made, model.peft_config)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise GradleakError(
             f"A copy of this {type(model).__name__} cannot be built from its config: {error}"

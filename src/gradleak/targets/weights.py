@@ -48,6 +48,7 @@ FUSED_BY_HEAD = {
     "attention.query_key_value": True,  # GPT-NeoX
     "self_attention.query_key_value": True,  # BLOOM
 }
+ADAPTERS = {"lora_A": "adapter_in", "lora_B": "adapter_out"}  # peft's two of every layer
 LAYERS = "layers:"  # `layers:1-3` among the names
 
 
@@ -156,6 +157,8 @@ def _module(holder: nn.Module, module_path: str, attribute: str, place: Place) -
         return "pooler"
     if type(holder).__name__.endswith("Norm"):  # LayerNorm, LlamaRMSNorm …
         return "layernorm"
+    if adapter := ADAPTERS.get(module_path.split(".")[-2] if "." in module_path else ""):
+        return adapter
     if not isinstance(holder, nn.Linear) and kind_of(holder) is not Kind.CONV1D:
         return "other"
     if attribute == "bias":
@@ -215,7 +218,8 @@ def _place(model: Any, module_path: str, stacks: Mapping[str, int]) -> Place:
         for end in range(1, len(names))
         if isinstance(model.get_submodule(".".join(names[:end])), nn.ModuleList)
     ]
-    return Place(layer, ".".join(names[lists[-1] + 1 :]))
+    # peft puts the layer that it adapts one module further in
+    return Place(layer, ".".join(names[lists[-1] + 1 :]).removesuffix(".base_layer"))
 
 
 def frozen_parameters(

@@ -8,7 +8,7 @@ sentences.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -237,12 +237,13 @@ def _bound_channel_rounding(observation: Observation, name: str) -> float:
     tensor, target = observation.update.tensors[name][0], observation.target
     left = 0.0
     if observation.channel.rounding:
-        left += HALF_A_STEP * float(observation.channel.errors(tensor, 1).double().norm())
+        sent = replace(observation.channel, weight_rounding=0.0)
+        left += HALF_A_STEP * float(sent.errors(tensor, 1).double().norm())
     # One local step: weights before minus weights after, each rounded
     if not observation.protocol.one_gradient:
         part = target.part(name)
         weights = part.of(target.parameters[part.parameter])
-        left += observation.protocol.rounding_bound(weights) if weights.numel() else 0.0
+        left += observation.protocol.rounding_bound(weights, tensor)
     return left / observation.gradient_scale
 
 

@@ -65,7 +65,7 @@ def estimate_error_std(observation: Observation, name: str) -> float:
     It is zero where what arrives is the gradient, up to its size.
     """
     channel = observation.channel
-    known = math.hypot(observation.noise_std, _estimate_rounding(observation, name))
+    known = math.hypot(observation.noise_std, _estimate_weight_rounding(observation, name))
     if channel.every_entry and not observation.protocol.sizes_lost:
         return known
     seen = observation.update.tensors[name].double()
@@ -135,17 +135,26 @@ def find_directions(
     return rows.to(matrix)
 
 
-def _estimate_rounding(observation: Observation, name: str) -> float:
+def _estimate_weight_rounding(observation: Observation, name: str) -> float:
     """Returns what the weights' own digits leave of a difference between weights.
 
     It is zero where that is next to nothing.
     """
-    target = observation.target
-    part = target.part(name)
-    weights = part.of(target.parameters[part.parameter])
-    std = observation.protocol.rounding_std(weights, observation.knows.batch_size or 1)
+    if not observation.channel.weight_rounding:
+        return 0.0
+    std = _measure_errors(observation, name)
     size = float(observation.update.tensors[name].square().mean().sqrt())
     return std if std > NEXT_TO_NOTHING * size else 0.0
+
+
+def _measure_errors(observation: Observation, name: str) -> float:
+    """Returns the root of the mean square of what is known to be wrong with a tensor's entries,
+    noise left out."""
+    quiet = replace(observation.channel, noise_std=0.0, noise_std_of_sum=0.0)
+    part = observation.target.part(name)
+    weights = part.of(observation.target.parameters[part.parameter])
+    errors = quiet.errors(observation.update.tensors[name][0], 1, weights)
+    return float(errors.double().square().mean().sqrt())
 
 
 def _estimate_zeroed(seen: Float[Tensor, "*shape"], square: float, by_chance: bool) -> float:
@@ -376,7 +385,7 @@ def choose_matrices(
     of as many layers as that needs (observations must agree on these).
     """
     target = observations[0].target
-    parts = shared_linear_parts(observations)
+    parts = _leave_out_adapters(observations, shared_linear_parts(observations))
     if needed := find_needed_layers(observations[0]):
         parts, matrices = tuple(part for part in parts if part.layer in needed), None
     if not parts:
@@ -388,6 +397,19 @@ def choose_matrices(
     order = sorted(range(len(pairs)), key=lambda place: (not is_guide(*pairs[place]), place))
     kept = [pairs[place] for place in sorted(order[:matrices])]
     return [part for part, _ in kept], [structure for _, structure in kept]
+
+
+def _leave_out_adapters(
+    observations: Sequence[Observation], parts: Sequence[Part]
+) -> tuple[Part, ...]:
+    """Returns the parts without those of LoRA that say nothing where others do.
+
+    At the first step of a training A's gradient is zero, and B's is spanned by any words at all
+    where there are as many tokens as its rank.
+    """
+    shown = [part for part in parts if any(_shows(one, part) for one in observations)]
+    telling = [part for part in shown if part.module != "adapter_out"]
+    return tuple(telling or shown)
 
 
 def find_needed_layers(observation: Observation) -> tuple[int | None, ...]:
@@ -431,13 +453,11 @@ def _shows(observation: Observation, part: Part) -> bool:
 
 
 def _measure_rounding(observation: Observation, part: Part) -> float:
-    """Returns the share of a matrix's square that a defense's rounding takes or adds."""
-    if part.name not in observation.update.tensors or not observation.channel.rounding:
+    """Returns the share of a matrix's square that rounding takes or adds."""
+    if part.name not in observation.update.tensors or observation.channel.exact:
         return 0.0
-    tensor = observation.update.tensors[part.name]
-    errors = replace(observation.channel, noise_std=0.0, noise_std_of_sum=0.0).errors(tensor, 1)
-    square = tensor.double().square().sum().clamp_min(1e-300)
-    return float(errors.double().square().sum() / square)
+    square = float(observation.update.tensors[part.name].double().square().mean())
+    return _measure_errors(observation, part.name) ** 2 / max(square, 1e-300)
 
 
 def _decompose(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "rank inputs"]:

@@ -153,8 +153,19 @@ def is_likelihood(observation: Observation) -> bool:
 
 
 def can_judge(observation: Observation) -> bool:
-    """Returns whether there is a defense to see through, and the labels to do it with."""
-    return not observation.channel.only_scaled and find_labels(observation) is not None
+    """Returns whether spans do not tell the words, through a defense or of adapters whose B alone
+    is seen, and labels are there to match the whole update with."""
+    if observation.channel.only_scaled and not _sees_outputs_alone(observation):
+        return False
+    return find_labels(observation) is not None
+
+
+def _sees_outputs_alone(observation: Observation) -> bool:
+    """Returns whether all that is seen of layers is LoRA's B: that is how its training begins."""
+    seen = observation.update.tensors
+    parts = [observation.target.part(name) for name in seen]
+    shown = {part.module for part in parts if part.layer and bool(seen[part.name].any())}
+    return shown == {"adapter_out"}
 
 
 def find_labels(observation: Observation) -> tuple[int, ...] | None:

@@ -19,7 +19,7 @@ from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.matching.inputs import ModuleInputs, matrix_of, visible_linear_parts
-from gradleak.matching.linear_algebra import decompose_rows, orthonormalise
+from gradleak.matching.linear_algebra import decompose_rows, find_singular_values, orthonormalise
 from gradleak.matching.precision import gradient_difference
 
 # Singular values under this many units of rounding of the largest are taken as equal: their ratios
@@ -28,8 +28,10 @@ ROUNDING = 0.05
 # The rank is where singular values fall furthest from one to the next. A fall by a smaller factor
 # than this is no edge between signal and rounding.
 CLEAR_GAP = 30.0
-# Times what a declared channel adds. A weakest direction nearer to it may not be the weakest.
-CLEAR_OF_FLOOR = 3.0
+# Times what a declared channel adds, which varies by a hundredth from draw to draw. A weakest
+# direction nearer to it may not be the weakest: the search is then told less than there is.
+SPREAD = 1.1
+CLEAR_OF_FLOOR = 1.2
 # Expected errors that an input may lie outside of the span. More words than the true ones may pass:
 # the search decides between them.
 INSIDE = 1.5
@@ -122,10 +124,14 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     """
     target, seen, channel = observation.target, observation.update.tensors, observation.channel
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
-    if channel.exact:
+    steps = observation.protocol.local_steps(observation.knows.batch_size or 1)
+    # Several steps differ in more than their rounding: there, the span ends where its values fall
+    if channel.exact or (channel.only_scaled and not channel.rounding and steps > 1):
         space = find_row_space(rows, rows.dtype)
     else:
-        errors = channel.errors(rows, observation.knows.batch_size or 1)
+        errors = torch.cat(
+            [matrix_of(target, part, observation.errors(part.name)[None])[0] for part in parts]
+        )
         space = find_row_space_among_errors(rows, errors)
     # Dropout leaves a clear span, but of inputs that no word has: nothing fits it exactly, and what
     # fits best is a ranking. Nor is a span exact where entries are missing or only signs are seen.
@@ -153,11 +159,13 @@ def find_row_space_among_errors(
 ) -> RowSpace:
     """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
     values, directions = decompose_rows(matrix)
-    # The largest singular value of independent errors of unequal size (Bandeira & van Handel 2016)
-    floor = float(errors.double().norm(dim=0).max() + errors.double().norm(dim=1).max())
+    # The largest singular value of such errors: that of some drawn at their sizes, which varies
+    # little from draw to draw (Bandeira & van Handel 2016 bound it)
+    drawn = torch.randn(errors.shape, generator=torch.Generator().manual_seed(0)).to(errors)
+    floor = SPREAD * float(find_singular_values(drawn * errors)[0])
     rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
     clear = CLEAR_OF_FLOOR * floor
-    exact = rank > 0 and float(values[rank - 1]) > clear >= CLEAR_OF_FLOOR * float(values[rank])
+    exact = rank > 0 and float(values[rank - 1]) > clear
     rounding = _estimate_input_rounding(matrix)
     return RowSpace(directions, values[: max(rank, 1)], floor, rounding, exact, True)
 

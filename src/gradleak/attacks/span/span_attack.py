@@ -10,6 +10,7 @@
 row_space.py is what all of them hold layer inputs against.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,19 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from gradleak.attacks.certificate import CERTIFYING, Certificate, certify_all, fits
+from gradleak.attacks.certificate import (
+    CERTIFYING,
+    Certificate,
+    certify_all,
+    fits,
+    with_certificates,
+)
 from gradleak.attacks.span.account import open_remainder
 from gradleak.attacks.span.assemble import Assembly, PrefixGrowth
 from gradleak.attacks.span.blend import BlendSearch, write_out_attention
 from gradleak.attacks.span.choose import Choices, make_choices, weigh_pairs
+from gradleak.attacks.span.grow_matched import grow_text
+from gradleak.attacks.span.low_rank import LowRankSearch, Words, has_only_adapters
 from gradleak.attacks.span.row_space import Check, RowSpace, open_checks, read_row_space
 from gradleak.attacks.span.scan import Pairs, Scan, count_positions
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, TokenIds, Trace
@@ -34,6 +43,8 @@ from gradleak.core.registry import Count, register
 from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs, visible_linear_parts
 
+ADAPTED = 32  # tokens of a text of unknown length, where only adapters are seen
+RESTARTS = 6  # of the search through them
 OBSERVATIONS_AT_ONCE = 16  # share one pass over the vocabulary
 # Numbers for every word at every position while one observation is held against them.
 SCANNED = 8
@@ -71,12 +82,50 @@ class Span(Attack):
     def reconstruct(
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
-        found: list[Reconstruction] = []
-        step = self._count_at_once(observations, bench)
-        for start in range(0, len(observations), step):
-            group = observations[start : start + step]
-            found += self._reconstruct_group(group, bench, start, len(observations))
-        return found
+        adapted = [place for place, one in enumerate(observations) if has_only_adapters(one)]
+        found = dict(
+            zip(adapted, self._take_apart([observations[n] for n in adapted], bench), strict=True)
+        )
+        others = [place for place in range(len(observations)) if place not in found]
+        step = self._count_at_once([observations[n] for n in others], bench) if others else 1
+        for start in range(0, len(others), step):
+            places = others[start : start + step]
+            group = [observations[place] for place in places]
+            made = self._reconstruct_group(group, bench, start, len(others))
+            found |= zip(places, made, strict=True)
+        return [found[place] for place in range(len(observations))]
+
+    def _take_apart(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        """Finds the words of updates of adapters, which hold fewer directions than tokens."""
+        early, made = bench.ending_early(CERTIFYING), list[Reconstruction]()
+        longest = [max(one.knows.lengths or (ADAPTED,)) for one in observations]
+        words = Words(observations[0].target, max(longest), bench) if longest else None
+        if words is not None and not words.have_positions:
+            words = Words(observations[0].target, 1, bench)
+        for place, observation in enumerate(observations):
+            assert words is not None
+            bench.progress.report(place, len(observations))
+            begun = time.monotonic()
+            if words.have_positions:
+                sentences, passes = LowRankSearch(observation, words, early, RESTARTS).run()
+            else:
+                sentences = (self._grow_rotary(observation, words, early),)
+                passes = len(sentences[0])
+            cost = Cost(time.monotonic() - begun, passes)
+            trace = Trace(guesses=((passes, sentences),))
+            made.append(Reconstruction(sentences, cost=cost, trace=trace))
+        return with_certificates(observations, made, bench)
+
+    def _grow_rotary(self, observation: Observation, words: Words, bench: Bench) -> TokenIds:
+        """Grows a text of the words that the first layer's inputs show, after the first step."""
+        every, inner = words.ids[: words.free], words.ids[: words.free]
+        with contextlib.suppress(GradleakError):  # at the first step nothing shows them
+            search = LowRankSearch(observation, words, bench, 1)
+            inner = search.list_words(max(observation.knows.lengths or (ADAPTED,)))
+        beam = max(1, self.beam // 4 * min(4, len(every) // len(inner)))
+        return grow_text(observation, inner, every, bench, beam)
 
     def _count_at_once(self, observations: Sequence[Observation], bench: Bench) -> int:
         """Says how many observations fit into one pass over the vocabulary.
