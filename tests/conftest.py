@@ -47,7 +47,9 @@ def pytest_runtest_setup() -> None:
 # live. Records and datasets take whatever a file holds and refuse it by name, which a type checker
 # would do first and less kindly.
 jaxtyping.jaxtyped = check_first_calls
-CHECKED = "core matching targets protocols defenses views priors training attacks audit".split()
+CHECKED = (
+    "core matching targets protocols defenses views priors training attacks bounds audit".split()
+)
 jaxtyping.install_import_hook(
     [f"gradleak.{package}" for package in CHECKED],
     # An int may stand where a float is wanted

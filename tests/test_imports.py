@@ -19,6 +19,7 @@ LEVELS = (
     ("captures", "matching"),
     ("targets", "datasets", "protocols", "defenses", "views", "priors", "metrics"),
     ("training", "attacks"),
+    ("bounds",),
     ("audit",),
     ("study",),
     ("integrations", "cli"),

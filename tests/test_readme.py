@@ -39,6 +39,8 @@ WITH_PYTHON = (
     "docs/own_update.md",
 )
 WITH_RUNS = [page for page in PAGES if "<!-- run -->" in page.read_text(encoding="utf-8")]
+# Of a framework in an environment of its own: tests/test_frameworks.py runs these
+OF_FRAMEWORKS = [page for page in WITH_RUNS if "<!-- needs: " in page.read_text(encoding="utf-8")]
 TABLE_KINDS = {**KINDS, "data sets": "dataset"}
 # flag: field of the audit
 OPTIONS = {"attack": "attacks", "defense": "defenses", "metric": "metrics"}
@@ -276,7 +278,9 @@ def test_commands_on_what_is_ones_own_run(tmp_path: Path) -> None:
     assert not list((tmp_path / "captures").glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("page", WITH_RUNS, ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in WITH_RUNS if page not in OF_FRAMEWORKS], ids=name_of
+)
 def test_a_tutorial_runs_from_its_first_command_to_its_last(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

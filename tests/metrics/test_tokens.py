@@ -3,7 +3,7 @@
 import pytest
 
 from gradleak.core.metric import Pair, Text
-from gradleak.metrics.texts import BagF1, ExactMatch, TokenAccuracy
+from gradleak.metrics.texts import BagF1, ExactMatch, NeighboursFound, TokenAccuracy, WordsFound
 
 
 def pair(secret: tuple[int, ...], guess: tuple[int, ...]) -> Pair:
@@ -42,3 +42,18 @@ def test_a_shift_by_one_is_wrong_at_every_position() -> None:
 
 def test_an_empty_secret_has_no_tokens_to_get_right() -> None:
     assert TokenAccuracy().values([pair((), (1,))]) == [None] == BagF1().values([pair((), ())])
+
+
+def test_words_and_neighbours_are_found_in_any_guess_of_the_batch() -> None:
+    secret, aligned = Text("", "", (1, 2, 3, 2)), Text("", "", (3, 2, 9))
+    other = Text("", "", (1, 2, 7))
+    (alone,) = WordsFound().values([Pair(secret, aligned)])
+    (beside,) = WordsFound().values([Pair(secret, aligned, (), (aligned, other))])
+    assert (alone, beside) == (pytest.approx(2 / 3), 1.0)
+    (pairs,) = NeighboursFound().values([Pair(secret, aligned, (), (aligned, other))])
+    assert pairs == pytest.approx(2 / 3)  # 1 2 and 3 2, not 2 3
+
+
+def test_a_text_of_one_token_has_no_neighbours() -> None:
+    assert NeighboursFound().values([pair((1,), (1,))]) == [None]
+    assert WordsFound().values([pair((), (1,))]) == [None]

@@ -208,3 +208,17 @@ def test_a_sentence_of_a_language_models_vocabulary_has_only_words_where_nothing
         assert len(ids) == 6
         assert tuple(ids[:first]) == target.vocabulary.prefix
         assert all(bool(target.vocabulary.allowed[number]) for number in ids[first:])
+
+
+@pytest.mark.parametrize("name", ["english", "frequent_words"])
+def test_words_at_a_place_are_scored_as_whole_sentences_are(minilm: Target, name: str) -> None:
+    prior = {"english": English(), "frequent_words": FrequentWords()}[name].open(minilm)
+    (ids,) = minilm.encode(["the doctor called me in the morning"])
+    sentence, words = torch.tensor(ids), torch.tensor(ids[1:5])
+    for place in (1, 4, len(ids) - 1):
+        rows = sentence.repeat(len(words), 1)
+        rows[:, place] = words
+        counted = len(ids) - 1 if name == "english" else len(ids)
+        right = -prior.nll(rows, torch.full((len(rows),), len(ids))).double() * counted
+        found = prior.score_words(sentence, place, words)
+        torch.testing.assert_close(found - found[0], right - right[0], rtol=1e-4, atol=1e-4)

@@ -4,3 +4,4 @@ from gradleak.attacks import bag_of_words, blind, portfolio, span, span_continuo
 from gradleak.attacks.energy import energy_attack
 from gradleak.attacks.learning_to_invert import picture_attacks, text_attacks
 from gradleak.attacks.recipes import baselines, gi_gip, ig, lamp, partial_gradients
+from gradleak.attacks.rows import rows_attack

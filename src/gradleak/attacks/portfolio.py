@@ -17,6 +17,7 @@ from gradleak.attacks import evidence
 from gradleak.attacks.certificate import with_certificates
 from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.recipes.lamp import LampPlus
+from gradleak.attacks.rows.rows_attack import RowsAttack
 from gradleak.attacks.search.hypotheses import Source
 from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.attacks.search.matched import Matched, can_judge, find_labels
@@ -31,10 +32,17 @@ from gradleak.core.registry import register
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
 
-CERTIFYING = ("span", "energy")  # members that hold their guesses against the update themselves
+CERTIFYING = (
+    "span",
+    "rows",
+    "energy",
+)  # members that hold their guesses against the update themselves
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
 MOST_ORDERED = 20_000  # words times places: for more the prior is not asked for an order
 LONGEST = 300  # characters of an error
+# Texts in a batch from which rows has a turn; what it leaves the members after it would not find
+# in hours: they search all sentences of a batch at once.
+LARGE = 16
 # RuntimeError is out of memory on a GPU, and LinAlgError.
 COMPUTING_ERRORS = (GradleakError, MemoryError, RuntimeError, ArithmeticError)
 
@@ -44,8 +52,9 @@ COMPUTING_ERRORS = (GradleakError, MemoryError, RuntimeError, ArithmeticError)
 class Portfolio(Attack):
     """The default of an audit: span, energy, then LAMP, each where no guess is proven yet.
 
-    LAMP ends with a last search. Under noise, where nothing can be proven, a guess that matches
-    all but the noise will do.
+    Of batches of 16 texts and more, rows is tried after span, and its guess is the last. LAMP ends
+    with a last search. Under noise, where nothing can be proven, a guess that matches all but the
+    noise will do.
     """
 
     restarts: int = 8  # of energy
@@ -65,7 +74,8 @@ class Portfolio(Attack):
             lengths=self.lengths,
             adaptive=self.adaptive,
         )
-        members = (Span(), EnergyAttack(restarts=self.restarts, lengths=self.lengths), lamp)
+        energy = EnergyAttack(restarts=self.restarts, lengths=self.lengths)
+        members = (Span(), RowsAttack(), energy, lamp)
         return members if self.steps else members[:-1]
 
     @property
@@ -105,10 +115,15 @@ class Portfolio(Attack):
             kept_back = COMPARING * (deadline - time.monotonic())
             early = replace(bench, deadline=deadline - kept_back)
             bench = replace(bench, deadline=deadline)
-        for place, member in list(enumerate(self.members))[kept.members :]:
-            left = [one for one in observations if not runs[one.index].settled]
-            # Of the time that is left each member gets as much as those after it.
-            turn = _limit_turn(early, len(self.members) - place)
+        members = [one for one in self.members if any(_serves(one, seen) for seen in observations)]
+        for place, member in list(enumerate(members))[kept.members :]:
+            left = [
+                one for one in observations if not runs[one.index].settled and _serves(member, one)
+            ]
+            # Of the time that is left each member gets as much as those after it; rows gets all,
+            # since no other has a turn where it has a guess.
+            turns = 1 if isinstance(member, RowsAttack) else len(members) - place
+            turn = _limit_turn(early, turns)
             made = _attempt(member, left, turn) if left else []
             for one, (stage, guess) in zip(left, made, strict=True):
                 runs[one.index].add(stage, guess, early)
@@ -191,6 +206,7 @@ class PortfolioRun:
             stage = replace(stage, sentences=guess.sentences)
             if self.settled:  # nothing was left to do when the time was up
                 stage = replace(stage, fate="ran", reason="")
+            self.settled |= stage.attack == RowsAttack.name
         self.stages.append(stage)
 
     def say_outright(self, bench: Bench) -> None:
@@ -203,10 +219,15 @@ class PortfolioRun:
 
     @property
     def likeliest(self) -> Reconstruction:
-        """The guess that is proven, or the last of a member that came to its end, or the last."""
+        """The guess that is proven, or the last of a member that came to its end, or the last.
+
+        A guess of rows stands, even cut: it is made where no other member's is one."""
         stages = [stage for stage in self.stages if stage.has_guess]
         made = zip(stages, self.guesses, strict=True)
-        ended = [guess for stage, guess in made if stage.fate == "ran"] or self.guesses
+        stands = ("ran", RowsAttack.name)
+        ended = [
+            guess for stage, guess in made if stage.fate in stands or stage.attack in stands
+        ] or self.guesses
         return next((guess for guess in self.guesses if guess.certified), ended[-1])
 
 
@@ -248,6 +269,11 @@ def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> 
     kept: PortfolioCheckpoint = from_plain(PortfolioCheckpoint, plain, path.name)
     same = [run.index for run in kept.runs] == [one.index for one in observations]
     return kept if same else PortfolioCheckpoint()
+
+
+def _serves(member: Attack, observation: Observation) -> bool:
+    """Whether a member has a turn at a batch of this size."""
+    return not isinstance(member, RowsAttack) or (observation.knows.batch_size or 1) >= LARGE
 
 
 def _fits(observation: Observation, guess: Reconstruction, bench: Bench) -> bool:

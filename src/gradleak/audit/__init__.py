@@ -2,9 +2,11 @@
 record.
 
 `run_audit` is one setting, `run_audits` several that share a call, `find_record` what an earlier
-run has answered; `rescore` adds metrics to a record without attacking again.
+run has answered; `rescore` adds metrics to a record without attacking again, and `bound_setting`
+says what no attack could do.
 """
 
+from gradleak.audit.bounding import bound_setting
 from gradleak.audit.rescoring import rescore
 from gradleak.audit.runner import Finished, Inputs, find_record, run_audit, run_audits
 from gradleak.audit.spec import AuditSpec
@@ -13,6 +15,7 @@ __all__ = [
     "AuditSpec",
     "Finished",
     "Inputs",
+    "bound_setting",
     "find_record",
     "rescore",
     "run_audit",

@@ -44,6 +44,7 @@ LENGTHS = (2, 3, 12, 60)  # of the sentences that priors are asked for
 SHORT = {
     **{"steps": 3, "starts": 2, "restarts": 1, "sweeps": 1, "proposals": 8, "polish_rounds": 1},
     **{"word_sweeps": 0, "word_restarts": 0, "orders": 8, "repeats": 4, "beams": 2},
+    **{"climbs": 3, "patience": 4},
     **{"probe_steps": 1, "training_batch": 2, "first_width": 8, "token_width": 8},
 }
 

@@ -18,6 +18,7 @@ from gradleak.audit.record import finding_records, record_of
 from gradleak.audit.spec import EVERY_FACT, AuditSpec, read
 from gradleak.core.attack import Bench, Scale
 from gradleak.core.batch import Example
+from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.prior import Prior, PriorSpec
@@ -40,12 +41,14 @@ def score(
     out: str | Path | None = None,
     keep_secrets: bool = False,
     target: TargetSpec | None = None,
+    data: Dataset | None = None,
 ) -> Record:
     """Compares guesses with the texts that the clients really had, in a record like any other.
 
     `truth` has the texts of the one update, or a list of texts for each of several; `labels` goes
     with it, where the texts had some and they were not granted. With `out` the record is written
-    into that folder. `target` says how the model can be opened again, where it can.
+    into that folder. `target` says how the model can be opened again, where it can, and `data` what
+    the texts are called.
     """
     observations = found.observations
     refuse_unlike(observations)
@@ -57,8 +60,8 @@ def score(
         private.append(
             model.private_batch(_as_examples(observations[place], found, place, texts, classes))
         )
-    spec = _spec_of(found, target, max(len(one) for one in batches))
-    member = AuditInput(spec, private)
+    spec = _spec_of(found, target, data, max(len(one) for one in batches))
+    member = AuditInput(spec, private, spec.data.remarks())
     result = AuditResult({name: AttackOutcomes() for name in spec.attack_keys()})
     prior = spec.prior.open(model)
     assert isinstance(prior, Prior)
@@ -110,12 +113,14 @@ def _view_of(observation: Observation) -> View:
     return Everything() if whole else TensorsView(tuple(seen))
 
 
-def _spec_of(found: Reconstructions, target: TargetSpec | None, batch_size: int) -> AuditSpec:
+def _spec_of(
+    found: Reconstructions, target: TargetSpec | None, data: Dataset | None, batch_size: int
+) -> AuditSpec:
     first = found.observations[0]
     facts = frozenset(Fact).intersection(*(one.knows.facts for one in found.observations))
     return AuditSpec(
         target=target or InMemory(found.model, found.weights[:HASH]),
-        data=OwnTexts(_hash_updates(found.observations)),
+        data=data or OwnTexts(hash_updates(found.observations)),
         attacks=tuple(one.attack for one in found.attacked.values()),
         protocol=first.protocol,
         view=_view_of(first),
@@ -170,7 +175,7 @@ def _split(given: Sequence[Any], updates: int) -> list[Sequence[Any]]:
     return every
 
 
-def _hash_updates(observations: Sequence[Observation]) -> str:
+def hash_updates(observations: Sequence[Observation]) -> str:
     """Tells records of different updates apart."""
     digest = hashlib.sha256()
     for observation in observations:

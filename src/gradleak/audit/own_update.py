@@ -57,7 +57,7 @@ def observe(
     """
     target = _open(model, tokenizer, gradients, device)
     facts = Facts(batch_size, _tuple(lengths), _tuple(labels), list_lines(defense), protocol, scale)
-    return _observe(target, gradients, facts)
+    return observe_tensors(target, gradients, facts)
 
 
 def observe_capture(
@@ -73,6 +73,11 @@ def observe_capture(
     """
     held = capture if isinstance(capture, Capture) else read_capture(Path(capture))
     header, tensors = held.header, held.tensors
+    if header.kind == "weights":
+        raise GradleakError(
+            "This capture holds weights and no update: gradleak federated audit FOLDER takes those"
+            " that came down off it."
+        )
     if target is None and (model is None or tokenizer is None):
         raise GradleakError(
             "A capture does not hold the model: pass model= and tokenizer=, as they were where the"
@@ -93,10 +98,10 @@ def observe_capture(
         granted.lengths,
         granted.labels,
         header.defenses,
-        _describe_protocol(header),
+        describe_protocol(header),
         protocol.scale,
     )
-    return _observe(target, tensors, facts)
+    return observe_tensors(target, tensors, facts)
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,8 @@ def grant(observation: Observation, know: Mapping[str, Any] | Sequence[str]) -> 
     )
 
 
-def _observe(target: Target, gradients: Gradients, facts: Facts) -> Observation:
+def observe_tensors(target: Target, gradients: Gradients, facts: Facts) -> Observation:
+    """Makes an observation of tensors at the weights that an opened target has."""
     tensors = _name_tensors(target, gradients)
     defenses = tuple(_read_defenses(facts, tensors))
     seen = {
@@ -229,7 +235,7 @@ def _classes(target: Target, labels: Sequence[int]) -> Tensor | None:
     return torch.tensor([target.class_of(label) for label in labels], device=target.device)
 
 
-def _describe_protocol(header: CaptureHeader) -> str:
+def describe_protocol(header: CaptureHeader) -> str:
     facts = header.protocol
     if header.kind != "difference" and facts.name == "fedsgd":
         return "fedsgd"

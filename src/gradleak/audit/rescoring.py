@@ -68,9 +68,14 @@ def _attack(
     guessed = _blind(spec, target, private, attack, say)
     nothing = [Reconstruction(()) for _ in private]
     blind, drawn = (pair_up(target, private, one) for one in guessed or (nothing, nothing))
+    shown = [_guess(target, example) for example in found.examples]
+    around: dict[int, list[Text]] = {}
+    for example, guess in zip(found.examples, shown, strict=True):
+        if isinstance(guess, Text):
+            around.setdefault(example.batch, []).append(guess)
     pairs = [
-        Pair(pair.secret, _guess(target, example), pair.marked)
-        for pair, example in zip(blind, found.examples, strict=True)
+        Pair(pair.secret, guess, pair.marked, tuple(around.get(example.batch, ())))
+        for pair, guess, example in zip(blind, shown, found.examples, strict=True)
     ]
     values, clusters = values_of(metrics, pairs), clusters_of(private)
     if guessed is not None:

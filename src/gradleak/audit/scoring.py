@@ -183,9 +183,8 @@ def pair_up(
         for place, chosen in enumerate(align(secrets, guessed) if len(secrets) > 1 else [0]):
             example = batch.examples[place]
             marked = tuple(example.text[start:end] for start, end in example.secrets)
-            pairs.append(
-                Pair(secrets[place], guessed[chosen] if chosen >= 0 else Text("", "", ()), marked)
-            )
+            aligned = guessed[chosen] if chosen >= 0 else Text("", "", ())
+            pairs.append(Pair(secrets[place], aligned, marked, tuple(guessed)))
     return pairs
 
 

@@ -7,6 +7,14 @@ from gradleak.captures.capture_file import (
     subtract_states,
     write_capture,
 )
+from gradleak.captures.federation import (
+    ClientMessage,
+    Federation,
+    hash_state,
+    survey_federation,
+    write_reply,
+    write_sent,
+)
 from gradleak.captures.folder_index import (
     FolderIndex,
     holds_captures,
@@ -31,12 +39,15 @@ __all__ = [
     "Capture",
     "CaptureError",
     "CaptureHeader",
+    "ClientMessage",
+    "Federation",
     "FolderIndex",
     "Granted",
     "Layout",
     "ModelFacts",
     "ProtocolFacts",
     "TensorFacts",
+    "hash_state",
     "holds_captures",
     "index_folder",
     "is_capture",
@@ -47,6 +58,9 @@ __all__ = [
     "read_header",
     "read_layout",
     "subtract_states",
+    "survey_federation",
     "survey_folder",
     "write_capture",
+    "write_reply",
+    "write_sent",
 ]

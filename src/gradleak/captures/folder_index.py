@@ -22,6 +22,7 @@ from gradleak.records.files import write_whole
 
 INDEX = "index.json"
 INDEX_FORMAT = "gradleak.captures/1"
+NOTE_FORMAT = "gradleak.message/1"  # of a message without arrays
 # What a writer that was killed leaves behind, by the names that records/files.py gives
 HALF_WRITTEN = re.compile(r"\.(.+\.safetensors|index\.json)\.[0-9a-f]{16}\.tmp")
 LONGEST_INDEX = 8 * LONGEST_HEADER  # bytes; a longer one is made anew each time
@@ -89,16 +90,24 @@ def is_index(path: Path) -> bool:
         return INDEX_FORMAT.encode() in file.read(100)
 
 
+def is_note(path: Path) -> bool:
+    """Whether a file says what a message without arrays held."""
+    if path.suffix != ".json" or path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return NOTE_FORMAT.encode() in file.read(100)
+
+
 def holds_captures(folder: Path) -> bool:
     """Whether captures were written into this very folder."""
     return any(map(is_of_captures, sorted(folder.iterdir())))
 
 
 def is_of_captures(path: Path) -> bool:
-    """Whether a file is a capture, whole or broken or half written, or the index of a folder of
-    them."""
+    """Whether a file is a capture, whole or broken or half written, a note of a message, or the
+    index of a folder of them."""
     half = HALF_WRITTEN.fullmatch(path.name) is not None and path.is_file()
-    return half or is_capture(path) or is_index(path)
+    return half or is_capture(path) or is_index(path) or is_note(path)
 
 
 def _survey(path: Path, known: _Entry | None) -> _Entry:

@@ -15,7 +15,7 @@ from gradleak.records.plain import from_plain, to_plain
 
 FORMAT = "gradleak.capture/1"
 METADATA = "__metadata__"  # in safetensors' header, beside the names of tensors
-KINDS = ("gradients", "difference", "tensors")
+KINDS = ("gradients", "difference", "weights", "tensors")
 PROTOCOLS = ("fedsgd", "fedavg")
 LONGEST_NAME = 512  # letters of a tensor's name; those of models have at most about 120
 LONGEST_TEXT = 1000  # letters of a text in the header
@@ -68,7 +68,8 @@ class Granted:
 class CaptureHeader:
     """Everything of a capture but its tensors."""
 
-    kind: str  # "gradients", "difference" (weights after minus before) or "tensors"
+    # "gradients", "difference" (weights after minus before), "weights" (as they are) or "tensors"
+    kind: str
     model: ModelFacts
     protocol: ProtocolFacts
     granted: Granted = Granted()
@@ -81,6 +82,8 @@ class CaptureHeader:
     other_records: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""  # ISO 8601
+    # What a framework that federates says of itself: its name, what it did, its own privacy budget
+    platform: dict[str, Any] = field(default_factory=dict)
 
 
 def write_header(header: CaptureHeader) -> str:

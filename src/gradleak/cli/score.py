@@ -35,19 +35,9 @@ def score(
     where, finder, console = resolve_device(device), SecretFinder(run, network=True), open_console()
     for path in record_paths(run):
         record = read_record(path)
-        found = finder.examples(record)
-        places = [
-            (secret.batch, secret.position) for secret in record.secrets[: record.data.examples]
-        ]
-        if any(place not in found for place in places):
-            raise GradleakError(
-                f"The secrets of {path} are not at hand: its data is gone or has changed, or the"
-                " key in keys/ is another one. Put the data back, or run the audit again with"
-                " --metric."
-            )
         scored = rescore(
             record,
-            [found[place] for place in places],
+            finder.require(record, path),
             metrics,
             where,
             partial(console.print, soft_wrap=True),

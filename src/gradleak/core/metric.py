@@ -28,6 +28,8 @@ class Pair:
     secret: Content
     guess: Content
     marked: tuple[str, ...] = ()  # the private spans of the secret, as text
+    # All texts guessed of its batch: what is found at all is told by these, whatever was aligned
+    around: tuple[Text, ...] = ()
 
     @property
     def texts(self) -> tuple[Text, Text]:

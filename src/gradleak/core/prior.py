@@ -23,6 +23,25 @@ class Prior(ABC):
         """Mean negative log-likelihood of a token, in nats, of sentences framed by their special
         tokens and padded at the end."""
 
+    def score_words(
+        self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]
+    ) -> Float[Tensor, "words"]:
+        """Log-probabilities in nats of a whole sentence with each of these words at one place, up
+        to one number for all.
+
+        A prior whose mean runs over another number than that of the tokens has to say so itself.
+        """
+        ids = sentence.repeat(len(words), 1)
+        ids[:, place] = words
+        lengths = torch.full_like(words, len(sentence))
+        return -self.nll(ids, lengths).double() * len(sentence)
+
+    def screen_words(
+        self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]
+    ) -> Float[Tensor, "words"]:
+        """Ranks words at one place by less than the whole sentence, where that is quicker."""
+        return self.score_words(sentence, place, words)
+
     @abstractmethod
     def likely(self, length: int, streams: Streams) -> list[int]:
         """A likely sentence of that many tokens, special ones included."""
@@ -34,6 +53,13 @@ class Prior(ABC):
     @abstractmethod
     def likely_length(self) -> int:
         """A likely number of tokens when the length is not known, special ones included."""
+
+    def next_words(
+        self, ids: Int[Tensor, "sentences tokens"]
+    ) -> Float[Tensor, "sentences words"] | None:
+        """Log-likelihoods of the token after each of these beginnings; none of a prior that does
+        not write from left to right in the target's vocabulary."""
+        return None
 
 
 class PriorSpec(Component, ABC):

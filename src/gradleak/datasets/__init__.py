@@ -6,6 +6,7 @@ from pathlib import Path
 from gradleak.core.dataset import Dataset, as_dataset
 from gradleak.core.registry import list_registered
 from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
+from gradleak.datasets.client_texts import ClientTexts, HeldTexts, read_client_texts
 from gradleak.datasets.file import File, Hub, OwnTexts
 from gradleak.datasets.made_up import Canaries, Shapes
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles
@@ -15,8 +16,10 @@ from gradleak.datasets.selection import Selection, TuningPart
 __all__ = [
     "Canaries",
     "Cifar10",
+    "ClientTexts",
     "Cola",
     "File",
+    "HeldTexts",
     "Hub",
     "OwnTexts",
     "PictureFiles",
@@ -26,6 +29,7 @@ __all__ = [
     "Sst2",
     "TuningPart",
     "Wikitext2",
+    "read_client_texts",
     "resolve_dataset",
 ]
 

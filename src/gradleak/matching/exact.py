@@ -68,7 +68,7 @@ class OuterSums(Gradients):
         found = self.inputs.new_zeros(len(self.inputs))
         pieces = torch.split(matrix, ROWS_AT_ONCE), torch.split(self.deltas, ROWS_AT_ONCE, dim=2)
         for rows, deltas in zip(*pieces, strict=True):
-            found = found + ((deltas @ rows.double()) * self.inputs).sum((1, 2))
+            found = found + ((deltas @ rows.to(deltas.dtype)) * self.inputs).sum((1, 2))
         return found
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
@@ -99,7 +99,7 @@ class Lookups(Gradients):
     deltas: Float[Tensor, "sentences tokens width"]
 
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
-        return (observed[self.ids].double() * self.deltas).sum((1, 2))
+        return (observed[self.ids].to(self.deltas.dtype) * self.deltas).sum((1, 2))
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, Lookups)
@@ -130,7 +130,7 @@ class Vectors(Gradients):
     sizes: Float[Tensor, "sentences"]  # of their terms
 
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
-        return self.values @ observed.flatten().double()
+        return self.values @ observed.flatten().to(self.values.dtype)
 
     def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
         assert isinstance(other, Vectors)
@@ -184,17 +184,19 @@ class ExactGradients:
         assert found is not None
         return found
 
-    def of(self, batch: Batch, double: bool = True) -> dict[str, Gradients]:
+    def of(
+        self, batch: Batch, double: bool = True, sums: torch.dtype = torch.float64
+    ) -> dict[str, Gradients]:
         """Returns, by part, the gradients of each example of a batch of words [examples, tokens],
         in double precision.
 
         With `double` false they are computed as the client does and turned to double precision
-        afterwards.
+        afterwards, or to that of `sums`.
         """
-        return self.with_losses(batch, double)[0]
+        return self.with_losses(batch, double, sums)[0]
 
     def with_losses(
-        self, batch: Batch, double: bool = True
+        self, batch: Batch, double: bool = True, sums: torch.dtype = torch.float64
     ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
         """Returns the same, and the loss of each example."""
         # Rounding is measured as the difference between the two: the client's is of that size.
@@ -208,29 +210,31 @@ class ExactGradients:
                 losses = target.losses(batch, copies)
             calls = find_slopes(losses.sum(), noted, again=bool(copies))
             with torch.no_grad():
-                found = dict(self._by_form(target, calls))
-            return found | dict(self._by_autograd(losses, copies)), losses.detach()
+                found = dict(self._by_form(target, calls, sums))
+            return found | dict(self._by_autograd(losses, copies, sums)), losses.detach()
 
-    def _by_form(self, target: Target, calls: Slopes) -> Iterator[tuple[str, Gradients]]:
+    def _by_form(
+        self, target: Target, calls: Slopes, sums: torch.dtype
+    ) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
             if part.name not in self.places:
                 continue
             name, kind = self.places[part.name]
             module, used = target.module.get_submodule(name), calls[name]
             if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
-                yield part.name, _short(part, module, kind, used)
+                yield part.name, _short(part, module, kind, used, sums)
                 continue
-            deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).double()
+            deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
             if kind is Kind.EMBEDDING:
                 ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
                 yield part.name, Lookups(ids, leave_out_padding(module, ids, deltas))
                 continue
-            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).double()
+            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
             cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
             yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
 
     def _by_autograd(
-        self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor]
+        self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor], sums: torch.dtype
     ) -> Iterator[tuple[str, Gradients]]:
         if not copies:
             return
@@ -245,7 +249,7 @@ class ExactGradients:
             # The terms that autograd summed are not known: the gradient's size stands for theirs.
             values = torch.stack(
                 [part.of(one[places[part.parameter]]).flatten() for one in each]
-            ).double()
+            ).to(sums)
             yield part.name, Vectors(values, values.norm(dim=1))
 
 
@@ -270,10 +274,14 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
 
 
 def _short(
-    part: Part, module: nn.Module, kind: Kind, used: Sequence[tuple[Use, Tensor]]
+    part: Part,
+    module: nn.Module,
+    kind: Kind,
+    used: Sequence[tuple[Use, Tensor]],
+    sums: torch.dtype,
 ) -> Vectors:
     """Returns the gradient of a bias or of a norm's weight."""
     terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
-    cuts = [part.of(_by_token(one).double()) for one in terms]
+    cuts = [part.of(_by_token(one).to(sums)) for one in terms]
     values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
     return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))

@@ -13,6 +13,7 @@ position at the price of every word and every position, and no input has to be m
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -216,6 +217,22 @@ def additive_of(
             alone = torch.cat([piece[:, 0] for piece in pieces if piece is not None])
             return Additive(alone, seen[0] - seen[0, :1], norm)
     return None
+
+
+_SUMS: "WeakKeyDictionary[Target, tuple[int, Additive | None]]" = WeakKeyDictionary()
+
+
+def keep_sums(target: Target, inputs: ModuleInputs, positions: int) -> Additive | None:
+    """Returns the model's first inputs as sums of a word's and a position's part.
+
+    They are kept for as long as the model is; none where its inputs are made otherwise.
+    """
+    kept = _SUMS.get(target)
+    if kept is None or kept[0] < positions:
+        words = target.vocabulary.allowed.nonzero()[:, 0]
+        kept = (positions, additive_of(inputs, words, positions))
+        _SUMS[target] = kept
+    return kept[1]
 
 
 def _before(

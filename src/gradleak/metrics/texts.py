@@ -17,7 +17,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradleak.core.errors import GradleakError
-from gradleak.core.metric import Metric, Pair
+from gradleak.core.metric import Metric, Pair, Text
 from gradleak.core.registry import register
 
 if TYPE_CHECKING:
@@ -150,6 +150,25 @@ class BagF1(Metric):
         ]
 
 
+@register("metric", "words_found")
+@dataclass(frozen=True)
+class WordsFound(Metric):
+    """The share of the secret's different tokens that stand in any guess of its batch."""
+
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        return [_share_found(_runs(pair.texts[0], 1), pair, 1) for pair in pairs]
+
+
+@register("metric", "neighbours_found")
+@dataclass(frozen=True)
+class NeighboursFound(Metric):
+    """The share of the secret's different pairs of neighbouring tokens that are neighbours in any
+    guess of its batch."""
+
+    def values(self, pairs: Sequence[Pair]) -> list[float | None]:
+        return [_share_found(_runs(pair.texts[0], 2), pair, 2) for pair in pairs]
+
+
 def accuracy(secret: Sequence[int], guess: Sequence[int]) -> float:
     """Right tokens at the same position, of the secret's; tokens past either end are no match."""
     return sum(true == guessed for true, guessed in zip(secret, guess, strict=False)) / len(secret)
@@ -271,3 +290,14 @@ def _model_folder() -> Path:
             " gradleak[minilm]"
         )
     return Path(next(iter(found.submodule_search_locations))) / "model"
+
+
+def _share_found(wanted: set[tuple[int, ...]], pair: Pair, length: int) -> float | None:
+    guesses = pair.around or (pair.texts[1],)
+    found = set().union(*(_runs(guess, length) for guess in guesses))
+    return len(wanted & found) / len(wanted) if wanted else None
+
+
+def _runs(text: Text, length: int) -> set[tuple[int, ...]]:
+    """Every run of so many tokens, once."""
+    return set(zip(*(text.ids[start:] for start in range(length)), strict=False))

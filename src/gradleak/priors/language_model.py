@@ -92,6 +92,40 @@ class SameVocabulary(Prior):
         counted = torch.arange(1, longest, device=ids.device) < lengths[:, None]
         return (losses * counted).sum(1) / (lengths - 1)
 
+    @torch.no_grad()
+    def score_words(
+        self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]
+    ) -> Float[Tensor, "words"]:
+        """From what stands before the place in one pass, and from what follows in one for each
+        word."""
+        after = len(sentence) - 1 - place
+        scores = self.screen_words(sentence, place, words)
+        if after == 0:
+            return scores
+        following = sentence[place + 1 :].expand(len(words), -1)
+        most = max(1, TOKENS_AT_ONCE.get(sentence.device.type, 8_000) // len(sentence))
+        found = []
+        for some in torch.split(torch.arange(len(words), device=sentence.device), most):
+            ids = sentence[:-1].repeat(len(some), 1)
+            ids[:, place] = words[some]
+            logits = self.model(input_ids=ids, logits_to_keep=after).logits.float()
+            losses = F.cross_entropy(
+                logits.flatten(0, 1), following[some].flatten(), reduction="none"
+            )
+            found.append(losses.view(len(some), -1).double().sum(1))
+        return scores - torch.cat(found)
+
+    @torch.no_grad()
+    def screen_words(
+        self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]
+    ) -> Float[Tensor, "words"]:
+        """How likely each word is after what stands before it, in one pass for all."""
+        if place == 0:  # no model predicts the token that begins a text
+            return torch.zeros(len(words), dtype=torch.float64, device=sentence.device)
+        logits = self.model(input_ids=sentence[None, :place], logits_to_keep=1).logits[0, -1]
+        chances: Tensor = logits.double().log_softmax(-1)
+        return chances[words]
+
     def likely(self, length: int, streams: Streams) -> list[int]:
         """The likeliest sentence a beam search finds: it depends on the length alone, so it is
         searched once for each."""
@@ -147,6 +181,13 @@ class SameVocabulary(Prior):
     def likely_length(self) -> int:
         return TYPICAL_WORDS + self.vocabulary.frame_length
 
+    @torch.no_grad()
+    def next_words(
+        self, ids: Int[Tensor, "sentences tokens"]
+    ) -> Float[Tensor, "sentences words"] | None:
+        logits: Tensor = self.model(input_ids=ids, logits_to_keep=1).logits[:, -1]
+        return logits.float().log_softmax(-1)
+
 
 class OwnVocabulary(Prior):
     """Decodes the target's tokens and scores the text with the model's own tokenizer, per token
@@ -175,6 +216,18 @@ class OwnVocabulary(Prior):
         return torch.cat(
             [self._nll(rows[first : first + most]) for first in range(0, len(rows), most)]
         )
+
+    def score_words(
+        self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]
+    ) -> Float[Tensor, "words"]:
+        """By the text that each word makes, in all its tokens of the model's own."""
+        ids = sentence.repeat(len(words), 1)
+        ids[:, place] = words
+        counts = [
+            len(row) + 1 for row in self._encode([self.target.decode(row) for row in ids.tolist()])
+        ]
+        means = self.nll(ids, torch.full_like(words, len(sentence))).double()
+        return -means * torch.tensor(counts, device=means.device)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return [

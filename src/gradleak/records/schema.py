@@ -127,6 +127,35 @@ class NoiseRecord:
 
 
 @dataclass(frozen=True)
+class BoundRecord:
+    """One thing that no attack could do better on this setting, and what that rests on."""
+
+    bound: str  # oracle, information, guarantee or exposure
+    of: str  # what it bounds: token_accuracy, exact_match, bits
+    mean: float  # of what holds for certain, the number itself
+    low: float | None  # ends of the 95 % interval over client batches
+    high: float | None
+    without_update: float | None  # the same for who is told as much, but not the update
+    unit: str  # fraction or bits
+    kind: str  # "theorem" or "estimate"
+    n: int  # secrets it was measured on
+    assumes: str  # in sentences
+    protects: str = "example"  # or client
+
+
+@dataclass(frozen=True)
+class BoundsRecord:
+    """What no attack could do, however it searches."""
+
+    prior: str
+    words: int | None  # on each of the oracle's lists; none: the whole vocabulary
+    rounds: int  # updates of the same batch that are seen while the model stands still
+    bounds: tuple[BoundRecord, ...]
+    seconds: float = 0.0
+    remarks: tuple[str, ...] = ()  # what is not bounded, and why, in sentences
+
+
+@dataclass(frozen=True)
 class CostRecord:
     """What an attack took over all batches."""
 
@@ -215,6 +244,7 @@ class Record:
     findings: tuple[FindingRecord, ...] = ()  # of every batch
     guarantees: tuple[GuaranteeRecord, ...] = ()  # of the defenses that are differential privacy
     noise: NoiseRecord | None = None  # how large the defenses' noise was; none where they add none
+    bounds: BoundsRecord | None = None  # what no attack could do, where that was computed
 
     @property
     def id(self) -> str:

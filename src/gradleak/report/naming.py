@@ -105,8 +105,15 @@ class Labels:
         if field == "defenses":
             return self.defense(record)
         value = record.spec.get(field)
+        if field == "data" and isinstance(value, dict) and value.get("name") == "client_texts":
+            return f"round {value['round']}, {_name_clients(value['clients'])}"
         named = write_component(value)
         return named if isinstance(value, dict) else f"{field.replace('_', ' ')} {named}"
+
+
+def _name_clients(clients: Sequence[str]) -> str:
+    many = len(clients) > 3
+    return f"{len(clients)} clients" if many else f"client {', '.join(map(str, clients))}"
 
 
 def rank_naturally(label: str) -> list[tuple[bool, float, str]]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from gradleak.records.brackets import list_brackets
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import (
     LEAKS,
@@ -19,6 +20,7 @@ from gradleak.records.judgement import (
 )
 from gradleak.records.schema import GuaranteeRecord, Record
 from gradleak.records.settings import looks
+from gradleak.report.bracket_words import write_bound, write_without
 from gradleak.report.numbers import write_blind, write_count, write_gain, write_interval
 
 UNEXPLAINED = (
@@ -70,19 +72,37 @@ def write_worst_case(record: Record) -> str:
 
 
 def write_conclusion(judgement: Judgement, record: Record) -> str:
-    """The verdict and its reason; where no leak is shown, what stands against calling it safe."""
+    """The verdict and its reason; where no leak is shown, what stands against calling it safe. Then
+    what no attack could do, where that was computed."""
     if judgement.verdict == LEAKS:
-        return f"This setting leaks: {give_reason(judgement, record)}. {_room(judgement, record)}"
+        said = f"This setting leaks: {give_reason(judgement, record)}. {_room(judgement, record)}"
+        return said + _limit(record)
     chance = _chance(record)
     if judgement.verdict == NOT_SHOWN:
         return (
             f"Not shown either way: {chance}. That bounds these attacks, not what a stronger "
-            "one could do."
+            f"one could do.{_limit(record)}"
         )
     return (
         f"Could not be judged: {chance}, and that says nothing. In doubt: "
-        f"{', '.join(judgement.doubts)}."
+        f"{', '.join(judgement.doubts)}.{_limit(record)}"
     )
+
+
+def _limit(record: Record) -> str:
+    """What no attack could do, and whether that is much more than was done."""
+    bracket = next(list_brackets(record), None)
+    if bracket is None or record.bounds is None:
+        return ""
+    told = (
+        f" Told all other words, an oracle has {write_bound(bracket.at_most)} % of the words right"
+        f" (without the update {write_without(bracket.at_most)} %): no attack has more, under the"
+        f" prior {record.bounds.prior}."
+    )
+    rebuilt, lowest = bracket.rebuilt, bracket.at_most.low
+    if rebuilt is None or rebuilt.high is None or lowest is None or lowest <= rebuilt.high:
+        return told
+    return f"{told} The attack is far below: a better search may get more."
 
 
 def give_reason(judgement: Judgement, record: Record) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.records.brackets import GUARANTEE, INFORMATION, MEASURES, ORACLE, find_bound
 from gradleak.records.errors import RecordError
 from gradleak.records.judgement import (
     DOUBTS,
@@ -39,7 +40,10 @@ NAMED = (
     "The updates name every word in {} of {} batches, whatever an attack rebuilds: hide the word"
     " embeddings' gradient."
 )
-ACCEPTABLE = (*DOUBTS, *NO_FLAGS, NAMES_WORDS, NO_BOUND, *GAPS)
+# What any attack could do is below the bound for texts like the prior's, and not for all
+PRIOR_DEPENDENT = "prior_dependent"
+ACCEPTABLE = (*DOUBTS, *NO_FLAGS, NAMES_WORDS, NO_BOUND, PRIOR_DEPENDENT, *GAPS)
+POSSIBLE = (*MEASURES, "bits")  # what --max-possible is about
 SHOWN = 10  # cells named in one message
 
 
@@ -56,9 +60,12 @@ class Bound:
     metric: str
     limit: float
     upper: bool
+    possible: bool = False  # for any attack, and not only for those that were run
 
     def write(self, unit: str) -> str:
         """Writes `exact_match ≤ 5 %`, as tables show it."""
+        if self.possible:
+            return f"possible {self.metric} ≤ {write_share(self.limit, unit)}"
         return f"{self.metric} {'≤' if self.upper else '≥'} {write_share(self.limit, unit)}"
 
 
@@ -143,9 +150,9 @@ def stale_records(run: Run, contract: Contract | None) -> list[Gap]:
     return found
 
 
-def read_bound(written: str, *, upper: bool) -> Bound:
+def read_bound(written: str, *, upper: bool, possible: bool = False) -> Bound:
     """`exact_match=0.05`, or `exact_match=5%`."""
-    flag = "--max" if upper else "--min"
+    flag = "--max-possible" if possible else "--max" if upper else "--min"
     metric, equals, value = written.partition("=")
     try:
         limit = float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1)
@@ -153,7 +160,11 @@ def read_bound(written: str, *, upper: bool) -> Bound:
         limit = math.nan
     if not equals or not metric.strip() or not math.isfinite(limit):
         raise GradleakError(f"Cannot read {flag} {written!r}: write {flag} exact_match=0.05.")
-    return Bound(metric.strip(), limit, upper)
+    if possible and (metric.strip() not in POSSIBLE or limit < 0):
+        raise GradleakError(
+            f"--max-possible is about {', '.join(POSSIBLE)}, from 0 on, not {written!r}."
+        )
+    return Bound(metric.strip(), limit, upper, possible)
 
 
 def read_accepted(written: str) -> Accepted:
@@ -196,7 +207,7 @@ def judge(
         settings_of(found.summaries),
         key=lambda setting: rank_naturally(labels.setting(setting.record)),
     )
-    _refuse_unfit(settings, bounds)
+    _refuse_unfit(settings, [bound for bound in bounds if not bound.possible])
     findings = [
         *_check_gaps(found),
         *(one for setting in settings for one in check_setting(setting, labels, bounds)),
@@ -238,15 +249,19 @@ def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> 
     unreliable."""
     judgement, name = judge_setting(setting), labels.setting(setting.record)
     pictures = judgement.metric in OF_PICTURES
-    own = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
+    possible = [bound for bound in bounds if bound.possible]
+    fitting = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
+    own = [bound for bound in fitting if not bound.possible]
     found = [_hold_against(setting, bound) for bound in own]
-    if not own:
+    found += [_hold_possible(setting, bound) for bound in possible]
+    if not own and not possible:
         kind, example = (
             ("pictures", "--min mse=0.02") if pictures else ("texts", "--max exact_match=0.05")
         )
         message = f"These are {kind}, and no bound is about {kind}: add one, such as {example}."
         found.append(GateCheck("", _paths(setting), NO_BOUND, "has a bound", False, message))
-    for doubt in judgement.doubts:
+    # Whether attacks can be believed does not matter to what none of them could do.
+    for doubt in judgement.doubts if own or not possible else ():
         where, said = _find_flag(setting, doubt)
         found.append(
             GateCheck("", where, doubt, f"free of {doubt}", False, f"{said}{explain_doubt(doubt)}")
@@ -314,6 +329,40 @@ def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
     )
     message = f"{told}. {_needs(setting, bound, found.mean)}".strip()
     return GateCheck("", _worst_first(setting, bound), bound.metric, title, passed, message)
+
+
+def _hold_possible(setting: Setting, bound: Bound) -> GateCheck:
+    """What no attack could pass: by a theorem about the noise, or else under the prior."""
+    unit = "bits" if bound.metric == "bits" else "fraction"
+    title = bound.write(unit)
+    bounded = [one for one in setting.summaries if one.record.bounds is not None]
+    if not bounded:
+        message = "What no attack could do was not computed. gradleak bound adds it to the record."
+        return GateCheck("", _paths(setting), bound.metric, title, False, message)
+    record, where = bounded[0].record, (bounded[0].path,)
+    proven = find_bound(record, INFORMATION if bound.metric == "bits" else GUARANTEE, bound.metric)
+    most = math.inf if proven is None else proven.mean
+    told = (
+        f"No theorem bounds {bound.metric} here: nothing is clipped"
+        if proven is None
+        else f"Whoever attacks gets at most {write_share(most, unit)} by the noise alone"
+    )
+    if most <= bound.limit:
+        return GateCheck("", where, bound.metric, title, True, f"{told}.")
+    estimated = find_bound(record, ORACLE, bound.metric)
+    if estimated is None or estimated.high is None or estimated.high > bound.limit:
+        more = (
+            ""
+            if estimated is None or estimated.high is None
+            else f"; an oracle may get {write_share(estimated.high, unit)}"
+        )
+        return GateCheck("", where, bound.metric, title, False, f"{told}{more}.")
+    assert record.bounds is not None
+    message = (
+        f"{told}; an oracle gets at most {write_share(estimated.high, unit)}, which is a theorem"
+        f" only for texts drawn from the prior {record.bounds.prior}."
+    )
+    return GateCheck("", where, PRIOR_DEPENDENT, title, False, message)
 
 
 def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:

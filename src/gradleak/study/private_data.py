@@ -84,6 +84,19 @@ class SecretFinder:
                 found[secret.batch, secret.position] = loaded[place]
         return found
 
+    def require(self, record: Record, path: Path) -> "list[Example]":
+        """Returns all examples of a record in their order, or refuses."""
+        found = self.examples(record)
+        places = [
+            (secret.batch, secret.position) for secret in record.secrets[: record.data.examples]
+        ]
+        if any(place not in found for place in places):
+            raise GradleakError(
+                f"The secrets of {path} are not at hand: its data is gone or has changed, or the"
+                " key in keys/ is another one. Put the data back, or run the audit again."
+            )
+        return [found[place] for place in places]
+
 
 def is_of_this_data(summary: Summary, data: DataReader) -> bool | None:
     """Whether a record is of the data as it is now; none where that cannot be told."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradleak.captures import hash_state
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import register
 from gradleak.core.target import Target, TargetSpec
@@ -148,10 +149,4 @@ def hash_weights(model: Any) -> str:
 
     A copy in single precision of a model in half precision has the same.
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(unwrap(model).state_dict().items()):
-        digest.update(f"{name}{tuple(value.shape)}".encode())
-        exact = value.detach().cpu()
-        exact = exact.float() if exact.dtype in (torch.bfloat16, torch.float16) else exact
-        digest.update(exact.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return hash_state(unwrap(model).state_dict())

@@ -15,7 +15,6 @@ for whose size that of the word it replaces is taken.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,9 +28,9 @@ from gradleak.matching.exact import Lookups, OuterSums
 from gradleak.matching.inputs import (
     Additive,
     ModuleInputs,
-    additive_of,
     centre,
     first_inputs,
+    keep_sums,
     squares_normalised,
     squares_of_sums,
     visible_linear_parts,
@@ -163,22 +162,6 @@ class WordSieve:
             inside.append((fed @ self.basis).square().sum(-1)[rows])
             along.append(torch.einsum("pwd,dp->pw", fed[rows], directions).square())
         return torch.cat(sizes, 1), torch.cat(inside, 1), torch.cat(along, 1)
-
-
-_SUMS: "WeakKeyDictionary[Target, tuple[int, Additive | None]]" = WeakKeyDictionary()
-
-
-def keep_sums(target: Target, inputs: ModuleInputs, positions: int) -> Additive | None:
-    """Returns the model's first inputs as sums of a word's and a position's part.
-
-    They are kept for as long as the model is; none where its inputs are made otherwise.
-    """
-    kept = _SUMS.get(target)
-    if kept is None or kept[0] < positions:
-        words = target.vocabulary.allowed.nonzero()[:, 0]
-        kept = (positions, additive_of(inputs, words, positions))
-        _SUMS[target] = kept
-    return kept[1]
 
 
 def _measure_sums(

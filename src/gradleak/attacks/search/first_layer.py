@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gradleak.attacks.certificate.word_sieve import keep_sums
 from gradleak.attacks.search.search_rows import Ids, Rows
 from gradleak.core.defense import Survivors
 from gradleak.core.observation import Observation
@@ -24,6 +23,7 @@ from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import (
     ModuleInputs,
     centre,
+    keep_sums,
     module_of,
     shared_linear_parts,
 )

@@ -6,11 +6,13 @@ from pathlib import Path
 from gradleak.records.errors import RecordError
 from gradleak.records.run_folder import Run, read_run
 from gradleak.records.schema import now
+from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.charts import (
     AttacksUnderDefenses,
     LeakAgainstUtility,
     LeakMapOverLayers,
 )
+from gradleak.report.page.clients import ClientsAndRounds
 from gradleak.report.page.facts import Costs, Glossary, Provenance, Reproduction, ThreatModel
 from gradleak.report.page.guesses import GuessGallery, Searches
 from gradleak.report.page.opening import Opening, SettingList
@@ -22,7 +24,9 @@ SECTIONS: Sequence[type[Section]] = (
     Opening,
     ThreatModel,
     SettingList,
+    ClientsAndRounds,
     AttacksUnderDefenses,
+    WhatNoAttackCouldDo,
     LeakAgainstUtility,
     LeakMapOverLayers,
     Searches,

@@ -35,6 +35,7 @@ from gradleak.report.shown_guesses import (
     is_picture,
     make_printable,
 )
+from gradleak.report.terminal.bracket import print_bracket
 from gradleak.report.terminal.console import build_table, indent, split_to_fit
 from gradleak.report.verdict import (
     describe_noise,
@@ -135,6 +136,10 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
                 "attack was told none."
             )
     console.print(write_worst_case(record), style="bold")
+    if record.bounds is not None:
+        console.print(Text("\nWhat no attack could do", style="bold"))
+        print_bracket(console, record)
+        console.print()
     judgement = judge_record(record)
     for name, details in list_flags_beside(judgement, record).items():
         console.print(indent(Text("! ", "yellow"), explain(name, details)))
