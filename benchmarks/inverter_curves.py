@@ -41,7 +41,7 @@ from gradleak.core.attack import Bench, ClientSetting
 from gradleak.core.batch import Example
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.metrics.pictures import load_weights, perceptual_distance
+from gradleak.metrics.picture_distances import load_weights, perceptual_distance
 from gradleak.priors.picture_priors import OnePicture
 from gradleak.records.statistics import interval
 from gradleak.targets.image_classifier import ImageClassifier

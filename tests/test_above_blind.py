@@ -75,6 +75,7 @@ SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "partial_gradients": (SHORT_LAMP, ON_WORDS),
     "portfolio": ("steps=0,restarts=1", ON_TEXTS),
+    "rows": ("rounds=20,climbs=4", ON_TEXTS),
     "span": ("", ON_TEXTS),
     "span_continuous": ("steps=40,starts=1", ON_TEXTS),
     "tag": ("steps=240", ON_WORDS),

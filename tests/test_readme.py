@@ -308,7 +308,8 @@ def test_the_readme_has_at_most_900_words() -> None:
 def test_commands_shown_parse_and_their_components_exist(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my-classifier").mkdir()
+    for folder in ("my-classifier", "adapters"):
+        (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
     write_files(ROOT / page, tmp_path)
     for line in COMMANDS[page]:

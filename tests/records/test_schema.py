@@ -20,7 +20,7 @@ def test_the_json_has_the_published_keys(record: Record) -> None:
     plain = record.to_json()
     keys = (
         "schema id created spec versions machine data target secrets attacks worst_case flags"
-        " findings guarantees noise"
+        " findings guarantees noise bounds"
     )
     assert list(plain) == keys.split() and plain["schema"] == SCHEMA
     attack = plain["attacks"]["lamp_cos"]

@@ -54,7 +54,8 @@ def records(folder: Path) -> dict[str, Any]:
 def assert_never_loses_work(study: Path, folder: Path, kills: int, longest: float) -> None:
     killed, code, *computed = kill_and_resume(study, folder / "disturbed", kills, longest)
     cells = read_study(study).cells
-    assert (killed, code) == (str(kills), "0")
+    # A quick machine may be done before the last of them
+    assert 1 <= int(killed) <= kills and code == "0"
     # Two runs at once: nothing twice, nothing left out
     assert sorted(computed) == sorted(cell.spec.id for cell in cells)
     run_cells(cells, folder / "calm", "cpu", Silent())

@@ -28,6 +28,7 @@ from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import list_fields, to_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.matching.linear_algebra import solve_least_squares
 from gradleak.targets.in_memory import hash_weights
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
@@ -373,8 +374,8 @@ def _weigh_each(
         """The share of the update's square that lies in the span of these gradients."""
         if not kept:
             return 0.0
-        inverse = torch.linalg.pinv(products[kept][:, kept], hermitian=True)
-        return float(aims[kept] @ inverse @ aims[kept]) / total
+        shares = solve_least_squares(products[kept][:, kept], aims[kept, None]).solution
+        return float(aims[kept] @ shares[:, 0]) / total
 
     every = list(range(len(rows)))
     whole = account_for(every)

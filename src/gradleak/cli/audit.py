@@ -56,9 +56,8 @@ def audit(
         str | None,
         option(
             "See these modules only, with commas: query, key, value, attention_output, ffn_in,"
-            " ffn_out, convolution, layernorm, "
-            "bias, word_embedding, position_embedding, pooler, head, other. With --layers: of these"
-            " layers."
+            " ffn_out, convolution, adapter_in, adapter_out, layernorm, bias, word_embedding,"
+            " position_embedding, pooler, head, other. With --layers: of these layers."
         ),
     ] = None,
     prior: PriorName = "auto",

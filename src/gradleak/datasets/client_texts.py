@@ -26,9 +26,9 @@ class ClientTexts(Dataset):
     Records name the round and its clients, in the order of their batches.
     """
 
-    round: int
-    clients: tuple[str, ...]
-    updates: str  # their hash
+    round: int = 0
+    clients: tuple[str, ...] = ()
+    updates: str = ""  # their hash
     framework: str = ""
     beside: tuple[str, ...] = ()  # what left the clients beside the arrays, by name
     budgets: tuple[str, ...] = ()  # what the framework says of its own privacy

@@ -157,8 +157,14 @@ def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) 
 def find_row_space_among_errors(
     matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]
 ) -> RowSpace:
-    """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
+    """Finds the span of a gradient's rows whose entries are known to be wrong by so much.
+
+    The client's own sums are rounded too. A sum of few terms is off by less than half a unit of its
+    last digit in the mean, and at large learning rates that is what reaches beyond the span.
+    """
     values, directions = decompose_rows(matrix)
+    own = matrix.double().abs() * (torch.finfo(matrix.dtype).eps / 2)
+    errors = torch.hypot(errors.double(), own)
     # The largest singular value of such errors: that of some drawn at their sizes, which varies
     # little from draw to draw (Bandeira & van Handel 2016 bound it)
     drawn = torch.randn(errors.shape, generator=torch.Generator().manual_seed(0)).to(errors)
