@@ -57,6 +57,8 @@ class Portfolio(Attack):
     noise will do.
     """
 
+    version = 2  # rows from 16 texts on, energy's second version
+
     restarts: int = 8  # of energy
     steps: int = 2000  # of LAMP; 0 leaves it out
     starts: int = 500
