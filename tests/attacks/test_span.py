@@ -12,7 +12,7 @@ from gradleak.attacks.certificate import certify
 from gradleak.attacks.span import Span
 from gradleak.attacks.span.assemble import reorder_worst
 from gradleak.attacks.span.blend import BlendSearch, write_out_attention
-from gradleak.attacks.span.row_space import read_row_space
+from gradleak.attacks.span.row_space import find_row_space, read_row_space
 from gradleak.attacks.span.scan import Scan
 from gradleak.attacks.span.span_attack import SentenceSearch
 from gradleak.core.attack import Bench, Reconstruction
@@ -374,3 +374,27 @@ def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
     fed = first_inputs(inputs, words, 7)
     slowly = (fed @ directions).norm(dim=-1) / fed.norm(dim=-1)
     assert torch.allclose(additive.misses(directions), slowly, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weak", "rank"),
+    [
+        ((), 6),
+        ((2e-6,), 7),  # beyond the furthest fall, far from rounding
+        ((2e-6, 1e-6), 8),
+        ((1.5e-7,), 6),  # six times rounding only
+    ],
+)
+def test_weak_directions_beyond_the_furthest_fall_count_where_they_end_clearly(
+    weak: tuple[float, ...], rank: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, 32, generator=generator, dtype=torch.float64)).Q
+        for size in (96, 32)
+    )
+    strong = torch.logspace(0, -1, 6, dtype=torch.float64).tolist()
+    rounding = torch.linspace(2.5e-8, 1e-9, 32 - 6 - len(weak), dtype=torch.float64).tolist()
+    values = torch.tensor([*strong, *weak, *rounding], dtype=torch.float64)
+    space = find_row_space((left * values) @ right.mT, torch.float32)
+    assert space.exact and space.rank == rank

@@ -28,6 +28,10 @@ ROUNDING = 0.05
 # The rank is where singular values fall furthest from one to the next. A fall by a smaller factor
 # than this is no edge between signal and rounding.
 CLEAR_GAP = 30.0
+# Inputs that are nearly sums of others leave weak directions beyond the furthest fall. They end in
+# a fall by this much, which starts as far above rounding as a clear gap is wide. Rounding's own
+# values fall by up to 3.5, and begin at 12 times the floor (40 updates of canaries, MiniLM).
+LATER_FALL = 6.0
 # Times what a declared channel adds, which varies by a hundredth from draw to draw. A weakest
 # direction nearer to it may not be the weakest: the search is then told less than there is.
 SPREAD = 1.1
@@ -140,15 +144,19 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
 
 
 def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
-    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest."""
+    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest,
+    or fall clearly for the last time."""
     values, directions = decompose_rows(matrix)
     floor = (values[0] * torch.finfo(dtype).eps * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
     ratios = ladder[:-1] / ladder[1:]
-    rank = int(ratios.argmax()) + 1
+    furthest = int(ratios.argmax()) + 1
     # Of a full rank nothing is outside of the span, and no word could be told from another.
-    exact = rank < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
-    if not exact:
+    exact = furthest < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
+    if exact:
+        falls = (ratios > LATER_FALL) & (ladder[:-1] > CLEAR_GAP * floor)
+        rank = int(falls[: min(matrix.shape) - 1].nonzero()[-1]) + 1
+    else:
         rank = _count_above_noise(values, matrix.shape)
     noise = float(ladder[rank]) if exact else float(values.median())
     return RowSpace(directions, ladder[:rank], noise, _estimate_input_rounding(matrix), exact)
