@@ -66,7 +66,7 @@ wheel: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel/installed build/wheel/*.whl
 	cd build/wheel && PYTHONPATH=installed ../../$(BIN)/python -c "import gradleak, pathlib; from gradleak.datasets import Canaries; \
 	assert 'installed' in gradleak.__file__, gradleak.__file__; assert (pathlib.Path(gradleak.__file__).parent / 'py.typed').exists(); \
-	from gradleak.cli.index import read_index; assert read_index()['attack']; print('wheel holds', len(Canaries().load()), 'canaries')"
+	from gradleak.cli.command import read_index; assert read_index()['attack']; print('wheel holds', len(Canaries().load()), 'canaries')"
 
 # torch first and pinned: anything that merely asks for torch would otherwise bring the CUDA build.
 $(READY): pyproject.toml constraints.txt
