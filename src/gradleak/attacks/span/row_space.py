@@ -36,6 +36,8 @@ LATER_FALL = 6.0
 # direction nearer to it may not be the weakest: the search is then told less than there is.
 SPREAD = 1.1
 CLEAR_OF_FLOOR = 1.2
+# Times the same: beyond a clear gap, what is nearer than this is more of it
+MORE_OF_IT = 3.0
 # Expected errors that an input may lie outside of the span. More words than the true ones may pass:
 # the search decides between them.
 INSIDE = 1.5
@@ -177,6 +179,11 @@ def find_row_space_among_errors(
     # little from draw to draw (Bandeira & van Handel 2016 bound it)
     drawn = torch.randn(errors.shape, generator=torch.Generator().manual_seed(0)).to(errors)
     floor = SPREAD * float(find_singular_values(drawn * errors)[0])
+    ladder = values.clamp_min(floor)
+    falls = ladder[:-1] / ladder[1:]
+    beyond = int(falls.argmax()) + 1
+    if float(falls.max()) > CLEAR_GAP and float(values[beyond]) < MORE_OF_IT * floor:
+        floor = max(floor, float(values[beyond]))
     rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
     clear = CLEAR_OF_FLOOR * floor
     exact = rank > 0 and float(values[rank - 1]) > clear
