@@ -30,6 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradleak.records.store import read_record
+
 ROOT = Path(__file__).resolve().parent.parent
 # MKL ignores what the processor does not have: its fingerprint is then an old one
 MKL = (None, "COMPATIBLE", "AVX2", "AVX512")
@@ -439,9 +441,7 @@ def one_audit(audit: str, arithmetic: Arithmetic, seconds: float) -> dict[str, o
             code = run_limited(command, arithmetic, seconds, stdout=said, stderr=said)
             said.seek(0)
             last = [line.strip() for line in said.read().splitlines() if line.strip()][-1:]
-        records = [
-            json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("*.json")
-        ]
+        records = [read_record(path).to_json() for path in Path(folder).glob("*.json")]
     attacks = [attack for record in records for attack in record["attacks"].values()]
     examples = [example for attack in attacks for example in attack["examples"]]
     certified = {

@@ -7,7 +7,6 @@ killed. BERT-base is a random model of that shape.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradleak.core.memory import in_words, parse_memory
+from gradleak.records.store import read_record
 
 BERT_BASE = "BERT-BASE"  # stands for the folder of a random model of that shape
 BATCH = "audit --data canaries --limit 1"
@@ -97,7 +97,7 @@ def measure(name: str, line: str, memory: str, threads: int, folder: Path) -> Me
         return Measured(
             name, peak, seconds, None, f"{how}: {said[-1] if said else 'without a word'}"
         )
-    record = json.loads((folder / f"{name}.json").read_text())
+    record = read_record(folder / f"{name}.json").to_json()
     (attack,) = record["attacks"].values()
     return Measured(name, peak, seconds, attack["cost"]["seconds"], described(attack))
 
