@@ -57,7 +57,7 @@ class Portfolio(Attack):
     noise will do.
     """
 
-    version = 2  # rows from 16 texts on, energy's second version
+    version = 3  # span's third version
 
     restarts: int = 8  # of energy
     steps: int = 2000  # of LAMP; 0 leaves it out

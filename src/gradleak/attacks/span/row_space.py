@@ -20,7 +20,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.matching.inputs import ModuleInputs, matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose_rows, find_singular_values, orthonormalise
-from gradleak.matching.precision import gradient_difference
+from gradleak.matching.precision import gradient_difference, unit_rounding
 
 # Singular values under this many units of rounding of the largest are taken as equal: their ratios
 # mean nothing.
@@ -28,16 +28,16 @@ ROUNDING = 0.05
 # The rank is where singular values fall furthest from one to the next. A fall by a smaller factor
 # than this is no edge between signal and rounding.
 CLEAR_GAP = 30.0
-# Inputs that are nearly sums of others leave weak directions beyond the furthest fall. They end in
-# a fall by this much, which starts as far above rounding as a clear gap is wide. Rounding's own
-# values fall by up to 3.5, and begin at 12 times the floor (40 updates of canaries, MiniLM).
-LATER_FALL = 6.0
-# Times what a declared channel adds, which varies by a hundredth from draw to draw. A weakest
-# direction nearer to it may not be the weakest: the search is then told less than there is.
+# By how much a draw of declared errors may fall short of those that came: of large matrices a
+# hundredth, but few bounds of sizes are that good. Small matrices vary by more (`_spread_of`).
 SPREAD = 1.1
-CLEAR_OF_FLOOR = 1.2
-# Times the same: beyond a clear gap, what is nearer than this is more of it
-MORE_OF_IT = 3.0
+# The size of a client's own rounding is read off what lies beyond the span, its pattern over the
+# entries is a guess: the largest was up to 1.9 times the drawn one in 999 of 1,000 gradients
+# (benchmarks/row_spaces.py, and docs/log).
+OWN_SPREAD = 2.0
+# Of the values beyond the span, the strongest quarter may be weak directions and not rounding.
+STRONGEST = 0.25
+SETTLED_AFTER = 8  # each time, weak directions join the span or nothing changes
 # Expected errors that an input may lie outside of the span. More words than the true ones may pass:
 # the search decides between them.
 INSIDE = 1.5
@@ -132,8 +132,10 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
     steps = observation.protocol.local_steps(observation.knows.batch_size or 1)
     # Several steps differ in more than their rounding: there, the span ends where its values fall
-    if channel.exact or (channel.only_scaled and not channel.rounding and steps > 1):
-        space = find_row_space(rows, rows.dtype)
+    if channel.only_scaled and not channel.rounding and steps > 1:
+        space = find_row_space_by_fall(rows, rows.dtype)
+    elif channel.exact:
+        space = find_row_space(rows)
     else:
         errors = torch.cat(
             [matrix_of(target, part, observation.errors(part.name)[None])[0] for part in parts]
@@ -145,50 +147,108 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     return replace(space, exact=False) if blurred else space
 
 
-def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
-    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest,
-    or fall clearly for the last time."""
+def find_row_space_by_fall(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
+    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest."""
     values, directions = decompose_rows(matrix)
     floor = (values[0] * torch.finfo(dtype).eps * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
-    ratios = ladder[:-1] / ladder[1:]
-    furthest = int(ratios.argmax()) + 1
+    falls = ladder[:-1] / ladder[1:]
+    rank = int(falls.argmax()) + 1
     # Of a full rank nothing is outside of the span, and no word could be told from another.
-    exact = furthest < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
-    if exact:
-        falls = (ratios > LATER_FALL) & (ladder[:-1] > CLEAR_GAP * floor)
-        rank = int(falls[: min(matrix.shape) - 1].nonzero()[-1]) + 1
-    else:
+    exact = rank < min(matrix.shape) and float(falls.max()) > CLEAR_GAP
+    if not exact:
         rank = _count_above_noise(values, matrix.shape)
     noise = float(ladder[rank]) if exact else float(values.median())
-    return RowSpace(directions, ladder[:rank], noise, _estimate_input_rounding(matrix), exact)
+    rounding = _estimate_input_rounding(matrix)
+    return RowSpace(directions, ladder[:rank], noise, rounding, exact)
+
+
+def find_row_space(matrix: Float[Tensor, "outputs inputs"]) -> RowSpace:
+    """Finds the span of the rows of a gradient as it was computed.
+
+    Inputs that are nearly sums of others leave weak directions beyond the furthest fall of the
+    singular values. They count as long as they are stronger than what rounding makes, whose size is
+    that of the weakest values.
+    """
+    space = find_row_space_by_fall(matrix, matrix.dtype)
+    if not space.exact:
+        return space
+    values, _ = decompose_rows(matrix)
+    rank, _ = _settle(matrix, torch.zeros_like(matrix), values, space.directions, space.rank)
+    if rank == min(matrix.shape):
+        return space
+    floor = values[0] * torch.finfo(matrix.dtype).eps * ROUNDING
+    strengths, noise = values[:rank].clamp_min(floor), float(values[rank].clamp_min(floor))
+    return replace(space, strengths=strengths, noise=noise)
 
 
 def find_row_space_among_errors(
     matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]
 ) -> RowSpace:
-    """Finds the span of a gradient's rows whose entries are known to be wrong by so much.
-
-    The client's own sums are rounded too. A sum of few terms is off by less than half a unit of its
-    last digit in the mean, and at large learning rates that is what reaches beyond the span.
-    """
+    """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
     values, directions = decompose_rows(matrix)
-    own = matrix.double().abs() * (torch.finfo(matrix.dtype).eps / 2)
-    errors = torch.hypot(errors.double(), own)
-    # The largest singular value of such errors: that of some drawn at their sizes, which varies
-    # little from draw to draw (Bandeira & van Handel 2016 bound it)
-    drawn = torch.randn(errors.shape, generator=torch.Generator().manual_seed(0)).to(errors)
-    floor = SPREAD * float(find_singular_values(drawn * errors)[0])
-    ladder = values.clamp_min(floor)
-    falls = ladder[:-1] / ladder[1:]
-    beyond = int(falls.argmax()) + 1
-    if float(falls.max()) > CLEAR_GAP and float(values[beyond]) < MORE_OF_IT * floor:
-        floor = max(floor, float(values[beyond]))
-    rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
-    clear = CLEAR_OF_FLOOR * floor
+    rank, floor = _settle(matrix, errors, values, directions, 0)
+    rank = min(rank, min(matrix.shape) - 1)
+    # A weakest direction that is hardly above the floor may not be the weakest: the search is then
+    # told less than there is
+    clear = floor * _spread_of([size - rank for size in matrix.shape])
     exact = rank > 0 and float(values[rank - 1]) > clear
     rounding = _estimate_input_rounding(matrix)
     return RowSpace(directions, values[: max(rank, 1)], floor, rounding, exact, True)
+
+
+def _settle(
+    matrix: Float[Tensor, "outputs inputs"],
+    declared: Float[Tensor, "outputs inputs"],
+    values: Float[Tensor, "values"],
+    directions: Float[Tensor, "inputs inputs"],
+    rank: int,
+) -> tuple[int, float]:
+    """Returns how many directions stand out of what errors make, and the largest that errors make.
+
+    Errors of the declared sizes are drawn, with the client's own rounding: half a unit of the last
+    digit of each entry and of the sums on the way to it, which are as large as the entry's row and
+    column. What these drawn errors leave outside of the span so far is held against what was seen
+    there. So the rounding's size is that of the values beyond the span, whatever sums it came from.
+    """
+    wide, declared, most = matrix.double(), declared.double(), min(matrix.shape)
+    rows, columns = (torch.linalg.vector_norm(wide, dim=axis, keepdim=True) for axis in (1, 0))
+    whole = torch.linalg.vector_norm(wide).clamp_min(1e-300)
+    own = torch.hypot(wide, rows * columns / whole) * (unit_rounding(matrix.dtype) / math.sqrt(2))
+    drawn = torch.randn(wide.shape, generator=torch.Generator().manual_seed(0)).to(wide)
+
+    def leave_outside(sizes: Tensor) -> Float[Tensor, "values"]:
+        left = (wide @ directions[:rank].mT) / values[:rank].clamp_min(1e-300)
+        beyond = (drawn * sizes) @ directions[rank:].mT
+        return find_singular_values(beyond - left @ (left.mT @ beyond))[: most - rank]
+
+    scale, floor, is_declared = 1.0, 0.0, bool(declared.any())
+    for _ in range(SETTLED_AFTER):
+        if rank:
+            expected = leave_outside(torch.hypot(declared, own))
+            weak = int(STRONGEST * (most - rank))
+            size = torch.linalg.vector_norm(expected[weak:])
+            fitted = torch.linalg.vector_norm(values[rank:][weak:]) / size.clamp_min(1e-300)
+            scale = max(float(fitted), 1.0) if is_declared else float(fitted)
+        spread = _spread_of([size - rank for size in matrix.shape])
+        sizes = torch.hypot(spread * declared, OWN_SPREAD * spread * scale * own)
+        floor = float(leave_outside(sizes)[0])
+        above = max(rank if not is_declared else 0, int((values > floor).sum()))
+        if above in (rank, most):
+            return above, floor
+        rank = above
+    return rank, floor
+
+
+def _spread_of(sizes: Sequence[int]) -> float:
+    """Returns by how much the largest singular values of two draws of errors may differ.
+
+    For Gaussian entries the square of the largest is (√m + √n)² give or take 1.27 · (√m + √n) ·
+    (1/√m + 1/√n)^⅓ (Johnstone 2001, Theorem 1.1); three times that, for the difference of two.
+    """
+    roots = [math.sqrt(max(1, size)) for size in sizes]
+    relative = 1.27 / 2 * sum(1 / root for root in roots) ** (1 / 3) / sum(roots)
+    return max(SPREAD, 1 + 3 * math.sqrt(2) * relative)
 
 
 def _estimate_input_rounding(matrix: Float[Tensor, "outputs inputs"]) -> float:
