@@ -190,7 +190,7 @@ def hunt(
     torch.set_num_threads(1)
     kind, _, number = group.rpartition("-")
     rng = Random(group)
-    target = random_model(rng, int(number)) if kind == "random" else _opened(kind, device)
+    target = random_model(rng, int(number)) if kind == "random" else open_target(kind, device)
     made = [draw_case(rng, target, index, kind != "random") for index in range(GROUP)]
     tally = Tally(group, cases=len(made), special=sum(case.special for case in made))
     proven: set[str] = set()
@@ -403,7 +403,7 @@ def random_model(rng: Random, number: int) -> Target:
 _OPENED: dict[tuple[str, str], Target] = {}
 
 
-def _opened(target: str, device: str) -> Target:
+def open_target(target: str, device: str) -> Target:
     if (target, device) not in _OPENED:
         _OPENED[target, device] = from_string("target", target).open(torch.device(device))
     return _OPENED[target, device]

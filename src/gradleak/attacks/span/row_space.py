@@ -173,8 +173,9 @@ def find_row_space(matrix: Float[Tensor, "outputs inputs"]) -> RowSpace:
     space = find_row_space_by_fall(matrix, matrix.dtype)
     if not space.exact:
         return space
-    values, _ = decompose_rows(matrix)
-    rank, _ = _settle(matrix, torch.zeros_like(matrix), values, space.directions, space.rank)
+    errors = DrawnErrors(matrix, torch.zeros_like(matrix))
+    rank, _ = errors.settle(space.rank)
+    values = errors.values
     if rank == min(matrix.shape):
         return space
     floor = values[0] * torch.finfo(matrix.dtype).eps * ROUNDING
@@ -186,58 +187,77 @@ def find_row_space_among_errors(
     matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]
 ) -> RowSpace:
     """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
-    values, directions = decompose_rows(matrix)
-    rank, floor = _settle(matrix, errors, values, directions, 0)
+    drawn = DrawnErrors(matrix, errors)
+    rank, floor = drawn.settle()
     rank = min(rank, min(matrix.shape) - 1)
+    values = drawn.values
     # A weakest direction that is hardly above the floor may not be the weakest: the search is then
     # told less than there is
     clear = floor * _spread_of([size - rank for size in matrix.shape])
     exact = rank > 0 and float(values[rank - 1]) > clear
     rounding = _estimate_input_rounding(matrix)
-    return RowSpace(directions, values[: max(rank, 1)], floor, rounding, exact, True)
+    return RowSpace(drawn.directions, values[: max(rank, 1)], floor, rounding, exact, True)
 
 
-def _settle(
-    matrix: Float[Tensor, "outputs inputs"],
-    declared: Float[Tensor, "outputs inputs"],
-    values: Float[Tensor, "values"],
-    directions: Float[Tensor, "inputs inputs"],
-    rank: int,
-) -> tuple[int, float]:
-    """Returns how many directions stand out of what errors make, and the largest that errors make.
+class DrawnErrors:
+    """Errors drawn at the sizes that a gradient's may have, and what they leave outside of a span.
 
-    Errors of the declared sizes are drawn, with the client's own rounding: half a unit of the last
-    digit of each entry and of the sums on the way to it, which are as large as the entry's row and
-    column. What these drawn errors leave outside of the span so far is held against what was seen
-    there. So the rounding's size is that of the values beyond the span, whatever sums it came from.
+    Each entry has the error that is declared for it, and the client's own rounding: half a unit of
+    the last digit of the entry, and of the sums on the way to it, which are as large as the entry's
+    row and column.
     """
-    wide, declared, most = matrix.double(), declared.double(), min(matrix.shape)
-    rows, columns = (torch.linalg.vector_norm(wide, dim=axis, keepdim=True) for axis in (1, 0))
-    whole = torch.linalg.vector_norm(wide).clamp_min(1e-300)
-    own = torch.hypot(wide, rows * columns / whole) * (unit_rounding(matrix.dtype) / math.sqrt(2))
-    drawn = torch.randn(wide.shape, generator=torch.Generator().manual_seed(0)).to(wide)
 
-    def leave_outside(sizes: Tensor) -> Float[Tensor, "values"]:
-        left = (wide @ directions[:rank].mT) / values[:rank].clamp_min(1e-300)
-        beyond = (drawn * sizes) @ directions[rank:].mT
-        return find_singular_values(beyond - left @ (left.mT @ beyond))[: most - rank]
+    def __init__(
+        self,
+        matrix: Float[Tensor, "outputs inputs"],
+        declared: Float[Tensor, "outputs inputs"],
+    ) -> None:
+        self.matrix, self.declared = matrix.double(), declared.double()
+        self.values, self.directions = decompose_rows(matrix)
+        self.is_declared, self.most = bool(declared.any()), min(matrix.shape)
+        rows, columns = (self.matrix.norm(dim=axis, keepdim=True) for axis in (1, 0))
+        sums = rows * columns / self.matrix.norm().clamp_min(1e-300)
+        rounding = unit_rounding(matrix.dtype) / math.sqrt(2)
+        self.own = torch.hypot(self.matrix, sums) * rounding
+        generator = torch.Generator().manual_seed(0)
+        self.drawn = torch.randn(matrix.shape, generator=generator).to(self.matrix)
 
-    scale, floor, is_declared = 1.0, 0.0, bool(declared.any())
-    for _ in range(SETTLED_AFTER):
-        if rank:
-            expected = leave_outside(torch.hypot(declared, own))
-            weak = int(STRONGEST * (most - rank))
-            size = torch.linalg.vector_norm(expected[weak:])
-            fitted = torch.linalg.vector_norm(values[rank:][weak:]) / size.clamp_min(1e-300)
-            scale = max(float(fitted), 1.0) if is_declared else float(fitted)
-        spread = _spread_of([size - rank for size in matrix.shape])
-        sizes = torch.hypot(spread * declared, OWN_SPREAD * spread * scale * own)
-        floor = float(leave_outside(sizes)[0])
-        above = max(rank if not is_declared else 0, int((values > floor).sum()))
-        if above in (rank, most):
-            return above, floor
-        rank = above
-    return rank, floor
+    def settle(self, rank: int = 0) -> tuple[int, float]:
+        """Returns how many directions stand out of what errors make, and the largest that errors
+        make; begins with a span of `rank` directions."""
+        floor = 0.0
+        for _ in range(SETTLED_AFTER):
+            spread = _spread_of([size - rank for size in self.matrix.shape])
+            floor = self.find_largest(rank, self.fit_scale(rank), spread, OWN_SPREAD * spread)
+            above = int((self.values > floor).sum())
+            if not self.is_declared:
+                above = max(rank, above)
+            if above in (rank, self.most):
+                return above, floor
+            rank = above
+        return rank, floor
+
+    def fit_scale(self, rank: int) -> float:
+        """Returns how large the client's rounding is in units of what is drawn: the weaker values
+        beyond the span are nothing else."""
+        if not rank:
+            return 1.0
+        weak = slice(int(STRONGEST * (self.most - rank)), None)
+        expected = self._leave_outside(rank, torch.hypot(self.declared, self.own))[weak].norm()
+        scale = float(self.values[rank:][weak].norm() / expected.clamp_min(1e-300))
+        return max(scale, 1.0) if self.is_declared else scale
+
+    def find_largest(
+        self, rank: int, scale: float, spread: float = 1.0, own_spread: float = 1.0
+    ) -> float:
+        """Returns the largest singular value that errors leave outside of the first directions."""
+        sizes = torch.hypot(spread * self.declared, own_spread * scale * self.own)
+        return float(self._leave_outside(rank, sizes)[0])
+
+    def _leave_outside(self, rank: int, sizes: Tensor) -> Float[Tensor, "values"]:
+        left = (self.matrix @ self.directions[:rank].mT) / self.values[:rank].clamp_min(1e-300)
+        beyond = (self.drawn * sizes) @ self.directions[rank:].mT
+        return find_singular_values(beyond - left @ (left.mT @ beyond))[: self.most - rank]
 
 
 def _spread_of(sizes: Sequence[int]) -> float:
