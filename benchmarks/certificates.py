@@ -128,6 +128,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
+        "--attack-every",
+        type=int,
+        default=ATTACKED,
+        help="attack one of so many updates of a group (of 25) too, which takes most of the time",
+    )
+    parser.add_argument(
         "--seconds", type=float, default=math.inf, help="no group is begun after that"
     )
     parser.add_argument("--out", type=Path, default=Path("certificates.jsonl"))
@@ -137,7 +143,10 @@ def main() -> None:
     done = {line["group"] for line in _lines(chosen.out)}
     left = [name for name in names if name not in done]
     with ProcessPoolExecutor(chosen.workers) as pool:
-        waiting = {pool.submit(hunt, name, chosen.device, began + chosen.seconds) for name in left}
+        deadline, every = began + chosen.seconds, chosen.attack_every
+        waiting = {
+            pool.submit(hunt, name, chosen.device, deadline, attacked=every) for name in left
+        }
         for number, ended in enumerate(as_completed(waiting), start=1):
             tally = ended.result()
             if tally is None:
