@@ -193,6 +193,27 @@ class OpenedTransformer(Target):
         """Sentences with some padding behind them."""
         return F.pad(ids, (0, 3), value=self.vocabulary.pad)
 
+    @torch.no_grad()
+    def _probe_framed(self) -> bool:
+        """Refuses a model that does not accept embeddings as it accepts ids; tells whether
+        padding changes anything."""
+        words = self._ordinary_words(5)
+        ids = torch.tensor(
+            [[*self.vocabulary.prefix, *words, *self.vocabulary.suffix]], device=self.device
+        )
+        by_ids = self._read_ids(ids)
+        self._refuse_unreachable(ids, by_ids)
+        padded = self._pad(ids)
+        # RoBERTa: the attacker's embeddings could never match, and every search would look failed
+        if self.attend_padding and not same_logits(
+            self._read_ids(padded), self._read_embeddings(padded)
+        ):
+            raise GradleakError(
+                f"{self.name} numbers positions by its padding tokens: attend_padding cannot be"
+                " audited on it."
+            )
+        return self._ignores_padding(ids, by_ids)
+
     def _ignores_padding(self, ids: Tensor, by_ids: Tensor) -> bool:
         """Whether padding that is masked changes nothing."""
         mask = F.pad(torch.ones_like(ids).bool(), (0, 3))
