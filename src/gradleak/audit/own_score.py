@@ -28,6 +28,7 @@ from gradleak.datasets.file import OwnTexts
 from gradleak.records.schema import Record
 from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
 from gradleak.targets.in_memory import InMemory
+from gradleak.targets.token_classifier import TokenClassifier
 from gradleak.views import Everything, TensorsView
 
 HASH = 16  # digits that tell two models, or two updates, apart
@@ -151,7 +152,9 @@ def _as_examples(
         )
     if labels is None and known is not None:
         labels = known.tolist()
-    if labels is None and not observation.target.labels_are_tokens:
+    target = observation.target
+    told = target.labels_are_tokens or isinstance(target, TokenClassifier)
+    if labels is None and not told:
         raise GradleakError(
             "The model is a classifier, and the labels of these texts were not granted: pass"
             " labels= to score()."

@@ -230,8 +230,8 @@ def _read_defenses(facts: Facts, tensors: Mapping[str, Tensor]) -> Iterator[Defe
 
 
 def _classes(target: Target, labels: Sequence[int]) -> Tensor | None:
-    if target.labels_are_tokens:
-        return None  # of a language model they are the text
+    if target.labels_are_tokens or target.labels_are_open:
+        return None  # of a language model they are the text, and others are never told
     return torch.tensor([target.class_of(label) for label in labels], device=target.device)
 
 

@@ -42,11 +42,11 @@ class ClassNames:
     def class_of(self, label: Label) -> int:
         """The class of a label. Where the model's names are numbers themselves (1 to 5 stars), a
         number is a name."""
-        if isinstance(label, (float, tuple)):
+        if isinstance(label, tuple):
             raise GradleakError(
-                f"label {str(label)[:40]!r} is no class: {self.model} learns one class of a text,"
-                " by its number or name."
+                f"there are {len(label)} labels, and {self.model} learns one of each text or word."
             )
+        label = str(label) if isinstance(label, float) else label
         may_be_name = not isinstance(label, ClassNumber) and any(
             _is_number(name) for name in self.named
         )

@@ -112,6 +112,8 @@ def open_remainder(observation: Observation, space: RowSpace, check: Check) -> R
     target = observation.target
     if not observation.protocol.one_gradient or target.labels_are_tokens or target.attend_padding:
         return None
+    if target.labels_are_open:  # with any label a sentence's own part is another one
+        return None
     first = visible_linear_parts(observation, 1, ATTENTION_INPUTS)
     if any(part.cut for part in first) or not visible_linear_parts(observation, 1, ("ffn_in",)):
         return None
