@@ -38,6 +38,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.linear_algebra import solve_least_squares
 from gradleak.targets.in_memory import hash_weights
+from gradleak.targets.opened import OpenedTransformer
 from gradleak.targets.token_classifier import TokenClassifier
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
@@ -111,11 +112,14 @@ class Reconstructions(Sequence[RebuiltText]):
         found, explained = one.found[update], one.explained[update]
         sentences = [(place, ids) for place, ids in enumerate(found.sentences) if ids]
         adds = explained.adds or (None,) * len(sentences)
+        # A row may be several texts that were packed, with a token that ends each.
+        split = target.split_row if isinstance(target, OpenedTransformer) else lambda ids: [ids]
         return [
             RebuiltText(
-                target.decode(ids), found.certified, explained.share, more, attack, update, place
+                target.decode(text), found.certified, explained.share, more, attack, update, place
             )
             for (place, ids), more in zip(sentences, adds, strict=True)
+            for text in split(ids)
         ]
 
     def _best(self, update: int) -> str:
@@ -256,6 +260,11 @@ def _share_target(observation: Observation, target: Target) -> Observation:
     if hash_weights(mine.module) != hash_weights(target.module):
         raise GradleakError(
             "These updates were computed at different weights: attack them one by one."
+        )
+    if getattr(mine, "loss_over", None) != getattr(target, "loss_over", None):
+        raise GradleakError(
+            "The loss of some of these updates is a mean over tokens, and of others over texts:"
+            " attack them one by one."
         )
     return replace(observation, rounds=(Round(target, observation.update),))
 

@@ -127,9 +127,7 @@ class AuditSpec:
         """What the attacker may be told. The labels of a language model are the secret itself,
         whatever `know` says, and several labels, numbers or classes of tokens are never told."""
         return tuple(
-            fact
-            for fact in self.know
-            if not (self._labels_are_untold and fact is Fact.LABELS)
+            fact for fact in self.know if not (self._labels_are_untold and fact is Fact.LABELS)
         )
 
     @property

@@ -2,7 +2,7 @@
 before it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.targets.opened import OpenedTransformer, name_example, same_logits
+from gradleak.targets.opened import LossOver, OpenedTransformer, name_example, same_logits
 from gradleak.targets.weights import weights_of
-
-LossOver = Literal["texts", "tokens"]  # what a batch's loss is the mean over
 
 
 class CausalLanguageModel(OpenedTransformer):
@@ -61,11 +59,8 @@ class CausalLanguageModel(OpenedTransformer):
         values = F.cross_entropy(
             logits[:, :-1].flatten(0, 1), self._next_tokens(batch), reduction="none"
         ).view(counted.shape)
-        means = ((values * counted).sum(1) / counted.sum(1).clamp_min(1)).view(batch.lead)
-        if self.loss_over == "texts":
-            return means
-        weights = self.weigh(batch)
-        return means * weights / (weights.mean(-1, keepdim=True) if weights.ndim else weights)
+        sums, counts = (values * counted).sum(1), counted.sum(1).to(values)
+        return self._share_out(sums.view(batch.lead), counts.view(batch.lead))
 
     def weigh(self, batch: Batch) -> Float[Tensor, "*lead"]:
         if self.loss_over == "texts":

@@ -13,7 +13,7 @@ from gradleak.core.not_ours import quiet_transformers
 from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.causal_language_model import CausalLanguageModel, LossOver
+from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import (
     architectures_of,
     fingerprint_of,
@@ -22,6 +22,7 @@ from gradleak.targets.loading import (
     load_tokenizer,
     source_of,
 )
+from gradleak.targets.opened import LossOver
 from gradleak.targets.problems import PROBLEMS, ProblemName
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.token_classifier import TokenClassifier
@@ -130,9 +131,7 @@ def open_classifier(
     )
     tokenizer = load_tokenizer(name, source)
     options: dict[str, Any] = {} if classes is None else {"num_labels": classes}
-    model, missing = load_model(
-        auto_class, called, name, source, dtype, safetensors_only, options
-    )
+    model, missing = load_model(auto_class, called, name, source, dtype, safetensors_only, options)
     _refuse_other_problem(name, model.config, problem, classes)
     model.config.problem_type = None if of_tokens else problem
     _draw_missing(model, missing, head_std, head_seed)

@@ -15,6 +15,7 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.adapters import add_adapters, has_adapters, refuse_other_adapters
 from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import is_language_model
+from gradleak.targets.opened import LossOver
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.token_classifier import TokenClassifier
 
@@ -71,6 +72,7 @@ def open_in_memory(
     tokenizer: Any,
     device: torch.device,
     trained: frozenset[str] | None = None,
+    loss_over: LossOver = "tokens",
 ) -> Target:
     """Opens a copy of a model; `trained` names the parameters that do, if not as they say."""
     inner = unwrap(model)
@@ -82,9 +84,9 @@ def open_in_memory(
     if copied.config.pad_token_id is None:
         copied.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     if is_language_model((name,)):
-        return CausalLanguageModel(name, copied, tokenizer, frozen, loss_over="tokens")
+        return CausalLanguageModel(name, copied, tokenizer, frozen, loss_over=loss_over)
     if name.endswith("ForTokenClassification"):
-        return TokenClassifier(name, copied, tokenizer, frozen)
+        return TokenClassifier(name, copied, tokenizer, frozen, loss_over=loss_over)
     return TextClassifier(name, copied, tokenizer, frozen)
 
 

@@ -111,7 +111,7 @@ class SeveralLabels(Problem):
         """A class or a list of classes by name; or as many zeros and ones as there are classes."""
         given = label if isinstance(label, tuple) else (label,)
         if isinstance(label, tuple) and len(given) == self.outputs and set(given) <= {0, 1}:
-            return [float(one) for one in given]  # type: ignore[arg-type]
+            return [float(one) for one in given]
         chosen = {self.names.class_of(one) for one in given}
         return [float(place in chosen) for place in range(self.outputs)]
 

@@ -13,6 +13,7 @@ from gradleak.targets.opened import OpenedTransformer, name_example
 from gradleak.targets.problems import problem_of
 from gradleak.targets.weights import weights_of
 
+
 class TextClassifier(OpenedTransformer):
     """Learns to tell classes apart, to give several labels at once, or numbers (`problem`)."""
 

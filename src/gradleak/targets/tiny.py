@@ -8,7 +8,8 @@ import torch
 from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
-from gradleak.targets.causal_language_model import CausalLanguageModel, LossOver
+from gradleak.targets.causal_language_model import CausalLanguageModel
+from gradleak.targets.opened import LossOver
 from gradleak.targets.problems import ProblemName
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.token_classifier import TokenClassifier

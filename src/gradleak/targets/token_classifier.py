@@ -12,7 +12,7 @@ from torch import Tensor
 from gradleak.core.batch import Batch, Example, Label, PrivateBatch, pad_rows
 from gradleak.core.errors import GradleakError
 from gradleak.targets.class_names import ClassNames
-from gradleak.targets.opened import OpenedTransformer, name_example
+from gradleak.targets.opened import LossOver, OpenedTransformer, name_example
 from gradleak.targets.weights import weights_of
 
 NO_CLASS = -100  # of tokens that the loss leaves out, in transformers
@@ -21,7 +21,7 @@ WORD = re.compile(r"\S+")
 
 class TokenClassifier(OpenedTransformer):
     """Its loss is the cross-entropy, as transformers takes it: one mean over all tokens of a batch
-    that have a class.
+    that have a class; with `loss_over="texts"` a mean over texts of such means.
 
     The first token of each word has the word's class, the others and special tokens have none.
     """
@@ -36,11 +36,13 @@ class TokenClassifier(OpenedTransformer):
         frozen: Sequence[str] = (),
         attend_padding: bool = False,
         drawn: str = "",
+        loss_over: LossOver = "tokens",
     ) -> None:
         self.classes = int(model.config.num_labels)
         if self.classes < 2:
             raise GradleakError(f"{name} tells {self.classes} class of token: it needs two.")
         super().__init__(name, model, tokenizer)
+        self.loss_over = loss_over
         self.drawn = drawn  # what of it is random, in words
         self.attend_padding = attend_padding
         self.names = ClassNames.of_config(name, model.config)
@@ -61,18 +63,17 @@ class TokenClassifier(OpenedTransformer):
         values = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(0, 1), ignore_index=NO_CLASS, reduction="none"
         )
-        counted = self.weigh(batch)
-        # Of a batch [examples] the mean over tokens is the mean over examples of these.
-        mean = counted.mean(-1, keepdim=True) if counted.ndim else counted
         sums = values.view(logits.shape[:2]).sum(1).view(batch.lead)
-        return sums / torch.where(mean > 0, mean, torch.ones_like(mean))
+        return self._share_out(sums, _count(batch))
+
+    @property
+    def learns_tokens(self) -> bool:
+        return True
 
     def weigh(self, batch: Batch) -> Float[Tensor, "*lead"]:
-        """How many tokens of each example have a class."""
-        labels = _flatten(batch)
-        if labels.is_floating_point():
-            return labels.detach().sum((-1, -2)).view(batch.lead)
-        return (labels != NO_CLASS).sum(-1).to(self.dtype).view(batch.lead)
+        if self.loss_over == "texts":
+            return super().weigh(batch)
+        return _count(batch)
 
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         """The mean over tokens."""
@@ -143,3 +144,11 @@ def _flatten(batch: Batch) -> Tensor:
     """Labels of tokens, all leading axes as one."""
     classes = batch.labels.shape[len(batch.mask.shape) :]
     return batch.labels.reshape(-1, batch.mask.shape[-1], *classes)
+
+
+def _count(batch: Batch) -> Float[Tensor, "*lead"]:
+    """How many tokens of each example have a class."""
+    labels = _flatten(batch)
+    if labels.is_floating_point():
+        return labels.detach().sum((-1, -2)).view(batch.lead)
+    return (labels != NO_CLASS).sum(-1).float().view(batch.lead)
