@@ -64,10 +64,10 @@ class Tiny(TargetSpec):
             intermediate_size=4 * self.hidden,
             max_position_embeddings=128,
             num_labels=self.classes,
-            problem_type=None if of_tokens else self.problem_type,
             pad_token_id=0,
             attn_implementation="eager",
         )
+        config.problem_type = None if of_tokens else self.problem_type
         # The library draws from the global generator what is redrawn below
         with torch.random.fork_rng(devices=[]):
             head = BertForTokenClassification if of_tokens else BertForSequenceClassification
