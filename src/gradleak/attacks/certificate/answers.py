@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.attack import Sentences
@@ -100,16 +100,22 @@ def solve_labels(observation: Observation, sentences: Sentences) -> Tensor | Non
     if isinstance(target, TextClassifier):
         labels = target.problem.solve(logits, slopes * len(sentences))
         return None if labels is None else labels.to(target.device)
-    return _solve_tokens(logits, slopes, [len(one) for one in sentences])
+    # Of a mean over texts each text's tokens have a number of their own that they are divided by.
+    lengths = [len(one) for one in sentences]
+    alike = lengths if target.loss_over == "texts" else [len(logits)]
+    pieces = zip(torch.split(logits, alike), torch.split(slopes, alike), strict=True)
+    solved = [_solve_tokens(*piece) for piece in pieces]
+    if any(one is None for one in solved):
+        return None
+    rows = torch.split(torch.cat([one for one in solved if one is not None]), lengths)
+    return torch.stack([_widen(row, max(lengths)) for row in rows])
 
 
 def _solve_tokens(
-    logits: Float[Tensor, "tokens classes"],
-    slopes: Float[Tensor, "tokens classes"],
-    lengths: Sequence[int],
-) -> Tensor | None:
+    logits: Float[Tensor, "tokens classes"], slopes: Float[Tensor, "tokens classes"]
+) -> Int[Tensor, "tokens"] | None:
     """Returns the class of each token, whose slopes are its probabilities less one at its class,
-    over the number of tokens that have one."""
+    all divided by one number."""
     expected = logits.softmax(-1)
     others = torch.ones_like(slopes).scatter(1, slopes.argmin(1, keepdim=True), 0.0)
     count = (expected * slopes * others).sum() / (slopes.square() * others).sum().clamp_min(1e-300)
@@ -119,9 +125,7 @@ def _solve_tokens(
     nothing = own.abs().amax(1)
     if float(torch.minimum(apart, nothing).max()) > ALIKE:
         return None
-    labels = torch.where(nothing < apart, torch.full_like(classes, NO_CLASS), classes)
-    rows = torch.split(labels, list(lengths))
-    return torch.stack([_widen(row, max(lengths)) for row in rows])
+    return torch.where(nothing < apart, torch.full_like(classes, NO_CLASS), classes)
 
 
 def _find_head(observation: Observation) -> tuple[str, nn.Linear] | None:
