@@ -1,6 +1,9 @@
 """Labels that nobody is told or tries: texts are found without them, and they are solved for."""
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +172,17 @@ def test_texts_of_different_lengths_are_proven_where_the_mean_is_over_tokens(
         0, (type(seen.rounds[0])(target, mistaken.update),), seen.knows, seen.protocol
     )
     assert not certify(moved, truth).proven
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_hunt_finds_no_false_certificate_of_open_labels(number: int) -> None:
+    """25 updates each of classes of tokens, several labels, numbers, and a mean over tokens."""
+    path = Path(__file__).parents[2] / "benchmarks" / "certificates.py"
+    spec = importlib.util.spec_from_file_location("open_hunt", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["open_hunt"] = module
+    spec.loader.exec_module(module)
+    tally = module.hunt(f"open-{number}", planted=1, attacked=0)
+    assert tally.wrong == []
+    assert tally.plain_certified >= 0.7 * tally.plain_true

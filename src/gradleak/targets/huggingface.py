@@ -1,4 +1,4 @@
-"""Any Hugging Face sequence classifier or causal language model, by hub id or local folder."""
+"""Any Hugging Face classifier of texts or tokens, or causal language model, by hub id or folder."""
 
 import json
 from collections.abc import Iterable, Sequence
