@@ -185,7 +185,11 @@ class ExactGradients:
         return found
 
     def of(
-        self, batch: Batch, double: bool = True, sums: torch.dtype = torch.float64
+        self,
+        batch: Batch,
+        double: bool = True,
+        sums: torch.dtype = torch.float64,
+        weights: Float[Tensor, "examples"] | None = None,
     ) -> dict[str, Gradients]:
         """Returns, by part, the gradients of each example of a batch of words [examples, tokens],
         in double precision.
@@ -193,12 +197,16 @@ class ExactGradients:
         With `double` false they are computed as the client does and turned to double precision
         afterwards, or to that of `sums`.
         """
-        return self.with_losses(batch, double, sums)[0]
+        return self.with_losses(batch, double, sums, weights)[0]
 
     def with_losses(
-        self, batch: Batch, double: bool = True, sums: torch.dtype = torch.float64
+        self,
+        batch: Batch,
+        double: bool = True,
+        sums: torch.dtype = torch.float64,
+        weights: Float[Tensor, "examples"] | None = None,
     ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
-        """Returns the same, and the loss of each example."""
+        """Returns the same, and the loss of each example; gradients are multiplied by weights."""
         # Rounding is measured as the difference between the two: the client's is of that size.
         target = self.target.in_double if double else self.target
         names = dict.fromkeys(module for module, _ in self.places.values())
@@ -207,11 +215,12 @@ class ExactGradients:
         copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
         with torch.enable_grad():
             with capture_calls(modules, len(batch.mask)) as noted:
-                losses = target.losses(batch, copies)
-            calls = find_slopes(losses.sum(), noted, again=bool(copies))
+                losses = target.losses(batch.apart, copies)[:, 0]
+            weighed = losses if weights is None else losses * weights.to(losses)
+            calls = find_slopes(weighed.sum(), noted, again=bool(copies))
             with torch.no_grad():
                 found = dict(self._by_form(target, calls, sums))
-            return found | dict(self._by_autograd(losses, copies, sums)), losses.detach()
+            return found | dict(self._by_autograd(weighed, copies, sums)), losses.detach()
 
     def _by_form(
         self, target: Target, calls: Slopes, sums: torch.dtype

@@ -28,7 +28,7 @@ from gradleak.targets import (
 )
 
 # Fields of a line that ask for a classifier, whatever the checkpoint is of
-OF_CLASSIFIERS = re.compile(r"(^|,)\s*(classes|head_std|head_seed|attend_padding)\s*=")
+OF_CLASSIFIERS = re.compile(r"(^|,)\s*(classes|head_std|head_seed|attend_padding|problem_type)\s*=")
 
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:

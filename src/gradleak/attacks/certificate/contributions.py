@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gradleak.attacks.certificate.answers import Answers
 from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
@@ -51,6 +52,8 @@ class Contributions:
     # What else may: a channel's rounding, and that of the products
     beyond: Float[Tensor, "tensors"]
     predicted: Float[Tensor, "sentences labels"]
+    # By which a sentence's own gradient is multiplied in its columns; none where that is one
+    weights: Float[Tensor, "columns"] | None = None
 
     @property
     def width(self) -> int:
@@ -84,6 +87,7 @@ class LabelledGradients:
     gradients: dict[str, Gradients]
     rounded: dict[str, Gradients]
     losses: Float[Tensor, "columns"]
+    weights: Float[Tensor, "columns"] | None = None
 
     def take(self, rows: Int[Tensor, "some"]) -> "LabelledGradients":
         """Returns those of some columns."""
@@ -91,21 +95,29 @@ class LabelledGradients:
             {name: one.take(rows) for name, one in made.items()}
             for made in (self.gradients, self.rounded)
         )
-        return LabelledGradients(gradients, rounded, self.losses[rows])
+        weights = None if self.weights is None else self.weights[rows]
+        return LabelledGradients(gradients, rounded, self.losses[rows], weights)
 
 
-def compute_gradients(observation: Observation, sentences: Sentences) -> LabelledGradients:
+def compute_gradients(
+    observation: Observation, sentences: Sentences, answers: Answers | None = None
+) -> LabelledGradients:
     """Computes the gradients of these sentences, those of several observations in one pass."""
+    answers = answers or Answers()
     target, names = observation.target, tuple(observation.update.tensors)
     exact = gradients_of(target, names)
-    batch = lay_out_labels(target, sentences, count_labels(target))
-    gradients, losses = exact.with_losses(batch)
-    return LabelledGradients(gradients, exact.of(batch, double=False), losses)
+    if target.labels_are_open:
+        batch = target.batch_of(sentences, answers.labels)
+    else:
+        batch = lay_out_labels(target, sentences, count_labels(target))
+    gradients, losses = exact.with_losses(batch, weights=answers.weights)
+    rounded = exact.of(batch, double=False, weights=answers.weights)
+    return LabelledGradients(gradients, rounded, losses, answers.weights)
 
 
 def count_labels(target: Target) -> int:
-    """Counts a sentence's columns: one for each label, and one in a language model."""
-    return 1 if target.labels_are_tokens else target.classes
+    """Counts a sentence's columns: one for each label, and one where labels are not tried."""
+    return 1 if target.labels_are_tokens or target.labels_are_open else target.classes
 
 
 def make_contributions(
@@ -138,6 +150,7 @@ def make_contributions(
         rounding=torch.tensor(rounding, dtype=torch.float64),
         beyond=torch.tensor(beyond, dtype=torch.float64),
         predicted=predicted,
+        weights=made.weights,
     )
 
 
@@ -154,7 +167,7 @@ def lay_out(
     target: Target, sentences: Sequence[Sequence[int]], labels: Sequence[int], width: int
 ) -> Batch:
     """Lays out sentences as a client does, beside one of that width where padding is read."""
-    if target.labels_are_tokens:
+    if target.labels_are_tokens or target.labels_are_open:
         return target.batch_of(sentences, None)
     if not target.attend_padding:
         return target.batch_of(sentences, labels)

@@ -42,6 +42,7 @@ MOST_FORWARD = 40_000
 MOST_EXACT = 600  # guesses whose gradient is computed
 TOKENS_AT_ONCE = 2**12
 TOO_MANY = "Too many words fit as well as those of the guess for all of them to be tried."
+OTHER_LABELS = "Another word might do as well with other labels, which cannot all be tried."
 NO_TIME = "There was no time to hold the guess against the update."
 # Another label may go with another word: all are tried where there are no more than this.
 LABELS_TRIED = 4
@@ -87,6 +88,8 @@ class Neighbourhood:
         left = self._pass_forward(changes)
         if len(left) > MOST_EXACT:
             raise CannotTell(TOO_MANY)
+        if left and self.target.labels_are_open:
+            raise CannotTell(OTHER_LABELS)
         return sum(misfit <= CLEAR for misfit in self._measure_misfits(left))
 
     def _list_neighbours(self) -> Iterator[Neighbour]:
@@ -283,7 +286,11 @@ class Neighbourhood:
             for change in changes
             for place, sentence in zip(change.places, change.sentences, strict=True)
         ]
-        made = exact.of(self._lay_out_neighbours(flat, shift))
+        batch = self._lay_out_neighbours(flat, shift)
+        weights = columns.weights
+        if weights is not None:
+            weights = weights[[self._find_column(place) for place, _ in flat]]
+        made = exact.of(batch, weights=weights)
         # A change of one sentence has one new column, one of two has two: `owner` says whose
         # each is, `firsts` and `lasts` where a change's own begin and end.
         counts = torch.tensor([len(change.places) for change in changes])
