@@ -24,6 +24,7 @@ from gradleak.targets import (
     loading,
     lti_lm,
     minilm,
+    smollm2,
     tiny,
 )
 
