@@ -5,8 +5,8 @@ The gradient of a linear layer is Σ_t δ_t x_tᵀ. Two such gradients have the 
 (δ_t·δ_s)(x_t·x_s), and one with an observed matrix G has Σ_t δ_tᵀ G x_t. So how far any weighted
 sum of sentences' gradients is from what was seen follows from small tables of products, tensor by
 tensor, for the whole of every tensor. Word embeddings are among them, since sentences are given as
-words; so is a table that predicts words too, whose gradient is the sum of both. What has no such form
-(other tied weights, unknown modules) is left to autograd, one sentence at a time.
+words; so is a table that predicts words too, whose gradient is the sum of both. What has no such
+form (other tied weights, unknown modules) is left to autograd, one sentence at a time.
 """
 
 from abc import ABC, abstractmethod
@@ -310,9 +310,7 @@ def _multiply_by_token(
     return torch.cat(rows)
 
 
-def _multiply_across(
-    read: Lookups, predicted: OuterSums
-) -> Float[Tensor, "sentences others"]:
+def _multiply_across(read: Lookups, predicted: OuterSums) -> Float[Tensor, "sentences others"]:
     """Returns products of looked up rows with predicted ones: Σ_{t,u} δ_u[word t] (δ_t·x_u)."""
     others, places = predicted.inputs.shape[:2]
     step = max(1, PRODUCTS_AT_ONCE // (read.ids.shape[1] * others * places))
@@ -335,9 +333,7 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
     return tensor.detach().reshape(len(tensor), -1, tensor.shape[-1])
 
 
-def _look_up(
-    module: nn.Module, used: Sequence[tuple[Use, Tensor]], sums: torch.dtype
-) -> Lookups:
+def _look_up(module: nn.Module, used: Sequence[tuple[Use, Tensor]], sums: torch.dtype) -> Lookups:
     """Returns the gradient of an embedding table by its lookups."""
     deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
     ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)

@@ -22,6 +22,11 @@ def is_gguf(path: str) -> bool:
     return path.endswith(".gguf")
 
 
+def has_gguf() -> bool:
+    """Whether the package is there that such files are read with."""
+    return importlib.util.find_spec("gguf") is not None
+
+
 def source_of(path: str) -> str | Path:
     """A folder where there is one of that name, or a GGUF file, else a hub id that network or cache
     holds; refuses what can be none of them."""
@@ -128,8 +133,10 @@ def load_model(
 
 def _load_from_gguf(name: str, file: Path, auto_class: Any, options: Mapping[str, Any]) -> Any:
     """What the library reads of a GGUF file: quantised weights become numbers again."""
-    if importlib.util.find_spec("gguf") is None:
-        raise GradleakError(f"{name} is a GGUF file, which needs gguf: pip install 'gradleak[gguf]'.")
+    if not has_gguf():
+        raise GradleakError(
+            f"{name} is a GGUF file, which needs gguf: pip install 'gradleak[gguf]'."
+        )
     try:
         # It shows a progress bar of its own, which cannot be turned off
         with torch.random.fork_rng(devices=[]), contextlib.redirect_stderr(io.StringIO()):

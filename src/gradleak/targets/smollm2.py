@@ -30,7 +30,7 @@ class SmolLM2(TargetSpec):
     frozen: tuple[str, ...] = ()
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
-        file = _find_file()
+        file = find_file()
         if (found := sha256_of(file)) != SHA256:
             raise GradleakError(
                 f"The weights of SmolLM2 do not have the expected content: sha256 {found[:12]}…,"
@@ -42,7 +42,7 @@ class SmolLM2(TargetSpec):
         return f"sha256:{SHA256[:16]} (4-bit, written out)"
 
 
-def _find_file() -> Path:
+def find_file() -> Path:
     """Where the package keeps the weights; it is not imported, since it asks for llama.cpp."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
