@@ -38,7 +38,7 @@ test-long: $(READY)
 frameworks: $(FRAMEWORKS)/.ready
 	OMP_NUM_THREADS=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$(abspath build/flwr) RAY_USAGE_STATS_ENABLED=0 \
 	  $(FRAMEWORKS)/bin/python -m pytest -m "not long" -n 0 --durations=5 tests/integrations/test_flower.py tests/integrations/test_nvflare.py tests/test_frameworks.py \
-	  tests/targets/test_adapters.py tests/attacks/test_low_rank.py 'tests/test_readme.py::test_a_tutorial_runs_from_its_first_command_to_its_last[audit_a_lora_fine_tuning]'
+	  tests/targets/test_adapters.py tests/attacks/test_low_rank.py 'tests/test_readme.py::test_a_tutorial_runs_from_its_first_command_to_its_last[docs/tutorials/audit_a_lora_fine_tuning.md]'
 
 lint: $(READY)
 	$(BIN)/ruff check .

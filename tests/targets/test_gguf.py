@@ -16,6 +16,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.datasets import Canaries
 from gradleak.priors.english import FrequentWords
 from gradleak.targets import hub_ids, loading, resolve_target, smollm2
 from gradleak.targets.huggingface import CausalLM
@@ -117,13 +118,28 @@ def test_smollm2_says_what_it_needs_and_refuses_other_weights(
         SmolLM2().open(CPU)
 
 
-@pytest.mark.long
-def test_smollm2_is_read_from_its_package() -> None:
+@pytest.fixture(scope="module")
+def smollm() -> Target:
     for package in ("gguf", smollm2.PACKAGE):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    target = SmolLM2().open(CPU)
-    assert sum(value.numel() for value in target.parameters.values()) == 134_515_008
-    ids = torch.tensor(target.encode(["The capital of France is"]))
-    batch = target.batch_of(ids.tolist(), None)
-    assert target.decode([int(target.probabilities(batch)[0].argmax())]).strip() == "Paris"
+    return SmolLM2().open(CPU)
+
+
+@pytest.mark.long
+def test_smollm2_is_read_from_its_package(smollm: Target) -> None:
+    assert sum(value.numel() for value in smollm.parameters.values()) == 134_515_008
+    batch = smollm.batch_of(smollm.encode(["The capital of France is"]), None)
+    assert smollm.decode([int(smollm.probabilities(batch)[0].argmax())]).strip() == "Paris"
+
+
+@pytest.mark.long
+def test_a_batch_of_smollm2_is_rebuilt_and_proven(
+    smollm: Target, observe: Callable[..., Observation]
+) -> None:
+    texts = [example.text for example in Canaries().load(4)]
+    seen = observe(smollm, texts).limit_to([Fact.BATCH_SIZE])
+    bench = Bench(Streams.root("attacker", 0), FrequentWords().open(smollm))
+    (guess,) = Span().reconstruct([seen], bench)
+    assert sorted(guess.sentences) == sorted(map(tuple, smollm.encode(texts)))
+    assert guess.certified
