@@ -79,7 +79,8 @@ class OpenedTransformer(Target):
         twin.module = copy.deepcopy(self.module).double()
         trained = {name: twin.module.get_parameter(name) for name in self.parameters}
         twin._weights = replace(self._weights, parameters=trained)
-        twin.vocabulary = replace(self.vocabulary, embeddings=self.vocabulary.embeddings.double())
+        table = twin.module.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        twin.vocabulary = replace(self.vocabulary, embeddings=table)
         return twin
 
     def with_loss_over(self, loss_over: LossOver) -> "OpenedTransformer":
