@@ -133,6 +133,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
+        "--attack-every",
+        type=int,
+        default=ATTACKED,
+        help="attack one of so many updates of a group (of 25) too, which takes most of the time",
+    )
+    parser.add_argument(
         "--seconds", type=float, default=math.inf, help="no group is begun after that"
     )
     parser.add_argument("--out", type=Path, default=Path("certificates.jsonl"))
@@ -142,7 +148,10 @@ def main() -> None:
     done = {line["group"] for line in _lines(chosen.out)}
     left = [name for name in names if name not in done]
     with ProcessPoolExecutor(chosen.workers) as pool:
-        waiting = {pool.submit(hunt, name, chosen.device, began + chosen.seconds) for name in left}
+        deadline, every = began + chosen.seconds, chosen.attack_every
+        waiting = {
+            pool.submit(hunt, name, chosen.device, deadline, attacked=every) for name in left
+        }
         for number, ended in enumerate(as_completed(waiting), start=1):
             tally = ended.result()
             if tally is None:
@@ -196,7 +205,7 @@ def hunt(
     kind, _, number = group.rpartition("-")
     rng = Random(group)
     drawn = {"random": random_model, "open": random_open_model}
-    target = drawn[kind](rng, int(number)) if kind in drawn else _opened(kind, device)
+    target = drawn[kind](rng, int(number)) if kind in drawn else open_target(kind, device)
     made = [draw_case(rng, target, index, kind not in drawn) for index in range(GROUP)]
     tally = Tally(group, cases=len(made), special=sum(case.special for case in made))
     proven: set[str] = set()
@@ -450,7 +459,7 @@ def random_open_model(rng: Random, number: int) -> Target:
 _OPENED: dict[tuple[str, str], Target] = {}
 
 
-def _opened(target: str, device: str) -> Target:
+def open_target(target: str, device: str) -> Target:
     if (target, device) not in _OPENED:
         _OPENED[target, device] = from_string("target", target).open(torch.device(device))
     return _OPENED[target, device]

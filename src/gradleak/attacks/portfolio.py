@@ -57,7 +57,7 @@ class Portfolio(Attack):
     noise will do.
     """
 
-    version = 2  # rows from 16 texts on, energy's second version
+    version = 3  # span's third version
     wants_classes = False
 
     restarts: int = 8  # of energy
