@@ -149,7 +149,6 @@ def test_an_audit_plays_it_and_refuses_attacks_that_want_classes_by_name(kind: s
     if kind == "multi_label_classification":  # one class is a list of one
         record = run_audit(spec).record
         assert record.worst_case["exact_match"].mean == 1.0
-        assert record.attacks["span"].certified == 1
 
 
 def test_labels_are_not_read_off_the_head(target: Target, kind: str, observe: Observe) -> None:

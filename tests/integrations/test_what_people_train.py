@@ -135,6 +135,23 @@ def test_frozen_embeddings_leave_the_first_layer_to_be_read(tmp_path: Path) -> N
     assert all(guess.certified for guess in found)
 
 
+def test_frozen_first_layers_leave_deeper_ones_to_energy(tmp_path: Path) -> None:
+    spec = Tiny(problem_type="token_classification", classes=3, hidden=64, heads=4, layers=3)
+    target: Any = spec.open(CPU)
+    model = copy.deepcopy(target.module).requires_grad_(True)
+    model.bert.embeddings.requires_grad_(False)
+    model.bert.encoder.layer[0].requires_grad_(False)
+    batch = target.private_batch([Example(TEXTS[0], WORDS[0])]).batch
+    path = tmp_path / "u.safetensors"
+    with gradleak.capture(model, path, know=["batch_size", "lengths"]):
+        learn_at_once(model, batch)
+    given = {"model": model, "tokenizer": target.tokenizer}
+    with pytest.raises(GradleakError, match="span needs the gradient of the first layer's"):
+        gradleak.reconstruct(path, attacks="span", **given)
+    (found,) = gradleak.reconstruct(path, attacks="energy:restarts=1", **given)
+    assert found.text == target.decode(target.encode(TEXTS)[0]) and found.certified
+
+
 def test_labels_of_other_kinds_are_never_told(tmp_path: Path) -> None:
     target = open_tiny()
     model = copy.deepcopy(target.module).requires_grad_(True)
