@@ -19,9 +19,7 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
 from gradleak.defenses.accounting import MOST_POINTS, analytic_epsilon, opacus_epsilon, prv_points
-from gradleak.defenses.central_dp import CentralDp
-from gradleak.defenses.client_dp import ClientDp
-from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.clipping_and_noise import CentralDp, ClientDp, DpSgd
 from gradleak.protocols.fedsgd import FedSGD
 
 TEXTS = ["the cat is red .", "my phone number is five five zero one .", "she left"]

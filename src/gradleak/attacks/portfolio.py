@@ -32,11 +32,8 @@ from gradleak.core.registry import register
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
 
-CERTIFYING = (
-    "span",
-    "rows",
-    "energy",
-)  # members that hold their guesses against the update themselves
+# Members that hold their guesses against the update themselves
+CERTIFYING = ("span", "rows", "energy")
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
 MOST_ORDERED = 20_000  # words times places: for more the prior is not asked for an order
 LONGEST = 300  # characters of an error
@@ -111,12 +108,9 @@ class Portfolio(Attack):
             runs[one.index] = PortfolioRun(
                 one, [*earlier.stages], [*earlier.guesses], earlier.settled
             )
-        kept_back, early = 0.0, bench
         if bench.deadline is not None:
-            deadline = bench.deadline - kept.seconds
-            kept_back = COMPARING * (deadline - time.monotonic())
-            early = replace(bench, deadline=deadline - kept_back)
-            bench = replace(bench, deadline=deadline)
+            bench = replace(bench, deadline=bench.deadline - kept.seconds)
+        early = bench.ending_early(COMPARING)
         members = [one for one in self.members if any(_serves(one, seen) for seen in observations)]
         for place, member in list(enumerate(members))[kept.members :]:
             left = [
@@ -125,8 +119,7 @@ class Portfolio(Attack):
             # Of the time that is left each member gets as much as those after it; rows gets all,
             # since no other has a turn where it has a guess.
             turns = 1 if isinstance(member, RowsAttack) else len(members) - place
-            turn = _limit_turn(early, turns)
-            made = _attempt(member, left, turn) if left else []
+            made = _attempt(member, left, early.ending_early(1 - 1 / turns)) if left else []
             for one, (stage, guess) in zip(left, made, strict=True):
                 runs[one.index].add(stage, guess, early)
             if bench.checkpoint is not None:
@@ -136,8 +129,9 @@ class Portfolio(Attack):
                 run.say_outright(bench)
         _refuse_where_nothing_applies(list(runs.values()))
         # What was kept back is there even if a member took more than its share.
-        if bench.deadline is not None:
-            bench = replace(bench, deadline=max(bench.deadline, time.monotonic() + kept_back))
+        if bench.deadline is not None and early.deadline is not None:
+            late = time.monotonic() + bench.deadline - early.deadline
+            bench = replace(bench, deadline=max(bench.deadline, late))
         return [self._choose(run, bench) for run in runs.values()]
 
     def objective(
@@ -154,8 +148,7 @@ class Portfolio(Attack):
 
         Of those that there is no time to compare it takes the one that is best by its making.
         """
-        stages = tuple(run.stages)
-        costs = [stage.cost for stage in stages]
+        stages, costs = tuple(run.stages), [stage.cost for stage in run.stages]
         cost = Cost(sum(one.seconds for one in costs), sum(one.steps for one in costs))
         if not run.guesses:
             return Reconstruction(say_nothing(run.observation), cost=cost, stages=stages)
@@ -224,8 +217,7 @@ class PortfolioRun:
         """The guess that is proven, or the last of a member that came to its end, or the last.
 
         A guess of rows stands, even cut: it is made where no other member's is one."""
-        stages = [stage for stage in self.stages if stage.has_guess]
-        made = zip(stages, self.guesses, strict=True)
+        made = zip([one for one in self.stages if one.has_guess], self.guesses, strict=True)
         stands = ("ran", RowsAttack.name)
         ended = [
             guess for stage, guess in made if stage.fate in stands or stage.attack in stands
@@ -259,8 +251,8 @@ def _write_checkpoint(
         KeptRun(index, tuple(run.stages), tuple(run.guesses), run.settled)
         for index, run in runs.items()
     )
-    checkpoint = PortfolioCheckpoint(members, seconds, kept)
-    write_whole(path, json.dumps(to_plain(checkpoint, keep_nan=True)))
+    plain = to_plain(PortfolioCheckpoint(members, seconds, kept), keep_nan=True)
+    write_whole(path, json.dumps(plain))
 
 
 def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> PortfolioCheckpoint:
@@ -297,10 +289,10 @@ def put_in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reco
     """
     if lengths is None or sorted(map(len, guess.sentences)) != sorted(lengths):
         return guess
-    left, order = list(range(len(guess.sentences))), list[int]()
-    for length in lengths:
-        order.append(next(place for place in left if len(guess.sentences[place]) == length))
-        left.remove(order[-1])
+    # Where the known lengths stand, the sentences of each in the order they have
+    places = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    ours = sorted(range(len(lengths)), key=lambda place: len(guess.sentences[place]))
+    order = [one for _, one in sorted(zip(places, ours, strict=True))]
     labels = None if guess.labels is None else tuple(guess.labels[place] for place in order)
     return replace(guess, sentences=tuple(guess.sentences[place] for place in order), labels=labels)
 
@@ -354,17 +346,6 @@ def _describe_error(error: Exception) -> str:
     first = next(iter(str(error).strip().splitlines()), "")
     name = type(error).__name__.lstrip("_")
     return f"{name}: {first[:LONGEST]}" if first else f"{name}."
-
-
-def _limit_turn(bench: Bench, turns: int) -> Bench:
-    """Gives the next of so many its share of the time.
-
-    Of the time that is left each gets as much, and what one leaves is the others'.
-    """
-    if bench.deadline is None:
-        return bench
-    now = time.monotonic()
-    return replace(bench, deadline=now + (bench.deadline - now) / turns)
 
 
 def _refuse_where_nothing_applies(runs: Sequence[PortfolioRun]) -> None:

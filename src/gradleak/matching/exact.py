@@ -21,8 +21,18 @@ from torch import Tensor, nn
 from gradleak.core.batch import Batch
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
-from gradleak.matching.kinds import Kind, Use, compute_terms, kind_of, leave_out_padding, owners_of
+from gradleak.matching.kinds import (
+    Kind,
+    Slopes,
+    Use,
+    call_shapes,
+    capture_calls,
+    compute_terms,
+    find_slopes,
+    kind_of,
+    leave_out_padding,
+    owners_of,
+)
 
 ROWS_AT_ONCE = 1024  # of an observed matrix, turned to double precision
 PRODUCTS_AT_ONCE = 2**23  # of tokens with tokens

@@ -21,15 +21,18 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
 from gradleak.matching.adaptation import WHOLE, Reading, Surviving, adapt, common_channel
-from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
 from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK
 from gradleak.matching.distances import Distance
 from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.kinds import (
     NORMS,
     Kind,
+    Slopes,
     Use,
+    call_shapes,
+    capture_calls,
     compute_terms,
+    find_slopes,
     kind_of,
     leave_out_padding,
     owners_of,

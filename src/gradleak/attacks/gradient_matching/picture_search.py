@@ -138,8 +138,7 @@ class StandardisedPixels(Render):
     rows: PictureRows
 
     def render(self, state: Numbers, kept: slice) -> Images:
-        shaped = state.view(len(state), self.rows.examples, *self.rows.shape)
-        return shaped * PIXEL_SPREAD + 0.5
+        return state.view(len(state), self.rows.examples, *self.rows.shape) * PIXEL_SPREAD + 0.5
 
     def project(self, state: Numbers) -> Numbers:
         return state.clamp(-0.5 / PIXEL_SPREAD, 0.5 / PIXEL_SPREAD)
@@ -210,9 +209,8 @@ class PictureSearch:
         what = f"one step on {rows.examples} pictures"
         refuse_without_room("The search for pictures", each, bench, device, what)
         work = self.matcher.work(rows.examples, 1, slope=True)
-        held = RECORDED if device.type == "cuda" else 1
-        most = ROWS_AT_ONCE.get(device.type, 16)
-        self.chunks = pieces(bench, device, held * each, work, most)
+        held = each * (RECORDED if device.type == "cuda" else 1)
+        self.chunks = pieces(bench, device, held, work, ROWS_AT_ONCE.get(device.type, 16))
 
     def run(
         self, render: Render, start: Numbers, optimiser: RowAdam, steps: int, signed: bool
@@ -282,8 +280,7 @@ class PictureMatchingAttack(Attack):
 
     @property
     def requires(self) -> frozenset[Fact]:
-        known = {Fact.LABELS} if self.labels == "known" else set()
-        return frozenset({Fact.BATCH_SIZE, *known})
+        return frozenset({Fact.BATCH_SIZE, *([Fact.LABELS] if self.labels == "known" else [])})
 
     def adapts_to(self, channel: Channel) -> bool:
         return self.adaptive

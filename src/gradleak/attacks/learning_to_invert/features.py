@@ -21,9 +21,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
-from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.chunking import pieces, refuse_without_room
-from gradleak.matching.kinds import Kind, kind_of, owners_of
+from gradleak.matching.kinds import Kind, capture_calls, find_slopes, kind_of, owners_of
 from gradleak.matching.linear_algebra import decompose, invert, orthonormalise
 
 Largest = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent

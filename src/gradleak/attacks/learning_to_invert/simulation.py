@@ -17,13 +17,16 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
 from gradleak.matching.chunking import GRADIENTS, cost_of
 from gradleak.matching.kinds import (
     NORMS,
     Kind,
+    Slopes,
     Use,
+    call_shapes,
+    capture_calls,
     compute_terms,
+    find_slopes,
     kind_of,
     leave_out_padding,
     owners_of,
