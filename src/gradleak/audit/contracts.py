@@ -242,12 +242,11 @@ def prefer_the_truth(attack: Attack, ground: Ground) -> None:
         for batch in truths
         if batch.ids is not None
     ]
-    here = attack.objective(ground.observations, truths)
-    if here is None:
+    here, there = (attack.objective(ground.observations, one) for one in (truths, wrong))
+    if here is None or there is None:
+        _hold(here is there, "it is not one number each")
         return
-    there = attack.objective(ground.observations, wrong)
-    _hold(there is not None and here.shape == there.shape == (2,), "it is not one number each")
-    assert there is not None
+    _hold(here.shape == there.shape == (2,), "it is not one number each")
     _hold(bool(here.isfinite().all() and there.isfinite().all()), "it is not finite")
     _hold(bool((here < there).all()), "it is less for turned words than for the right ones")
 
@@ -291,8 +290,7 @@ def say_likely_sentences(prior: PriorSpec, ground: Ground) -> None:
     same stream, and a finite number of how likely they are."""
     opened, vocabulary = prior.open(ground.target), ground.target.vocabulary
     for length in LENGTHS:
-        sentence = opened.likely(length, Streams.root("contracts", 0))
-        again = opened.likely(length, Streams.root("contracts", 0))
+        sentence, again = (opened.likely(length, Streams.root("contracts", 0)) for _ in range(2))
         _hold(sentence == again, "the same random stream gives two sentences")
         frame, fixed = vocabulary.frame(length)
         streams = [Streams.root("contracts", seed) for seed in range(3)]
@@ -355,9 +353,8 @@ def _hold(holds: bool, otherwise: str) -> None:
 
 def _stack(batches: Sequence[Batch]) -> Batch:
     """Batches of clients that are padded alike."""
-    ids = [batch.ids for batch in batches if batch.ids is not None]
     return Batch(
-        ids=torch.stack(ids),
+        ids=torch.stack([batch.ids for batch in batches if batch.ids is not None]),
         mask=torch.stack([batch.mask for batch in batches]),
         labels=torch.stack([batch.labels for batch in batches]),
     )

@@ -122,8 +122,7 @@ class AuditGroup:
                     self._run(key, attack, seen, f"{place}-{call.start}-{call.stop}")
         # The last group is still at hand; others are computed again: not all may fit in memory.
         for group in reversed(groups):
-            last = group is groups[-1]
-            seen = observations if last else [one for _, _, one in self._look(group)]
+            seen = observations if group is groups[-1] else [one for *_, one in self._look(group)]
             for key, attack in self.shared.attack_keys().items():
                 self._compare(key, attack, self._without_refused(seen))
 
@@ -247,9 +246,8 @@ class AuditGroup:
         unwatched = replace(bench, progress=Progress(), deadline=None, checkpoint=None)
         blind = Blind().reconstruct(seen, unwatched)
         named = self.shared.attack_keys()[key]  # what learnt has no name of its own
-        drawn = draw_beside(named, seen, unwatched)
+        guesses = (*found, *blind, *draw_beside(named, seen, unwatched))
         norms = [update_norm(observation) for observation in seen]
-        guesses = (*found, *blind, *drawn)
         return [Outcome(one, norm) for one, norm in zip(guesses, norms * 3, strict=True)]
 
     def _compare(self, key: str, attack: Attack, seen: Sequence[Observation]) -> None:
@@ -259,7 +257,8 @@ class AuditGroup:
         limited = [hand_over(self.shared, attack, one) for one in seen]
         held = [(self._result_of(one).attacks[key].found, one.index % self.stride) for one in seen]
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
-        secrets = [self._secret_of(one) for one in seen]
+        places = map(self._place_of, seen)
+        secrets = [self.members[member].private[batch] for member, batch in places]
         ready = self.fits.ready(key, attack)
         values = objectives(ready, limited, secrets, found, self.opened.prior)
         for (outcomes, batch), one, guess, truth in zip(held, limited, *values, strict=True):
@@ -290,10 +289,6 @@ class AuditGroup:
 
     def _result_of(self, observation: Observation) -> AuditResult:
         return self.results[self._place_of(observation)[0]]
-
-    def _secret_of(self, observation: Observation) -> PrivateBatch:
-        member, batch = self._place_of(observation)
-        return self.members[member].private[batch]
 
 
 def batches_in_memory(bytes_each: int, memory: int | None, target: Target) -> int:

@@ -107,8 +107,7 @@ class AuditSpec:
     def _refuse_missing_knowledge(self) -> None:
         granted = set(self.granted)
         for attack in self.attacks:
-            missing = sorted(self.facts_for(attack) - granted)
-            if missing:
+            if missing := sorted(self.facts_for(attack) - granted):
                 grants = ", ".join(sorted(granted)) or "nothing"
                 way_out = (
                     f", or use {attack.name}:{missing[0]}=enumerate"
@@ -182,8 +181,7 @@ class AuditSpec:
     def from_plain(plain: dict[str, Any], allow_pickle: bool = False) -> "AuditSpec":
         """From names, one-line strings or mappings, as the command line and YAML write them;
         what is left out has its default."""
-        unknown = [key for key in plain if key not in FIELDS]
-        if unknown:
+        if unknown := [key for key in plain if key not in FIELDS]:
             raise GradleakError(
                 f"An audit has no field {unknown[0]!r}{did_you_mean(unknown[0], list(FIELDS))}"
                 f" Fields: {', '.join(FIELDS)}."
@@ -271,14 +269,14 @@ def _facts(described: Any) -> tuple[Fact, ...]:
     return () if words == ["none"] else tuple(dict.fromkeys(_fact(word) for word in words))
 
 
-def _fact(word: Any) -> Fact:
+def _fact(word: str) -> Fact:
     known = [str(fact) for fact in Fact]
-    if str(word) not in known:
+    if word not in known:
         raise GradleakError(
-            f"Unknown fact {str(word)!r}{did_you_mean(str(word), known)} An audit can grant:"
+            f"Unknown fact {word!r}{did_you_mean(word, known)} An audit can grant:"
             f" {', '.join(known)}."
         )
-    return Fact(str(word))
+    return Fact(word)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -132,8 +132,7 @@ def rounding_stds(
     entries = (observed != 0).sum(1).clamp_min(1) if only_survivors else observed.shape[1]
     # E e² = 2 (E |e|)² of double-exponential entries; what is above that, rounding added.
     added = observed.square().sum(1) / entries - 2 * (observed.abs().sum(1) / entries).square()
-    most = (observed.abs().amax(1) / (2 * levels)).square()
-    return added.clamp_min(0).minimum(most).sqrt()
+    return added.clamp_min(0).minimum((observed.abs().amax(1) / (2 * levels)).square()).sqrt()
 
 
 def certainties(
@@ -162,13 +161,12 @@ def likely_signal(
     total = observed.sum(1, keepdim=True)
     signal = torch.maximum(total - noise.sum(1, keepdim=True), LEAST_SIGNAL * total)
     usual = ordinary / ordinary.sum(1, keepdim=True).clamp_min(TINY) * signal
-    direct = observed - noise
     # The variance of Σ(g + n)²: 2σ⁴ an entry for the noise's square, 4σ²‖g‖² for its product with g
     spread_of_direct = 2 * noise * stds.square() + 4 * usual * stds.square()
     spread_of_usual = (USUALLY * usual).square()
     # Each of the two estimates weighs by the inverse of its variance.
     trust = spread_of_usual / (spread_of_usual + spread_of_direct).clamp_min(TINY)
-    return torch.maximum(trust * direct + (1 - trust) * usual, LEAST_USUAL * usual)
+    return torch.maximum(trust * (observed - noise) + (1 - trust) * usual, LEAST_USUAL * usual)
 
 
 def ordinary_candidates(target: Target, observations: int) -> Batch:

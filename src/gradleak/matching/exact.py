@@ -28,6 +28,8 @@ from gradleak.matching.kinds import (
     call_shapes,
     capture_calls,
     compute_terms,
+    copy_parameters,
+    differentiate_each,
     find_slopes,
     kind_of,
     leave_out_padding,
@@ -94,8 +96,7 @@ class OuterSums(Gradients):
         return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
-        sizes: Tensor = (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
-        return sizes
+        return torch.sum(self.inputs.norm(dim=2) * self.deltas.norm(dim=2), 1)
 
     def take(self, rows: Int[Tensor, "some"]) -> "OuterSums":
         return OuterSums(self.inputs[rows], self.deltas[rows], self.turned)
@@ -125,8 +126,7 @@ class Lookups(Gradients):
         return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
-        sizes: Tensor = self.deltas.norm(dim=2).sum(1)
-        return sizes
+        return torch.sum(self.deltas.norm(dim=2), 1)
 
     def take(self, rows: Int[Tensor, "some"]) -> "Lookups":
         return Lookups(self.ids[rows], self.deltas[rows])
@@ -182,9 +182,8 @@ class ExactGradients:
         for part in self.parts:
             (module, _), *others = owners[part.parameter]
             kind = kind_of(target.module.get_submodule(module))
-            reached = module in shapes or part.parameter in words
-            if kind in KNOWN and not others and reached:
-                assert kind is not None
+            is_reached = module in shapes or part.parameter in words
+            if kind is not None and kind in KNOWN and is_reached and not others:
                 self.places[part.name] = (module, kind)
         self.by_autograd = tuple(part for part in self.parts if part.name not in self.places)
 
@@ -211,10 +210,8 @@ class ExactGradients:
         """Returns the same, and the loss of each example."""
         # Rounding is measured as the difference between the two: the client's is of that size.
         target = self.target.in_double if double else self.target
-        names = dict.fromkeys(module for module, _ in self.places.values())
-        modules = {name: target.module.get_submodule(name) for name in names}
-        wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
-        copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
+        modules = {name: target.module.get_submodule(name) for name, _ in self.places.values()}
+        copies = copy_parameters(target, self.by_autograd)
         with torch.enable_grad():
             with capture_calls(modules, len(batch.mask)) as noted:
                 losses = target.losses(batch, copies)
@@ -227,39 +224,18 @@ class ExactGradients:
         self, target: Target, calls: Slopes, sums: torch.dtype
     ) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
-            if part.name not in self.places:
-                continue
-            name, kind = self.places[part.name]
-            module, used = target.module.get_submodule(name), calls[name]
-            if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
-                yield part.name, _short(part, module, kind, used, sums)
-                continue
-            deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
-            if kind is Kind.EMBEDDING:
-                ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
-                yield part.name, Lookups(ids, leave_out_padding(module, ids, deltas))
-                continue
-            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
-            cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
-            yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
+            if part.name in self.places:
+                name, kind = self.places[part.name]
+                module = target.module.get_submodule(name)
+                yield part.name, _take_form(part, module, kind, calls[name], sums)
 
     def _by_autograd(
         self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor], sums: torch.dtype
     ) -> Iterator[tuple[str, Gradients]]:
-        if not copies:
-            return
-        each = [
-            torch.autograd.grad(
-                loss, list(copies.values()), retain_graph=True, materialize_grads=True
-            )
-            for loss in losses
-        ]
-        places = {name: place for place, name in enumerate(copies)}
+        each = differentiate_each(losses, copies)
         for part in self.by_autograd:
             # The terms that autograd summed are not known: the gradient's size stands for theirs.
-            values = torch.stack(
-                [part.of(one[places[part.parameter]]).flatten() for one in each]
-            ).to(sums)
+            values = torch.stack([part.of(one[part.parameter]).flatten() for one in each]).to(sums)
             yield part.name, Vectors(values, values.norm(dim=1))
 
 
@@ -270,28 +246,34 @@ def _multiply_by_token(
 ) -> Float[Tensor, "sentences others"]:
     """Returns Σ_{t,s} (δ_t·δ_s)(x_t·x_s) of every two sentences, a few sentences at a time."""
     step = max(1, PRODUCTS_AT_ONCE // (deltas.shape[1] * others.shape[0] * others.shape[1]))
-    rows = []
-    for start in range(0, len(deltas), step):
-        some = slice(start, start + step)
-        # For every two sentences a table of tokens with tokens, of which only the sum is kept
-        by_deltas = torch.einsum("stx,oux->sotu", deltas[some], others)
-        rows.append((compare_inputs(some) * by_deltas).sum((2, 3)))
-    return torch.cat(rows)
+    pieces = [slice(start, start + step) for start in range(0, len(deltas), step)]
+    # For every two sentences a table of tokens with tokens, of which only the sum is kept
+    by_deltas = (torch.einsum("stx,oux->sotu", deltas[some], others) for some in pieces)
+    pairs = zip(pieces, by_deltas, strict=True)
+    return torch.cat([(compare_inputs(some) * table).sum((2, 3)) for some, table in pairs])
 
 
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
     return tensor.detach().reshape(len(tensor), -1, tensor.shape[-1])
 
 
-def _short(
+def _take_form(
     part: Part,
     module: nn.Module,
     kind: Kind,
     used: Sequence[tuple[Use, Tensor]],
     sums: torch.dtype,
-) -> Vectors:
-    """Returns the gradient of a bias or of a norm's weight."""
-    terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
-    cuts = [part.of(_by_token(one).to(sums)) for one in terms]
-    values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
-    return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))
+) -> Gradients:
+    """Returns the gradients of a part from all uses of its module."""
+    if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
+        terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
+        cuts = [part.of(_by_token(one).to(sums)) for one in terms]
+        values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
+        return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))
+    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
+    if kind is Kind.EMBEDDING:
+        ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
+        return Lookups(ids, leave_out_padding(module, ids, deltas))
+    inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
+    cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
+    return OuterSums(inputs, cut, kind is Kind.CONV1D)

@@ -8,7 +8,7 @@ where that row was looked up.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part
 from gradleak.core.target import Target
 
 
@@ -262,3 +263,26 @@ def _refuse_batch_norm(module: nn.Module) -> None:
                 f"{name} is a BatchNorm in training mode, which mixes the examples of a batch: call"
                 " eval() on the model."
             )
+
+
+def copy_parameters(target: Target, parts: Iterable[Part]) -> dict[str, Tensor]:
+    """Returns copies, which ask for gradients, of the parameters that these parts are of."""
+    wholes = dict.fromkeys(part.parameter for part in parts)
+    return {name: target.parameters[name].detach().requires_grad_() for name in wholes}
+
+
+def differentiate_each(
+    losses: Float[Tensor, "some"], copies: Mapping[str, Tensor], differentiable: bool = False
+) -> list[dict[str, Tensor]]:
+    """Returns the gradients of each loss, by one pass back for each."""
+    each = (
+        torch.autograd.grad(
+            loss,
+            list(copies.values()),
+            create_graph=differentiable,
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        for loss in losses
+    )
+    return [dict(zip(copies, found, strict=True)) for found in each] if copies else []

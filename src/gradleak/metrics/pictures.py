@@ -86,15 +86,9 @@ class Lpips(Metric):
 
         found: list[float | None] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            both = zip(
-                *(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True
-            )
-            secrets, guesses = (
-                self.darkest + (1 - self.darkest) * torch.stack(side) for side in both
-            )
-            found += [
-                float(value) for value in perceptual_distance(secrets, guesses, load_weights())
-            ]
+            some = zip(*map(values_of, pairs[start : start + PAIRS_AT_ONCE]), strict=True)
+            both = [self.darkest + (1 - self.darkest) * torch.stack(side) for side in some]
+            found += perceptual_distance(both[0], both[1], load_weights()).tolist()
         return found
 
 

@@ -124,9 +124,8 @@ class OpenedTransformer(Target):
     def _refuse_lengths(self, examples: Sequence[Example], lengths: Sequence[int]) -> None:
         """Refuses empty texts, and texts of different lengths where padding is read. Errors never
         quote a text."""
-        specials = self.vocabulary.frame_length
         for place, (example, tokens) in enumerate(zip(examples, lengths, strict=True), start=1):
-            if tokens <= specials:
+            if tokens <= self.vocabulary.frame_length:
                 raise GradleakError(
                     f"{name_example(example, place)} is empty after tokenising: remove it from the"
                     " data."
@@ -195,8 +194,7 @@ class OpenedTransformer(Target):
 
     def _ignores_padding(self, ids: Tensor, by_ids: Tensor) -> bool:
         """Whether padding that is masked changes nothing."""
-        mask = F.pad(torch.ones_like(ids).bool(), (0, 3))
-        padded = self._read_embeddings(self._pad(ids), mask)
+        padded = self._read_embeddings(self._pad(ids), F.pad(torch.ones_like(ids).bool(), (0, 3)))
         return same_logits(by_ids, padded[:, : by_ids.shape[1]])
 
 

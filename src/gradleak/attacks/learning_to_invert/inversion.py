@@ -126,10 +126,8 @@ class Inversion(TrainableAttack):
         return InverterFit(self, setting, public, bench).run()
 
     def describe_learning(self) -> dict[str, Any]:
-        described = super().describe_learning()
-        return {
-            name: value for name, value in described.items() if name not in self.only_for_reading
-        }
+        described = super().describe_learning().items()
+        return {name: value for name, value in described if name not in self.only_for_reading}
 
     def load(self, path: Path, setting: ClientSetting) -> "Inverter":
         tensors, facts = load_tensors(path)
@@ -139,13 +137,13 @@ class Inversion(TrainableAttack):
                 f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same"
                 " fields, or fit again."
             )
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "bases": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        features = self.make_features(setting, facts["shape"], parts["bases"])
+        learnt, bases = (
+            {name.removeprefix(part): one for name, one in tensors.items() if name.startswith(part)}
+            for part in ("network.", "bases.")
+        )
+        features = self.make_features(setting, facts["shape"], bases)
         network = self.open_network(setting, features, facts["shape"])
-        network.load_state_dict(parts["network"])
+        network.load_state_dict(learnt)
         return Inverter(self, setting, features, network, facts)
 
 
@@ -172,18 +170,19 @@ class InverterFit:
     def run(self) -> "Inverter":
         """Returns what was learnt."""
         began, attack = time.monotonic(), self.attack
-        facts: dict[str, Any] = {"attack": attack.describe_learning(), "shape": self.shape}
-        facts["setting"] = self.setting.describe()
+        facts: dict[str, Any] = {
+            "attack": attack.describe_learning(),
+            "shape": self.shape,
+            "setting": self.setting.describe(),
+        }
         # Layers draw from torch's global generator, which takes a number.
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
         network = attack.open_network(self.setting, self.features, self.shape, seed)
         network.start_from(self.lessons.blind_guess)
         self.measure(network)
         with multiply_in(attack.precision, self.device):
-            rate = attack.learning_rate
-            if rate is None:
-                rate = self.find_rate(network, facts)
-            facts["rate"] = rate
+            given = attack.learning_rate
+            facts["rate"] = rate = self.find_rate(network, facts) if given is None else given
             schedule = TrainingSchedule(self.steps, rate, attack.decay, attack.drops)
             trained = time.monotonic()
             done = train(network, self.make_loss(network, "training"), schedule, self.bench, facts)
@@ -224,9 +223,8 @@ class InverterFit:
         """Lets the network find how to scale features, by clients that are drawn for it."""
         clients, noisy = self.attack.clients_at_once, network.measured_with_noise
         pieces = range(math.ceil(self.attack.clients_measured / clients))
-        found = []
-        for streams in (self.streams.child("measured", piece) for piece in pieces):
-            found.append(self.observe(self.draw(clients, streams), streams, noisy).features)
+        every = (self.streams.child("measured", piece) for piece in pieces)
+        found = [self.observe(self.draw(clients, one), one, noisy).features for one in every]
         network.measure(torch.cat(found), self.features.groups, self.simulated.noise)
 
     def find_rate(self, network: Network, facts: dict[str, Any]) -> float:

@@ -180,8 +180,7 @@ def decorrelate(
         vectors = centred.mT @ vectors / (clients * variances.where(sound, torch.inf)).sqrt()
     seen = variances.where(sound, 0) + (0 if noise is None else 1)
     turned = vectors * torch.where(sound, seen.pow(-POWER), 0)
-    mean = seen.pow(1 - 2 * POWER).where(sound, 0).mean().clamp_min(1e-300)
-    turned = turned / mean.sqrt()
+    turned = turned / seen.pow(1 - 2 * POWER).where(sound, 0).mean().clamp_min(1e-300).sqrt()
     whole = features.new_zeros(size, directions)
     whole[:, :kept] = (turned * scale.double()[:, None]).to(features.dtype)
     return centre, whole
@@ -274,12 +273,9 @@ class PictureNetwork(Network):
         if self.raw:
             turn.fill_(1.0)
         elif self.directions is None:
-            centre.copy_(features.mean(0))
-            turn.copy_(find_scale(features, groups, noise))
+            centre[:], turn[:] = features.mean(0), find_scale(features, groups, noise)
         else:
-            middle, turned = decorrelate(features, groups, self.directions, noise)
-            centre.copy_(middle)
-            turn.copy_(turned)
+            centre[:], turn[:] = decorrelate(features, groups, self.directions, noise)
 
     def forward(
         self, features: Float[Tensor, "inverters clients features"]
@@ -295,11 +291,9 @@ class PictureNetwork(Network):
         hidden = given
         for layer in self.hidden:
             hidden = layer(hidden).relu()
-        pixels = self.pixels(hidden)
-        pictures = (pixels.sigmoid() if self.bounded else pixels).unflatten(
-            2, (self.slots, *self.shape)
-        )
-        return pictures, self.labels(given).unflatten(2, (self.slots, -1))
+        pixels = self.pixels(hidden).unflatten(2, (self.slots, *self.shape))
+        labels = self.labels(given).unflatten(2, (self.slots, -1))
+        return pixels.sigmoid() if self.bounded else pixels, labels
 
     def compare(
         self,

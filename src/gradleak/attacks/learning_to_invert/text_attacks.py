@@ -139,9 +139,8 @@ def encode_texts(tokenizer: Tokenizer, texts: tuple[str, ...]) -> list[list[int]
 
 def count_words(target: Target, corpus: PublicTexts) -> Float[Tensor, "words"]:
     """Returns how often each word stands in the corpus, special tokens left out, as shares."""
-    words = len(target.vocabulary.allowed)
-    counts = torch.bincount(corpus.ids[corpus.inside], minlength=words).float()
-    counts = counts * target.vocabulary.allowed
+    allowed = target.vocabulary.allowed
+    counts = torch.bincount(corpus.ids[corpus.inside], minlength=len(allowed)).float() * allowed
     if not bool(counts.any()):
         raise GradleakError(
             "The public texts hold no ordinary words of this target's vocabulary: use others."
@@ -192,16 +191,15 @@ class MarginalTokens(ClientSource):
     def __init__(self, target: Target, corpus: PublicTexts) -> None:
         self.classes, self.corpus = target.classes, corpus
         self.cumulative = count_words(target, corpus).double().cumsum(0)
-        vocabulary = target.vocabulary
-        special = [*vocabulary.prefix, *vocabulary.suffix, vocabulary.pad]
+        words = target.vocabulary
+        special = [*words.prefix, *words.suffix, words.pad]
         self.special = torch.tensor(special, device=target.device)
 
     def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
         count, device = clients * examples, generator.device
         # Real texts give lengths and special tokens; all other places are drawn anew.
         texts = draw_rows(self.corpus, count, generator)
-        shape = texts.ids.shape
-        drawn = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
+        drawn = torch.rand(texts.ids.shape, generator=generator, device=device, dtype=torch.float64)
         words = torch.searchsorted(self.cumulative, drawn * self.cumulative[-1])
         words = words.clamp_max(len(self.cumulative) - 1)
         framed = torch.isin(texts.ids, self.special) | ~texts.inside
