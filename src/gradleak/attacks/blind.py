@@ -36,8 +36,9 @@ class Blind(Attack):
 
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
         if isinstance(bench.prior, PicturePrior):
-            likely = picture_of(bench.prior.likely())
-            return Reconstruction(sentences=(), pictures=(likely,) * _size(observation))
+            return Reconstruction(
+                sentences=(), pictures=(picture_of(bench.prior.likely()),) * _size(observation)
+            )
         streams = bench.streams_of(observation)
         return Reconstruction(
             sentences=tuple(

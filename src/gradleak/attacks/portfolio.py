@@ -66,15 +66,18 @@ class Portfolio(Attack):
 
     @property
     def members(self) -> tuple[Attack, ...]:
-        lamp = LampPlus(
-            steps=self.steps,
-            starts=self.starts,
-            labels=self.labels,
-            lengths=self.lengths,
-            adaptive=self.adaptive,
+        members = (
+            Span(),
+            RowsAttack(),
+            EnergyAttack(restarts=self.restarts, lengths=self.lengths),
+            LampPlus(
+                steps=self.steps,
+                starts=self.starts,
+                labels=self.labels,
+                lengths=self.lengths,
+                adaptive=self.adaptive,
+            ),
         )
-        energy = EnergyAttack(restarts=self.restarts, lengths=self.lengths)
-        members = (Span(), RowsAttack(), energy, lamp)
         return members if self.steps else members[:-1]
 
     @property

@@ -145,9 +145,11 @@ def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) 
 
 def compute(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """What the client computes, before any defense."""
-    per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
     return spec.protocol.update(
-        target, private.batch[None], per_example=per_example, rngs=[stream_of(spec, index)]
+        target,
+        private.batch[None],
+        per_example=bool(spec.defenses) and spec.defenses[0].wants_per_example,
+        rngs=[stream_of(spec, index)],
     )
 
 

@@ -111,8 +111,9 @@ class AuditGroup:
         an attack may keep what it is shown.
         """
         size = self._count_batches_at_once()
-        starts = range(0, self.stride, size)
-        groups = [range(start, min(start + size, self.stride)) for start in starts]
+        groups = [
+            range(start, min(start + size, self.stride)) for start in range(0, self.stride, size)
+        ]
         observations: list[Observation] = []
         for group in groups:
             observations = self._observe(group)
@@ -154,8 +155,10 @@ class AuditGroup:
             size = min(size, batches_in_a_call(attack, self.target, private))
         if size > width:
             size -= size % width  # whole batches of all audits, where there is room for one
-        starts = range(turns.start, turns.stop, size)
-        return [range(start, min(start + size, turns.stop)) for start in starts]
+        return [
+            range(start, min(start + size, turns.stop))
+            for start in range(turns.start, turns.stop, size)
+        ]
 
     def _turn_of(self, observation: Observation) -> int:
         """Returns when it is attacked: the first batch of every audit, then the second."""
@@ -225,9 +228,12 @@ class AuditGroup:
             return
         outcomes = self.parts.load(part, AttackOutcomes.KINDS * len(seen))
         if outcomes is None:
-            ready = self.fits.ready(key, attack)
-            limited = [hand_over(self.shared, attack, one) for one in seen]
-            outcomes = self._attack(key, ready, limited, self.parts.checkpoint(part))
+            outcomes = self._attack(
+                key,
+                self.fits.ready(key, attack),
+                [hand_over(self.shared, attack, one) for one in seen],
+                self.parts.checkpoint(part),
+            )
             self.parts.save(part, outcomes)
         for number, observation in enumerate(seen):
             self._result_of(observation).attacks[key].add(*outcomes[number :: len(seen)])

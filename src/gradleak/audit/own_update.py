@@ -91,8 +91,9 @@ def observe_capture(
         tensors = {name: -tensor for name, tensor in tensors.items()}
     if target is None:
         target = _open(model, tokenizer, tensors, device)
-    facts = read_facts(header, header.defenses, describe_protocol(header))
-    return observe_tensors(target, tensors, facts)
+    return observe_tensors(
+        target, tensors, read_facts(header, header.defenses, describe_protocol(header))
+    )
 
 
 @dataclass(frozen=True)

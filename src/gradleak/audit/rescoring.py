@@ -116,8 +116,9 @@ def _blind(
         say(f"The blind guess is not scored anew. {error}")
         return None
     root = Streams.root("attacker", spec.seed)
-    streams = attackers_streams([(spec, len(private))], root)
-    bench = SharedBench(root, opened.prior, by_index=streams)
+    bench = SharedBench(
+        root, opened.prior, by_index=attackers_streams([(spec, len(private))], root)
+    )
     observations = [
         hand_over(spec, attack, observe(spec, target, batch, index))
         for index, batch in enumerate(private)

@@ -171,9 +171,14 @@ def pair_up(
         guessed = [sentence(target, row) for row in guess.sentences]
         for place, chosen in enumerate(align(secrets, guessed) if len(secrets) > 1 else [0]):
             example = batch.examples[place]
-            marked = tuple(example.text[start:end] for start, end in example.secrets)
-            aligned = guessed[chosen] if chosen >= 0 else Text("", "", ())
-            pairs.append(Pair(secrets[place], aligned, marked, tuple(guessed)))
+            pairs.append(
+                Pair(
+                    secrets[place],
+                    guessed[chosen] if chosen >= 0 else Text("", "", ()),
+                    tuple(example.text[start:end] for start, end in example.secrets),
+                    tuple(guessed),
+                )
+            )
     return pairs
 
 

@@ -81,8 +81,9 @@ def with_noise(update: Update, std: float, rngs: Sequence[Streams]) -> Update:
         drawn = [torch.randn(tensor.shape[1:], generator=generator) for generator in generators]
         return tensor + std * torch.stack(drawn).to(tensor)
 
-    noisy = {name: add_noise(tensor) for name, tensor in update.tensors.items()}
-    return Update(noisy, update.per_example)
+    return Update(
+        {name: add_noise(tensor) for name, tensor in update.tensors.items()}, update.per_example
+    )
 
 
 @register("defense", "dp_sgd")

@@ -274,6 +274,9 @@ def _take_form(
     if kind is Kind.EMBEDDING:
         ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
         return Lookups(ids, leave_out_padding(module, ids, deltas))
-    inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
     cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
-    return OuterSums(inputs, cut, kind is Kind.CONV1D)
+    return OuterSums(
+        torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums),
+        cut,
+        kind is Kind.CONV1D,
+    )

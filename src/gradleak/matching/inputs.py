@@ -108,8 +108,10 @@ def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
 
 def shared_linear_parts(observations: Sequence[Observation]) -> tuple[Part, ...]:
     """Returns those linear weights whose gradient is seen in any of some observations."""
-    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
-    return linear_parts(observations[0].target, tuple(names))
+    return linear_parts(
+        observations[0].target,
+        tuple(dict.fromkeys(name for one in observations for name in one.update.tensors)),
+    )
 
 
 def visible_linear_parts(

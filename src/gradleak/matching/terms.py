@@ -53,9 +53,10 @@ def find_survivors(
     rows = [row.nonzero()[:, 0] for row in flat.flatten(0, 1)]
     places = pad_sequence(rows, batch_first=True, padding_value=-1).view(*flat.shape[:2], -1)
     # What was filled up points at the first entry, with value zero: sum_survivors leaves it out.
-    values = flat.gather(2, places.clamp_min(0)) * (places >= 0)
     return Sparse(
-        places.clamp_min(0) // matrices.shape[3], places.clamp_min(0) % matrices.shape[3], values
+        places.clamp_min(0) // matrices.shape[3],
+        places.clamp_min(0) % matrices.shape[3],
+        flat.gather(2, places.clamp_min(0)) * (places >= 0),
     )
 
 

@@ -48,8 +48,9 @@ class CausalLMPrior(PriorSpec):
         weights = {} if packed or self.allow_pickle else {"use_safetensors": True}
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-            opened = transformers.AutoModelForCausalLM.from_pretrained(source, **options, **weights)
-            model = opened.float()
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                source, **options, **weights
+            ).float()
         except (OSError, ValueError, ImportError) as error:
             first = str(error).strip().splitlines()[0]
             raise GradleakError(

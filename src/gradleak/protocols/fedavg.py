@@ -156,8 +156,9 @@ class FedAvg(Protocol):
         for epoch in range(epochs):
             order = list(range(examples))
             if rng is not None:
-                generator = rng.child("order", epoch).generator()
-                order = torch.randperm(examples, generator=generator).tolist()
+                order = torch.randperm(
+                    examples, generator=rng.child("order", epoch).generator()
+                ).tolist()
             made += [order[start : start + size] for start in range(0, examples, size)]
         return made[: self.steps]
 

@@ -74,8 +74,10 @@ class OpenedTransformer(Target):
             return self
         twin = copy.copy(self)
         twin.module = copy.deepcopy(self.module).double()
-        trained = {name: twin.module.get_parameter(name) for name in self.parameters}
-        twin._weights = replace(self._weights, parameters=trained)
+        twin._weights = replace(
+            self._weights,
+            parameters={name: twin.module.get_parameter(name) for name in self.parameters},
+        )
         twin.vocabulary = replace(self.vocabulary, embeddings=self.vocabulary.embeddings.double())
         return twin
 

@@ -302,9 +302,11 @@ class MatchingAttack(Attack):
     @property
     def loop(self) -> MatchingLoop:
         """The parts, with what they are told of observations."""
-        assumptions = Assumptions(self.labels, self.lengths, longest=self.longest)
         return replace(
-            self.parts, assumptions=assumptions, adaptive=self.adaptive, unroll=self.unroll
+            self.parts,
+            assumptions=Assumptions(self.labels, self.lengths, longest=self.longest),
+            adaptive=self.adaptive,
+            unroll=self.unroll,
         )
 
     @property

@@ -115,8 +115,9 @@ def lay_out_pictures(
         tries = [found for found in assumed for _ in range(restarts)]
         rows += [PictureRow(observation, found, number) for number, found in enumerate(tries)]
     target = observations[0].target
-    every = torch.tensor([row.labels for row in rows], device=target.device)
-    return PictureRows(target, tuple(rows), every)
+    return PictureRows(
+        target, tuple(rows), torch.tensor([row.labels for row in rows], device=target.device)
+    )
 
 
 class Render(ABC):

@@ -189,8 +189,9 @@ class FreeLabels:
 
         The rate rises over a twentieth of the steps, then falls to zero; slopes are clipped to one.
         """
-        optimiser = RowAdam(learning_rate, WarmUp(steps), clip_norm=1.0)
-        return FreeLabels(OneGaussian(std=0.1, largest=0.1), optimiser)
+        return FreeLabels(
+            OneGaussian(std=0.1, largest=0.1), RowAdam(learning_rate, WarmUp(steps), clip_norm=1.0)
+        )
 
     def plan_rows(self, problems: Sequence[SearchProblem], bench: Bench) -> int:
         """Returns how many problems may be searched together.

@@ -106,8 +106,9 @@ class HashedFeatures(Features):
         self.signs = largest == "signs" and sends_only_largest(channel_of(setting.defenses))
         entries = sum(target.part(name).size for name in setting.view.visible(target))
         self.size = max(1, round(fraction * entries))
-        streams = Streams.root("hashing", seed)
-        self.hashing = Hashing(entries, self.size, streams, signed, target.device)
+        self.hashing = Hashing(
+            entries, self.size, Streams.root("hashing", seed), signed, target.device
+        )
 
     def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
         return self.hashing(read_entries(update, signs=self.signs))
@@ -319,8 +320,9 @@ class SimulatedFeatures:
             return clients
         tokens = 1 if batches.pixels is not None else batches.mask.shape[-1]
         device, needed = batches.mask.device, self.simulation.bytes(examples, tokens)
-        one = "one client that it plays to learn from"
-        refuse_without_room("An inverter", needed, self.bench, device, one)
+        refuse_without_room(
+            "An inverter", needed, self.bench, device, "one client that it plays to learn from"
+        )
         return pieces(self.bench, device, needed, 0, clients).size
 
     def add_noise(
@@ -329,7 +331,8 @@ class SimulatedFeatures:
         """Adds the noise that comes last to features of what clients send before it."""
         if self.noise is None or not noisy:
             return found
-        generator = open_generator(streams.child("noise"), found.device)
         return found + self.noise * torch.randn(
-            found.shape, generator=generator, device=found.device
+            found.shape,
+            generator=open_generator(streams.child("noise"), found.device),
+            device=found.device,
         )

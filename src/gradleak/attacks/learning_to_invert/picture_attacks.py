@@ -106,8 +106,9 @@ def read_pictures(target: Target, public: Sequence[Example]) -> PictureGallery:
         )
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, *shape).movedim(-1, 1).contiguous()
-    labels = number_labels(target, public, range(len(public)))
-    return PictureGallery(pixels.to(target.device), labels, target.dtype)
+    return PictureGallery(
+        pixels.to(target.device), number_labels(target, public, range(len(public))), target.dtype
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,8 +419,9 @@ class PictureInversion(Inversion):
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
         gallery = read_pictures(setting.target, public)
         training, held_out = split(gallery, self.noun, fewest=2 * setting.batch_size + 1)
-        source = self.make_source(setting.target, training)
-        return Lessons(training, held_out, source, training.mean)
+        return Lessons(
+            training, held_out, self.make_source(setting.target, training), training.mean
+        )
 
     def make_features(
         self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]

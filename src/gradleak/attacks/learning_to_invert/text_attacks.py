@@ -70,8 +70,12 @@ class PublicTexts(PublicExamples):
         return [self.ids.shape[1]]
 
     def __getitem__(self, rows: slice | Tensor) -> "PublicTexts":
-        labels = None if self.labels is None else self.labels[rows]
-        return replace(self, ids=self.ids[rows], lengths=self.lengths[rows], labels=labels)
+        return replace(
+            self,
+            ids=self.ids[rows],
+            lengths=self.lengths[rows],
+            labels=None if self.labels is None else self.labels[rows],
+        )
 
     @property
     def inside(self) -> Bool[Tensor, "texts tokens"]:
@@ -84,9 +88,11 @@ class PublicTexts(PublicExamples):
         whole = self[: clients * examples]
         ids = whole.ids.view(clients, examples, *self.shape)
         inside = whole.inside.view_as(ids)
-        mask = torch.ones_like(inside) if self.attend_padding else inside
-        labels = ids if whole.labels is None else whole.labels.view(clients, examples)
-        return Batch(ids=ids, mask=mask, labels=labels)
+        return Batch(
+            ids=ids,
+            mask=torch.ones_like(inside) if self.attend_padding else inside,
+            labels=ids if whole.labels is None else whole.labels.view(clients, examples),
+        )
 
 
 def read_texts(
@@ -115,8 +121,12 @@ def read_texts(
         )
     pad = target.vocabulary.pad
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in cut]).to(target.device)
-    labels = None if target.labels_are_tokens else number_labels(target, public, kept)
-    return PublicTexts(ids, lengths.to(target.device), labels, target.attend_padding)
+    return PublicTexts(
+        ids,
+        lengths.to(target.device),
+        None if target.labels_are_tokens else number_labels(target, public, kept),
+        target.attend_padding,
+    )
 
 
 class Tokenizer:
@@ -177,9 +187,11 @@ class RunningText(ClientSource):
         count, width, device = clients * examples, self.corpus.ids.shape[1], generator.device
         blocks = len(self.tokens) - width + 1
         starts = torch.randint(blocks, (count, 1), generator=generator, device=device)
-        ids = self.tokens[starts + torch.arange(width, device=device)]
-        lengths = torch.full((count,), width, device=device)
-        return replace(self.corpus, ids=ids, lengths=lengths).batch(examples)
+        return replace(
+            self.corpus,
+            ids=self.tokens[starts + torch.arange(width, device=device)],
+            lengths=torch.full((count,), width, device=device),
+        ).batch(examples)
 
 
 class MarginalTokens(ClientSource):
@@ -263,8 +275,9 @@ class TextInversion(Inversion):
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
         target, corpus = setting.target, read_texts(setting, public, self.length)
         training, held_out = split(corpus, self.noun, fewest=2 * setting.batch_size)
-        source = self.make_source(target, training)
-        return Lessons(training, held_out, source, count_words(target, training))
+        return Lessons(
+            training, held_out, self.make_source(target, training), count_words(target, training)
+        )
 
     def measure_bases(
         self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator

@@ -155,8 +155,9 @@ class WordTable(nn.Module):
         dtype: torch.dtype,
     ) -> Float[Tensor, ""]:
         """Returns the mean cross-entropy of the words."""
-        states = reduced.flatten(0, -2)
-        return linear_cross_entropy(states, self.table, self.bias, truth.flatten(), dtype)
+        return linear_cross_entropy(
+            reduced.flatten(0, -2), self.table, self.bias, truth.flatten(), dtype
+        )
 
     def score(self, reduced: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows words"]:
         """Returns a logit for every word."""

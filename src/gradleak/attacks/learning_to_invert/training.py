@@ -155,8 +155,9 @@ def train(
     """
     device = next(network.parameters()).device
     learnt = [value for value in network.parameters() if value.requires_grad]
-    fused = device.type in ("cuda", "cpu")
-    optimiser = torch.optim.Adam(learnt, lr=schedule.learning_rate, fused=fused)
+    optimiser = torch.optim.Adam(
+        learnt, lr=schedule.learning_rate, fused=device.type in ("cuda", "cpu")
+    )
     path = bench.checkpoint if facts is not None else None
     step = resume(path, facts, network, optimiser)
     kept, running = time.monotonic(), torch.zeros((), device=device)

@@ -147,8 +147,10 @@ class LampQuick(MatchingAttack):
 
     @property
     def parts(self) -> MatchingLoop:
-        base = LampCos(steps=self.steps, starts=self.starts).parts
-        return replace(base, polish=Polish(self.polish_rounds, orders=80, substitutions=40))
+        return replace(
+            LampCos(steps=self.steps, starts=self.starts).parts,
+            polish=Polish(self.polish_rounds, orders=80, substitutions=40),
+        )
 
 
 @register("attack", "lamp_plus")
@@ -175,8 +177,11 @@ class LampPlus(MatchingAttack):
         base = LampCos(steps=self.steps, starts=self.starts).parts
         moves = Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight)
         effort = SearchEffort(sweeps=self.word_sweeps, restarts=self.word_restarts)
-        polish = WordPolish(moves, effort) if self.word_sweeps else moves
-        return replace(base, polish=polish, restarts=self.restarts)
+        return replace(
+            base,
+            polish=WordPolish(moves, effort) if self.word_sweeps else moves,
+            restarts=self.restarts,
+        )
 
 
 @register("attack", "lamp_bert_large")
