@@ -81,7 +81,7 @@ class BagOfWords(Attack):
         found = defaultdict[int, list[Reconstruction]](list)
         for group in group_problems(observations, self.assumptions):
             problems = group if self.labels == "known" else pair_problems(group)
-            climb = Climb(self, lay_out(problems), bags, bench)
+            climb = OrderClimb(self, lay_out(problems), bags, bench)
             climb.run()
             for problem, guess in zip(climb.rows.problems, climb.list_guesses(), strict=True):
                 found[problem.observation.index].append(guess)
@@ -130,7 +130,7 @@ def pair_problems(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
     ]
 
 
-class Climb:
+class OrderClimb:
     """Moves all rows uphill together, in rounds of which each takes the best of many moves.
 
     One that is stuck begins anew from its best, shuffled in part, until that explains all. What

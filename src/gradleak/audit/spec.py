@@ -66,18 +66,22 @@ class AuditSpec:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.limit < 1 or self.batch_size < 1:
-            raise GradleakError(
-                f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}."
-            )
-        if self.draws < 1:
-            raise GradleakError(f"draws count from 1; they are {self.draws}.")
-        if not self.attacks:
-            raise GradleakError("An audit needs at least one attack: add --attack portfolio.")
-        if self.dtype not in DTYPES:
-            raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
-        if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
-            raise GradleakError("The same attack is listed twice.")
+        lines = {to_string(attack) for attack in self.attacks}
+        for holds, otherwise in (
+            (
+                min(self.limit, self.batch_size) >= 1,
+                f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}.",
+            ),
+            (self.draws >= 1, f"draws count from 1; they are {self.draws}."),
+            (self.attacks, "An audit needs at least one attack: add --attack portfolio."),
+            (
+                self.dtype in DTYPES,
+                f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.",
+            ),
+            (len(lines) == len(self.attacks), "The same attack is listed twice."),
+        ):
+            if not holds:
+                raise GradleakError(otherwise)
         self._refuse_other_media()
         refuse_wrong_order(self.defenses)
         self._refuse_per_example()

@@ -124,11 +124,14 @@ def refuse_accounting(
     noise_multiplier: float, sampling_rate: float, steps: int, delta: float
 ) -> None:
     """Refuses numbers no accountant can use."""
-    if not noise_multiplier >= 0:
-        raise ValueError(f"noise_multiplier must not be negative, not {noise_multiplier}.")
-    if not 0 < sampling_rate <= 1:
-        raise ValueError(f"sampling_rate must be above 0 and at most 1, not {sampling_rate}.")
-    if steps < 1:
-        raise ValueError(f"steps count from 1, not {steps}.")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie between 0 and 1, not {delta}.")
+    for holds, otherwise in (
+        (noise_multiplier >= 0, f"noise_multiplier must not be negative, not {noise_multiplier}."),
+        (
+            0 < sampling_rate <= 1,
+            f"sampling_rate must be above 0 and at most 1, not {sampling_rate}.",
+        ),
+        (steps >= 1, f"steps count from 1, not {steps}."),
+        (0 < delta < 1, f"delta must lie between 0 and 1, not {delta}."),
+    ):
+        if not holds:
+            raise ValueError(otherwise)

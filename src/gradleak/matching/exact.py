@@ -12,6 +12,7 @@ time.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -41,6 +42,9 @@ PRODUCTS_AT_ONCE = 2**23  # of tokens with tokens
 KNOWN = (Kind.LINEAR, Kind.CONV1D, Kind.LAYER_NORM, Kind.RMS_NORM, Kind.EMBEDDING)
 
 
+Same = TypeVar("Same", bound="Gradients")
+
+
 class Gradients(ABC):
     """One tensor's gradients, of several sentences."""
 
@@ -49,7 +53,7 @@ class Gradients(ABC):
         """Returns their products with a tensor that was seen."""
 
     @abstractmethod
-    def products(self, other: "Gradients") -> Float[Tensor, "sentences others"]:
+    def products(self: Same, other: Same) -> Float[Tensor, "sentences others"]:
         """Returns their products with those of other sentences, in the same tensor."""
 
     @abstractmethod
@@ -62,7 +66,7 @@ class Gradients(ABC):
         """Returns those of some sentences."""
 
     @abstractmethod
-    def pair_up(self, other: "Gradients") -> Float[Tensor, "sentences"]:
+    def pair_up(self: Same, other: Same) -> Float[Tensor, "sentences"]:
         """Returns the product of each with the other's at the same place; with itself, the squared
         norms."""
 
@@ -83,16 +87,13 @@ class OuterSums(Gradients):
             found = found + ((deltas @ rows.to(deltas.dtype)) * self.inputs).sum((1, 2))
         return found
 
-    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
-        assert isinstance(other, OuterSums)
-
+    def products(self, other: "OuterSums") -> Float[Tensor, "sentences others"]:
         def compare_inputs(some: slice) -> Tensor:
             return torch.einsum("stx,oux->sotu", self.inputs[some], other.inputs)
 
         return _multiply_by_token(self.deltas, other.deltas, compare_inputs)
 
-    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
-        assert isinstance(other, OuterSums)
+    def pair_up(self, other: "OuterSums") -> Float[Tensor, "sentences"]:
         return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
@@ -112,16 +113,13 @@ class Lookups(Gradients):
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
         return (observed[self.ids].to(self.deltas.dtype) * self.deltas).sum((1, 2))
 
-    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
-        assert isinstance(other, Lookups)
-
+    def products(self, other: "Lookups") -> Float[Tensor, "sentences others"]:
         def compare_words(some: slice) -> Tensor:
             return self.ids[some, None, :, None] == other.ids[None, :, None, :]
 
         return _multiply_by_token(self.deltas, other.deltas, compare_words)
 
-    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
-        assert isinstance(other, Lookups)
+    def pair_up(self, other: "Lookups") -> Float[Tensor, "sentences"]:
         alike = self.ids[:, :, None] == other.ids[:, None, :]
         return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
 
@@ -142,12 +140,10 @@ class Vectors(Gradients):
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
         return self.values @ observed.flatten().to(self.values.dtype)
 
-    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
-        assert isinstance(other, Vectors)
+    def products(self, other: "Vectors") -> Float[Tensor, "sentences others"]:
         return self.values @ other.values.mT
 
-    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
-        assert isinstance(other, Vectors)
+    def pair_up(self, other: "Vectors") -> Float[Tensor, "sentences"]:
         return (self.values * other.values).sum(1)
 
     def summands(self) -> Float[Tensor, "sentences"]:

@@ -51,37 +51,28 @@ class Use:
 
 def kind_of(module: nn.Module) -> Kind | None:
     """Returns the kind of a module the engine knows the closed form of; none means autograd."""
-    if type(module) is nn.Linear:
-        return Kind.LINEAR
-    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers"):
-        return Kind.CONV1D
-    if (
-        type(module) is nn.LayerNorm
+    name = type(module).__name__
+    known = {
+        Kind.LINEAR: type(module) is nn.Linear,
+        Kind.CONV1D: name == "Conv1D" and type(module).__module__.startswith("transformers"),
+        Kind.LAYER_NORM: type(module) is nn.LayerNorm
         and len(module.normalized_shape) == 1
-        and module.weight is not None
-    ):
-        return Kind.LAYER_NORM
-    if type(module).__name__.endswith("RMSNorm") and _scales_only(module):
-        return Kind.RMS_NORM
-    if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
-        return Kind.EMBEDDING
-    if (
-        type(module) is nn.Conv2d
+        and module.weight is not None,
+        Kind.RMS_NORM: name.endswith("RMSNorm") and _scales_only(module),
+        Kind.EMBEDDING: type(module) is nn.Embedding
+        and not module.scale_grad_by_freq
+        and module.max_norm is None,
+        Kind.CONV2D: type(module) is nn.Conv2d
         and module.groups == 1
         and module.padding_mode == "zeros"
-        and module.padding != "same"
-    ):
-        return Kind.CONV2D
-    if type(module) is nn.GroupNorm and module.affine:
-        return Kind.GROUP_NORM
-    if (
-        type(module) is nn.BatchNorm2d
+        and module.padding != "same",
+        Kind.GROUP_NORM: type(module) is nn.GroupNorm and module.affine,
+        Kind.FIXED_BATCH_NORM: type(module) is nn.BatchNorm2d
         and module.affine
         and module.track_running_stats
-        and not module.training
-    ):
-        return Kind.FIXED_BATCH_NORM
-    return None
+        and not module.training,
+    }
+    return next((kind for kind, fits in known.items() if fits), None)
 
 
 @torch.no_grad()

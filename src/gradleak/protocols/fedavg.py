@@ -47,13 +47,8 @@ class FedAvg(Protocol):
     clients: int = 1
 
     def __post_init__(self) -> None:
-        counts = {
-            "epochs": self.epochs,
-            "steps": self.steps,
-            "local_batch_size": self.local_batch_size,
-            "clients": self.clients,
-        }
-        for name, count in counts.items():
+        for name in ("epochs", "steps", "local_batch_size", "clients"):
+            count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name} counts from 1, not {count}.")
         if not 0 < self.learning_rate < float("inf"):

@@ -159,6 +159,7 @@ class InverterFit:
     ) -> None:
         self.attack, self.setting, self.bench = attack, setting, bench
         self.device = setting.target.device
+        self.dtype = choose_dtype(attack.precision, self.device)  # of the network's products
         self.lessons = attack.make_lessons(setting, public)
         self.shape = self.lessons.training.shape
         self.streams = bench.streams.child("fit")
@@ -279,11 +280,6 @@ class InverterFit:
         """Returns how well these clients are read, some at a time."""
         return [network.judge(seen, self.dtype) for seen in held_out]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the network's products are made in."""
-        return choose_dtype(self.attack.precision, self.device)
-
 
 class Inverter(FittedAttack):
     """Reads updates of one setting, each in a single pass."""
@@ -354,8 +350,7 @@ class Inverter(FittedAttack):
         )
         if not same:
             raise GradleakError(f"This {name} was fitted to another target: fit it to this one.")
-        known = observation.knows.defenses
-        if known is not None and known != setting.defenses:
+        if observation.knows.defenses not in (None, setting.defenses):
             raise GradleakError(
                 f"This {name} was fitted through other defenses: fit it through these."
             )

@@ -7,7 +7,7 @@ attacker's own clients hold comes first: public texts, blocks of them, or words 
 import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -45,7 +45,7 @@ from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Bounds, Count, Rate, Share, register
-from gradleak.core.target import Target
+from gradleak.core.target import Target, TargetSpec
 
 LONGEST = 64  # tokens of a text that are learnt, unless told
 BASES = 256  # clients by which the bases of factors are found
@@ -129,17 +129,12 @@ def read_texts(
     )
 
 
+@dataclass(frozen=True)
 class Tokenizer:
     """A target's tokenizer, equal to that of the same target opened again."""
 
-    def __init__(self, spec: object, target: Target) -> None:
-        self.spec, self.target = spec, target
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self.spec == other.spec
-
-    def __hash__(self) -> int:
-        return hash(self.spec)
+    spec: TargetSpec
+    target: Target = field(compare=False)
 
 
 @functools.lru_cache(maxsize=2)  # a study's cells need not tokenise anew
