@@ -309,7 +309,7 @@ def _attempt(
     stop it for all: that is at most as often the whole work as halves can be halved.
     """
     if bench.out_of_time:
-        late = _note_failure(member, "no_time", "No time was left for it.", spent)
+        late = Stage(member.name, (), False, Cost(spent), "no_time", "No time was left for it.")
         return [(late, None)] * len(observations)
     began = time.monotonic()
     fate: Fate
@@ -323,7 +323,7 @@ def _attempt(
         fate, reason = "failed", _describe_error(error)
     spent += (time.monotonic() - began) / len(observations)
     if len(observations) == 1:
-        return [(_note_failure(member, fate, reason, spent), None)]
+        return [(Stage(member.name, (), False, Cost(spent), fate, reason), None)]
     half = len(observations) // 2
     return [
         *_attempt(member, observations[:half], bench, spent),
@@ -338,10 +338,6 @@ def _note_guess(
     if bench.out_of_time:
         stage = replace(stage, fate="cut", reason="Its time was up before it had ended.")
     return stage, guess
-
-
-def _note_failure(member: Attack, fate: Fate, reason: str, seconds: float) -> Stage:
-    return Stage(member.name, (), False, Cost(seconds), fate, reason)
 
 
 def _describe_error(error: Exception) -> str:

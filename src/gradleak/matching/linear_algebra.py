@@ -206,8 +206,7 @@ def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor
     strongest are left out."""
     found = decompose(matrix)
     kept = found.values > cutoff * found.values[:1]
-    inverse: Tensor = (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
-    return inverse
+    return (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
 
 
 def count_rank(

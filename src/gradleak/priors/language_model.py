@@ -172,8 +172,7 @@ class SameVocabulary(Prior):
                 allowed = logits.masked_fill(~self.vocabulary.allowed, -torch.inf)
                 words = pick(allowed.softmax(-1), shares[:, place]).to(device)
             ids = torch.cat([ids, words[:, None]], dim=1)
-        drawn: list[list[int]] = ids[:, outside:].tolist()
-        return drawn
+        return ids[:, outside:].tolist()
 
     def likely_length(self) -> int:
         return TYPICAL_WORDS + self.vocabulary.frame_length

@@ -25,11 +25,11 @@ MEAN = "mean_picture"
 FIRST_SIDE = 4  # pixels; doubled until the picture is large enough
 
 
+@dataclass(frozen=True, eq=False)
 class OnePicture(PicturePrior):
     """The same picture, whatever is asked."""
 
-    def __init__(self, picture: Float[Tensor, "channels height width"]) -> None:
-        self.picture = picture
+    picture: Float[Tensor, "channels height width"]
 
     def likely(self) -> Float[Tensor, "channels height width"]:
         return self.picture

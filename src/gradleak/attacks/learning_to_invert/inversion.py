@@ -342,25 +342,29 @@ class Inverter(FittedAttack):
 
     def refuse_another(self, observation: Observation) -> None:
         """Refuses an update of another setting than this one, by what differs."""
-        name, setting, seen = self.attack.name, self.setting, observation.target
+        setting, seen = self.setting, observation.target
         # Another object may be the same model: its weights decide.
         same = seen is setting.target or all(
             path in seen.parameters and torch.equal(value, seen.parameters[path])
             for path, value in setting.target.parameters.items()
         )
-        if not same:
-            raise GradleakError(f"This {name} was fitted to another target: fit it to this one.")
-        if observation.knows.defenses not in (None, setting.defenses):
-            raise GradleakError(
-                f"This {name} was fitted through other defenses: fit it through these."
-            )
-        if tuple(observation.update.tensors) != setting.view.visible(setting.target):
-            raise GradleakError(f"This {name} was fitted to another view: fit it to this one.")
-        if observation.batch_size != setting.batch_size:
-            raise GradleakError(
-                f"This {name} was fitted to batches of {setting.batch_size}, not of"
-                f" {observation.batch_size}: fit it anew."
-            )
+        for is_ours, otherwise in (
+            (same, "to another target: fit it to this one"),
+            (
+                observation.knows.defenses in (None, setting.defenses),
+                "through other defenses: fit it through these",
+            ),
+            (
+                tuple(observation.update.tensors) == setting.view.visible(setting.target),
+                "to another view: fit it to this one",
+            ),
+            (
+                observation.batch_size == setting.batch_size,
+                f"to batches of {setting.batch_size}, not of {observation.batch_size}: fit it anew",
+            ),
+        ):
+            if not is_ours:
+                raise GradleakError(f"This {self.attack.name} was fitted {otherwise}.")
 
     def save(self, path: Path) -> None:
         tensors = {f"network.{name}": one for name, one in self.network.state_dict().items()}
