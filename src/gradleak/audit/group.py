@@ -263,8 +263,9 @@ class AuditGroup:
         limited = [hand_over(self.shared, attack, one) for one in seen]
         held = [(self._result_of(one).attacks[key].found, one.index % self.stride) for one in seen]
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
-        places = map(self._place_of, seen)
-        secrets = [self.members[member].private[batch] for member, batch in places]
+        secrets = [
+            self.members[member].private[batch] for member, batch in map(self._place_of, seen)
+        ]
         ready = self.fits.ready(key, attack)
         values = objectives(ready, limited, secrets, found, self.opened.prior)
         for (outcomes, batch), one, guess, truth in zip(held, limited, *values, strict=True):

@@ -28,17 +28,19 @@ def gaussian_guarantees(
     def state(reading: str, accountant: str, epsilon: float | None) -> Guarantee:
         return Guarantee(reading, protects, accountant, epsilon, delta, in_words(epsilon))
 
-    made = [state("one release", "analytic Gaussian", analytic_epsilon(noise_multiplier, delta))]
-    for reading, rate, count in (("one release", 1.0, 1), ("whole run", sampling_rate, steps)):
-        for name in ACCOUNTANTS:
-            made.append(
-                state(
-                    reading,
-                    f"{name} (Opacus)",
-                    opacus_epsilon(name, noise_multiplier, rate, count, delta),
-                )
+    readings = (("one release", 1.0, 1), ("whole run", sampling_rate, steps))
+    return (
+        state("one release", "analytic Gaussian", analytic_epsilon(noise_multiplier, delta)),
+        *(
+            state(
+                reading,
+                f"{name} (Opacus)",
+                opacus_epsilon(name, noise_multiplier, rate, count, delta),
             )
-    return tuple(made)
+            for reading, rate, count in readings
+            for name in ACCOUNTANTS
+        ),
+    )
 
 
 def in_words(epsilon: float | None) -> str:

@@ -31,13 +31,14 @@ class Masking(Defense):
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
         generators = [rng.generator() for rng in rngs]
-        masked = {}
-        for name, tensor in update.tensors.items():
-            drawn = torch.stack(
-                [torch.rand(tensor.shape[1:], generator=generator) for generator in generators]
-            )
-            masked[name] = tensor * (drawn >= self.fraction_zeroed).to(tensor.device)
-        return Update(masked, update.per_example)
+
+        def mask(tensor: Tensor) -> Tensor:
+            drawn = [torch.rand(tensor.shape[1:], generator=generator) for generator in generators]
+            return tensor * (torch.stack(drawn) >= self.fraction_zeroed).to(tensor.device)
+
+        return Update(
+            {name: mask(tensor) for name, tensor in update.tensors.items()}, update.per_example
+        )
 
     def channel(self) -> Channel:
         on = self.fraction_zeroed > 0

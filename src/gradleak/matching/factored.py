@@ -20,9 +20,8 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import WHOLE, Reading, Surviving, adapt, common_channel
 from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK
-from gradleak.matching.distances import Distance
+from gradleak.matching.distances import WHOLE, Distance, Reading, Surviving, adapt, common_channel
 from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.kinds import (
     NORMS,

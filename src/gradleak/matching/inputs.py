@@ -204,8 +204,7 @@ def additive_of(
         if seen is None or seen.shape != fed.shape:
             continue
         # If each is word + position, a row and a column less their corner make all the others.
-        sums = seen[:, :1] + seen[:1] - seen[:1, :1]
-        if float((norm(sums) - fed).norm() / fed.norm()) < AGREES:
+        if float((norm(seen[:, :1] + seen[:1] - seen[:1, :1]) - fed).norm() / fed.norm()) < AGREES:
             pieces = [
                 _before(norm, inputs, piece, 1)[0] for piece in torch.split(words, WORDS_AT_ONCE)
             ]

@@ -119,8 +119,7 @@ def decompose_rows(
     """
     wide = require_finite(matrix, "row space")
     wide = wide[_live(wide, -1)]
-    tall = wide.shape[0] > wide.shape[1]
-    found = decompose(_triangle(wide) if tall else wide, complete=True)
+    found = decompose(_triangle(wide) if (wide.shape[0] > wide.shape[1]) else wide, complete=True)
     missing = min(matrix.shape) - len(found.values)
     return torch.cat([found.values, found.values.new_zeros(missing)]), found.right
 

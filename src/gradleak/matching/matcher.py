@@ -14,8 +14,12 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import (
+from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
+from gradleak.matching.distances import (
+    LEAST_SIGNAL,
+    Distance,
     Reading,
+    Statistics,
     certainties,
     common_channel,
     likely_signal,
@@ -23,8 +27,6 @@ from gradleak.matching.adaptation import (
     ordinary_candidates,
     rounding_stds,
 )
-from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
-from gradleak.matching.distances import LEAST_SIGNAL, Distance, Statistics
 from gradleak.matching.precision import cancelled_share
 from gradleak.matching.terms import vector_sums
 
@@ -246,8 +248,7 @@ def structurally_silent(target: Target) -> set[str]:
         )
     gradients = dict(zip(copies, found, strict=True))
     cuts = (part for part in target.parts if part.cut is not None)
-    slices = {part.name: part.of(gradients[part.parameter]) for part in cuts}
-    every = (gradients | slices).items()
+    every = (gradients | {part.name: part.of(gradients[part.parameter]) for part in cuts}).items()
     sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in every}
     median = sorted(sizes[name] for name in gradients)[len(gradients) // 2]
     return {name for name, size in sizes.items() if size <= cancelled_share(target.dtype) * median}

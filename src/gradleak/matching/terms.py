@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gradleak.matching.adaptation import Reading
+from gradleak.matching.distances import Reading
 from gradleak.matching.factors import Thin
 
 Sums = tuple[

@@ -176,8 +176,7 @@ def accuracy(secret: Sequence[int], guess: Sequence[int]) -> float:
 
 def bag_overlap(secret: Sequence[int], guess: Sequence[int]) -> float:
     """2 · common / (tokens of both), with repetitions; 0 where both are empty."""
-    common = (Counter(secret) & Counter(guess)).total()
-    return 2 * common / max(1, len(secret) + len(guess))
+    return 2 * (Counter(secret) & Counter(guess)).total() / max(1, len(secret) + len(guess))
 
 
 @register("metric", "secret_recall")

@@ -95,8 +95,7 @@ class _Frequent(Prior):
     def _draw_one(self, length: int, streams: Streams) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
         shares = torch.rand(length, generator=streams.generator())
-        weights = (-self.costs[self.ids]).exp().expand(length, -1)
-        ranks = pick(weights, shares).tolist()
+        ranks = pick((-self.costs[self.ids]).exp().expand(length, -1), shares).tolist()
         return [
             frame[place] if fixed[place] else self.ids[rank] for place, rank in enumerate(ranks)
         ]

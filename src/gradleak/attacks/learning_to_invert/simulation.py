@@ -74,8 +74,7 @@ class ClosedForms:
             most = max(1, LOGITS_IN_CACHE // (batches.mask[0].numel() * self.target.classes))
         if clients <= most:
             return Update(self._compute(batches))
-        starts = range(0, clients, most)
-        pieces = [self._compute(batches[start : start + most]) for start in starts]
+        pieces = [self._compute(batches[start : start + most]) for start in range(0, clients, most)]
         return Update({name: torch.cat([piece[name] for piece in pieces]) for name in self.owners})
 
     def _compute(self, batches: Batch) -> dict[str, Tensor]:

@@ -199,8 +199,7 @@ class MarginalTokens(ClientSource):
         self.classes, self.corpus = target.classes, corpus
         self.cumulative = count_words(target, corpus).double().cumsum(0)
         words = target.vocabulary
-        special = [*words.prefix, *words.suffix, words.pad]
-        self.special = torch.tensor(special, device=target.device)
+        self.special = torch.tensor([*words.prefix, *words.suffix, words.pad], device=target.device)
 
     def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
         count, device = clients * examples, generator.device
