@@ -16,7 +16,7 @@ from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.gradient_matching import discrete, starts
 from gradleak.attacks.gradient_matching.discrete import WordPolish
 from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
-from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.slopes import SlopesInPieces
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.attacks.recipes.baselines import Tag
@@ -281,7 +281,7 @@ def test_gradient_matching_ends_within_its_bound(
 ) -> None:
     counts = [
         counted(monkeypatch, WordSearch, "_plan_pass"),
-        counted(monkeypatch, Slopes, "__call__"),
+        counted(monkeypatch, SlopesInPieces, "__call__"),
     ]
     counts += [counted(monkeypatch, module, "score_in_passes") for module in (discrete, starts)]
     seen = batches_of(tiny, observe)[0]

@@ -176,4 +176,4 @@ def test_what_it_came_to_before_its_time_was_up_is_the_portfolios_guess(
         Stage("span", span.sentences, False, Cost()),
         Stage("rows", rows.sentences, False, Cost(), "cut", "Its time was up."),
     ]
-    assert PortfolioRun(seen, stages, [span, rows]).likeliest is rows
+    assert PortfolioRun(seen.index, stages, [span, rows]).likeliest is rows

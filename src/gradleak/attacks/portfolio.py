@@ -5,7 +5,7 @@ The next one gets what the ones before could not prove.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -105,37 +105,34 @@ class Portfolio(Attack):
         As each of them ends, what it made is kept in the bench's checkpoint, from which a call that
         was cut goes on.
         """
-        began, kept = time.monotonic(), _read_checkpoint(bench.checkpoint, observations)
-        runs, began = {one.index: PortfolioRun(one) for one in observations}, began - kept.seconds
-        for one, earlier in zip(observations, kept.runs, strict=False):
-            runs[one.index] = PortfolioRun(
-                one, [*earlier.stages], [*earlier.guesses], earlier.settled
-            )
+        call = _read_checkpoint(bench.checkpoint, observations)
+        began = time.monotonic() - call.seconds
+        pairs = list(zip(observations, call.runs, strict=True))
         if bench.deadline is not None:
-            bench = replace(bench, deadline=bench.deadline - kept.seconds)
+            bench = replace(bench, deadline=bench.deadline - call.seconds)
         early = bench.ending_early(COMPARING)
         members = [one for one in self.members if any(_serves(one, seen) for seen in observations)]
-        for place, member in list(enumerate(members))[kept.members :]:
-            left = [
-                one for one in observations if not runs[one.index].settled and _serves(member, one)
-            ]
+        for place, member in list(enumerate(members))[call.members :]:
+            left = [(one, run) for one, run in pairs if not run.settled and _serves(member, one)]
+            seen = [one for one, _ in left]
             # Of the time that is left each member gets as much as those after it; rows gets all,
             # since no other has a turn where it has a guess.
             turns = 1 if isinstance(member, RowsAttack) else len(members) - place
-            made = _attempt(member, left, early.ending_early(1 - 1 / turns)) if left else []
-            for one, (stage, guess) in zip(left, made, strict=True):
-                runs[one.index].add(stage, guess, early)
+            made = _attempt(member, seen, early.ending_early(1 - 1 / turns)) if seen else []
+            for (one, run), (stage, guess) in zip(left, made, strict=True):
+                run.add(one, stage, guess, early)
+            call = PortfolioCheckpoint(place + 1, time.monotonic() - began, call.runs)
             if bench.checkpoint is not None:
-                _write_checkpoint(bench.checkpoint, runs, place + 1, time.monotonic() - began)
-        for run in runs.values():
+                write_whole(bench.checkpoint, json.dumps(to_plain(call, keep_nan=True)))
+        for one, run in pairs:
             if not run.guesses:
-                run.say_outright(bench)
-        _refuse_where_nothing_applies(list(runs.values()))
+                run.say_outright(one, bench)
+        _refuse_where_nothing_applies(call.runs)
         # What was kept back is there even if a member took more than its share.
         if bench.deadline is not None and early.deadline is not None:
             late = time.monotonic() + bench.deadline - early.deadline
             bench = replace(bench, deadline=max(bench.deadline, late))
-        return [self._choose(run, bench) for run in runs.values()]
+        return [self._choose(*pair, bench) for pair in pairs]
 
     def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
@@ -146,7 +143,9 @@ class Portfolio(Attack):
         except GradleakError:  # nothing that is seen can be matched
             return None
 
-    def _choose(self, run: "PortfolioRun", bench: Bench) -> Reconstruction:
+    def _choose(
+        self, observation: Observation, run: "PortfolioRun", bench: Bench
+    ) -> Reconstruction:
         """Chooses the nearest of a run's guesses.
 
         Of those that there is no time to compare it takes the one that is best by its making.
@@ -154,13 +153,13 @@ class Portfolio(Attack):
         stages, costs = tuple(run.stages), [stage.cost for stage in run.stages]
         cost = Cost(sum(one.seconds for one in costs), sum(one.steps for one in costs))
         if not run.guesses:
-            return Reconstruction(say_nothing(run.observation), cost=cost, stages=stages)
+            return Reconstruction(say_nothing(observation), cost=cost, stages=stages)
         best, nearest = run.likeliest, None
         if len({guess.sentences for guess in run.guesses}) > 1 and not best.certified:
             for guess in run.guesses:
                 if bench.out_of_time:
                     break
-                distance = self._measure_distance(run.observation, guess)
+                distance = self._measure_distance(observation, guess)
                 if distance < torch.inf and (nearest is None or distance < nearest):
                     best, nearest = guess, distance
         return replace(best, cost=cost, stages=stages)
@@ -186,31 +185,33 @@ class Portfolio(Attack):
 class PortfolioRun:
     """What the members made of one observation so far."""
 
-    observation: Observation
+    index: int  # of the observation
     stages: list[Stage] = field(default_factory=list)
     guesses: list[Reconstruction] = field(default_factory=list)
     settled: bool = False
 
-    def add(self, stage: Stage, guess: Reconstruction | None, bench: Bench) -> None:
+    def add(
+        self, observation: Observation, stage: Stage, guess: Reconstruction | None, bench: Bench
+    ) -> None:
         """Notes what the next member made of it."""
         if guess is not None:
             if stage.attack not in CERTIFYING:
-                (guess,) = with_certificates([self.observation], [guess], bench)
+                (guess,) = with_certificates([observation], [guess], bench)
                 stage = replace(stage, certified=guess.certified)
-            guess = put_in_order(guess, self.observation.knows.lengths)
+            guess = put_in_order(guess, observation.knows.lengths)
             self.guesses.append(guess)
             in_time = not bench.out_of_time
-            self.settled = guess.certified or (in_time and _fits(self.observation, guess, bench))
+            self.settled = guess.certified or (in_time and _fits(observation, guess, bench))
             stage = replace(stage, sentences=guess.sentences)
             if self.settled:  # nothing was left to do when the time was up
                 stage = replace(stage, fate="ran", reason="")
             self.settled |= stage.attack == RowsAttack.name
         self.stages.append(stage)
 
-    def say_outright(self, bench: Bench) -> None:
+    def say_outright(self, observation: Observation, bench: Bench) -> None:
         """Lets the update speak for itself, where no member has a guess."""
         began = time.monotonic()
-        said = say_outright(self.observation, bench)
+        said = say_outright(observation, bench)
         if said is not None:
             self.guesses.append(Reconstruction(said))
             self.stages.append(Stage("outright", said, False, Cost(time.monotonic() - began)))
@@ -229,43 +230,23 @@ class PortfolioRun:
 
 
 @dataclass(frozen=True)
-class KeptRun:
-    """What a checkpoint holds of one run."""
-
-    index: int  # of its observation
-    stages: tuple[Stage, ...]
-    guesses: tuple[Reconstruction, ...]
-    settled: bool
-
-
-@dataclass(frozen=True)
 class PortfolioCheckpoint:
-    """What a call that was cut has left: so many members ended, in so many seconds."""
+    """What a call has done, and leaves where it is cut: so many members ended, in some seconds."""
 
-    members: int = 0
-    seconds: float = 0.0
-    runs: tuple[KeptRun, ...] = ()
-
-
-def _write_checkpoint(
-    path: Path, runs: Mapping[int, PortfolioRun], members: int, seconds: float
-) -> None:
-    kept = tuple(
-        KeptRun(index, tuple(run.stages), tuple(run.guesses), run.settled)
-        for index, run in runs.items()
-    )
-    plain = to_plain(PortfolioCheckpoint(members, seconds, kept), keep_nan=True)
-    write_whole(path, json.dumps(plain))
+    members: int
+    seconds: float
+    runs: tuple[PortfolioRun, ...]
 
 
 def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> PortfolioCheckpoint:
-    """Reads what an earlier call on these observations has left."""
+    """Reads what an earlier call on these observations has left, or begins."""
+    fresh = PortfolioCheckpoint(0, 0.0, tuple(PortfolioRun(one.index) for one in observations))
     if path is None or not path.is_file():
-        return PortfolioCheckpoint()
+        return fresh
     plain = json.loads(path.read_text(encoding="utf-8"))
     kept: PortfolioCheckpoint = from_plain(PortfolioCheckpoint, plain, path.name)
-    same = [run.index for run in kept.runs] == [one.index for one in observations]
-    return kept if same else PortfolioCheckpoint()
+    is_same = [run.index for run in kept.runs] == [run.index for run in fresh.runs]
+    return kept if is_same else fresh
 
 
 def _serves(member: Attack, observation: Observation) -> bool:

@@ -24,7 +24,7 @@ from gradleak.attacks.gradient_matching.discrete import (
     Slips,
     WordPolish,
 )
-from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.slopes import open_slopes
 from gradleak.attacks.gradient_matching.starts import FreeLabels, Start
 from gradleak.attacks.search.descent import RowAdam
 from gradleak.attacks.search.hypotheses import Assumptions, Source
@@ -174,7 +174,8 @@ class Search:
         matcher = loop.open_matcher(rows.observations)
         self.scorer = CandidateScorer(rows, matcher, bench, self._measure_unit(matcher))
         norm_weights = loop.norm_weight * self.scorer.unit
-        self.slopes = Slopes(matcher, rows, bench, norm_weights, loop.slips.padding_in_penalty)
+        padded = loop.slips.padding_in_penalty
+        self.compute_slopes = open_slopes(matcher, rows, bench, norm_weights, padded)
         self.frame = rows.special_numbers()
         self.embeddings = self._put_back_specials(loop.start.draw(rows, bench, matcher))
         self.best = self.embeddings.clone()
@@ -201,7 +202,7 @@ class Search:
         state = self.loop.optimiser.begin(self.embeddings)
         for step in range(self.loop.steps):
             began = time.monotonic()
-            losses, gradients = self.slopes(self.embeddings)
+            losses, gradients = self.compute_slopes(self.embeddings)
             self._keep(step, losses)
             state.step(self.embeddings, gradients)
             seconds_a_step = time.monotonic() - began
@@ -218,7 +219,7 @@ class Search:
                 if self.bench.out_of_time:
                     break
                 discrete.reorder_words(self.scorer, self.embeddings, state, number, slips)
-        losses, _ = self.slopes(self.embeddings)
+        losses, _ = self.compute_slopes(self.embeddings)
         self._keep(self.taken, losses, is_last=True)
         self.answers = self._choose_answers()
         self.judged = self.best_losses

@@ -145,18 +145,29 @@ class StandardisedPixels(Render):
         return state.clamp(-0.5 / PIXEL_SPREAD, 0.5 / PIXEL_SPREAD)
 
 
-@dataclass(frozen=True)
-class PictureObjective:
-    """What is minimised: a distance of gradients, as the defense leaves it, and total variation."""
+class PictureMatchingAttack(Attack):
+    """Minimises a distance of gradients, as the defense leaves it, and total variation.
 
+    Attacks that match the gradients of pictures have these fields.
+    """
+
+    medium: ClassVar[Medium] = "image"
     variation_weight: float
-    adaptive: bool = True
+    labels: Source
+    adaptive: bool
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return frozenset({Fact.BATCH_SIZE, *([Fact.LABELS] if self.labels == "known" else [])})
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return self.adaptive
 
     def open_matcher(self, observations: Sequence[Observation]) -> Matcher:
         """Returns one cosine over all parameters together, as IG has it."""
         return for_observations(observations, WholeCosine(), adaptive=self.adaptive, unroll=False)
 
-    def compute(self, matcher: Matcher, batch: Batch, rows: slice) -> Float[Tensor, "rows"]:
+    def compute_losses(self, matcher: Matcher, batch: Batch, rows: slice) -> Float[Tensor, "rows"]:
         """Returns the loss of one candidate a row."""
         assert batch.pixels is not None
         losses = matcher.distances(batch, rows)[:, 0]
@@ -164,17 +175,16 @@ class PictureObjective:
             return losses
         return losses + self.variation_weight * measure_variation(batch.pixels[:, 0])
 
-    def compute_at(
+    def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
     ) -> Float[Tensor, "observations"]:
-        """Returns the same at given batches of pictures, all of one size."""
         matcher, device = self.open_matcher(observations), observations[0].target.device
         pixels = torch.stack([batch.pixels for batch in batches if batch.pixels is not None])
         labels = torch.stack([batch.labels for batch in batches])
 
         def piece(kept: slice) -> Tensor:
             batch = Batch.of_pixels(pixels[kept, None], labels[kept, None])
-            return self.compute(matcher, batch, kept).detach()
+            return self.compute_losses(matcher, batch, kept).detach()
 
         # Done beside a search: what it may take does not come from the bench's memory.
         fitting = int(BESIDE / matcher.bytes(pixels.shape[1], 1))
@@ -203,9 +213,9 @@ class BestPictures:
 class PictureSearch:
     """Moves the numbers of all rows by Adam and keeps the best of each row."""
 
-    def __init__(self, rows: PictureRows, objective: PictureObjective, bench: Bench) -> None:
-        self.rows, self.objective, self.bench = rows, objective, bench
-        self.matcher = objective.open_matcher(rows.observations)
+    def __init__(self, rows: PictureRows, attack: PictureMatchingAttack, bench: Bench) -> None:
+        self.rows, self.attack, self.bench = rows, attack, bench
+        self.matcher = attack.open_matcher(rows.observations)
         device, each = rows.target.device, self.matcher.bytes(rows.examples, 1, slope=True)
         what = f"one step on {rows.examples} pictures"
         refuse_without_room("The search for pictures", each, bench, device, what)
@@ -222,7 +232,7 @@ class PictureSearch:
 
         def compute_losses(numbers: Tensor, kept: slice) -> Tensor:
             batch = self.rows.batch(render.render(numbers, kept), kept)
-            return self.objective.compute(self.matcher, batch, kept)
+            return self.attack.compute_losses(self.matcher, batch, kept)
 
         compute_slopes = SlopesInPieces(self.chunks, compute_losses)
         best, lowest = state.clone(), state.new_full((len(state),), torch.inf)
@@ -269,29 +279,3 @@ def choose_pictures(
             cost=cost,
         )
     return [best[observation.index] for observation in observations]
-
-
-class PictureMatchingAttack(Attack):
-    """What attacks that match the gradients of pictures share; each has these fields."""
-
-    medium: ClassVar[Medium] = "image"
-    variation_weight: float
-    labels: Source
-    adaptive: bool
-
-    @property
-    def requires(self) -> frozenset[Fact]:
-        return frozenset({Fact.BATCH_SIZE, *([Fact.LABELS] if self.labels == "known" else [])})
-
-    def adapts_to(self, channel: Channel) -> bool:
-        return self.adaptive
-
-    def objective(
-        self, observations: Sequence[Observation], batches: Sequence[Batch]
-    ) -> Float[Tensor, "observations"]:
-        return self.minimised.compute_at(observations, batches)
-
-    @property
-    def minimised(self) -> PictureObjective:
-        """What the search minimises."""
-        return PictureObjective(self.variation_weight, self.adaptive)

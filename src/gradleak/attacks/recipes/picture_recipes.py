@@ -61,7 +61,7 @@ class InvertingGradients(PictureMatchingAttack):
         rows = lay_out_pictures(observations, self.labels, self.restarts)
         render, optimiser = StandardisedPixels(rows), RowAdam(self.learning_rate, Drops(self.steps))
         start = rows.draw(bench, rows.examples * rows.target.hidden_size)
-        search = PictureSearch(rows, self.minimised, bench)
+        search = PictureSearch(rows, self, bench)
         found = search.run(render, start, optimiser, self.steps, signed=True)
         return choose_pictures(rows, render, found, observations, began)
 
@@ -144,7 +144,7 @@ class GenerativePrior(PictureMatchingAttack):
         latents = Latents(rows, generator)
         start = rows.draw(bench, rows.examples * generator.latents)
         optimiser = RowAdam(self.latent_learning_rate, Drops(self.latent_steps))
-        found = PictureSearch(rows, self.minimised, bench).run(
+        found = PictureSearch(rows, self, bench).run(
             latents, start, optimiser, self.latent_steps, signed=False
         )
         if not self.weight_steps:
@@ -155,7 +155,7 @@ class GenerativePrior(PictureMatchingAttack):
         weights = GeneratorWeights(generator, fixed)
         optimiser = RowAdam(self.weight_learning_rate, Drops(self.weight_steps))
         copies = generator.weights.expand(len(kept), -1).contiguous()
-        moved = PictureSearch(best, self.minimised, bench).run(
+        moved = PictureSearch(best, self, bench).run(
             weights, copies, optimiser, self.weight_steps, signed=False
         )
         return choose_pictures(best, weights, moved, observations, began)
