@@ -18,7 +18,7 @@ from gradleak.core.attack import Bench, Scale
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact, Observation, View
+from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.streams import Streams
 from gradleak.core.target import TargetSpec
@@ -98,23 +98,18 @@ def refuse_unlike(observations: Sequence[Observation]) -> None:
             )
 
 
-def _view_of(observation: Observation) -> View:
-    seen = observation.update.tensors
-    whole = set(seen) == {part.name for part in observation.target.parts}
-    return Everything() if whole else TensorsView(tuple(seen))
-
-
 def _spec_of(
     found: Reconstructions, target: TargetSpec | None, data: Dataset | None, batch_size: int
 ) -> AuditSpec:
     first = found.observations[0]
     facts = frozenset(Fact).intersection(*(one.knows.facts for one in found.observations))
+    seen, parts = tuple(first.update.tensors), {part.name for part in first.target.parts}
     return AuditSpec(
         target=target or InMemory(found.model, found.weights[:HASH]),
         data=data or OwnTexts(hash_updates(found.observations)),
         attacks=tuple(one.attack for one in found.attacked.values()),
         protocol=first.protocol,
-        view=_view_of(first),
+        view=Everything() if set(seen) == parts else TensorsView(seen),
         prior=read("prior", found.prior, PriorSpec),
         limit=len(found.observations),
         batch_size=batch_size,

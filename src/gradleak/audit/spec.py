@@ -141,6 +141,8 @@ class AuditSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the record's spec, and what its id is the hash of."""
+        learns = any(isinstance(attack, TrainableAttack) for attack in self.attacks)
+        public = None if self.public is None else to_dict(self.public)
         return {
             "target": to_dict(self.target),
             "data": to_dict(self.data),
@@ -157,17 +159,10 @@ class AuditSpec:
             "seed": self.seed,
             "dtype": self.dtype,
             "time_limit": self.time_limit,
-            **self._learning(),
             # Other audits keep the id they always had
+            **({"public": public} if learns else {}),
             **({} if self.truncate else {"truncate": False}),
         }
-
-    def _learning(self) -> dict[str, Any]:
-        """What is learnt from, where something is learnt: other audits keep the id they always
-        had."""
-        if not any(isinstance(attack, TrainableAttack) for attack in self.attacks):
-            return {}
-        return {"public": None if self.public is None else to_dict(self.public)}
 
     @cached_property
     def id(self) -> str:

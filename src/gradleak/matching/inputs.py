@@ -118,8 +118,11 @@ def visible_linear_parts(
     observation: Observation, layer: int, modules: Sequence[str]
 ) -> tuple[Part, ...]:
     """Returns those linear weights of some modules in one layer whose gradient is seen."""
-    linear = linear_parts(observation.target, tuple(observation.update.tensors))
-    return tuple(part for part in linear if part.layer == layer and part.module in modules)
+    return tuple(
+        part
+        for part in linear_parts(observation.target, tuple(observation.update.tensors))
+        if part.layer == layer and part.module in modules
+    )
 
 
 @torch.no_grad()

@@ -42,12 +42,9 @@ class PeakSignalToNoise(PictureMetric):
     unit: ClassVar[str] = "decibel"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        from gradleak.metrics.picture_distances import squared_error, values_of
-
-        errors = [squared_error(*values_of(pair)) for pair in pairs]
         return [
-            HIGHEST_PSNR if error == 0 else min(HIGHEST_PSNR, -10 * math.log10(error))
-            for error in errors
+            min(HIGHEST_PSNR, -10 * math.log10(error)) if error else HIGHEST_PSNR
+            for error in MeanSquaredError().values(pairs)
         ]
 
 

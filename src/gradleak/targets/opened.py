@@ -17,6 +17,7 @@ from gradleak.core.batch import Batch, Example, pad_rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.target import Target, Vocabulary
+from gradleak.matching.kinds import owners_of
 from gradleak.targets.weights import Weights
 
 UNUSED = re.compile(r"^[\[<]unused_?\d+[\]>]$")  # BERT's spare ids: never in a text
@@ -49,7 +50,11 @@ class OpenedTransformer(Target):
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary_of(name, model, tokenizer)
         self.hidden_size = int(self.vocabulary.embeddings.shape[1])
-        self._aliases = aliases_of(model)
+        # Of every parameter, the names under which modules hold it: several where weights are tied
+        self._aliases = {
+            name: [f"{module}.{attribute}".lstrip(".") for module, attribute in owners]
+            for name, owners in owners_of(model).items()
+        }
         self.longest = longest_of(model.config, tokenizer)
 
     @property
@@ -231,17 +236,6 @@ def vocabulary_of(name: str, model: Any, tokenizer: Any) -> Vocabulary:
         pad=int(pad),
         specials=tuple(sorted(special)),
     )
-
-
-def aliases_of(model: nn.Module) -> dict[str, list[str]]:
-    """For every parameter name, the names under which modules hold it: more than one where
-    weights are tied."""
-    holders: dict[int, list[str]] = {}
-    # Each module once, whatever the number of its names
-    for module_name, part in model.named_modules():
-        for attribute, parameter in part.named_parameters(recurse=False):
-            holders.setdefault(id(parameter), []).append(f"{module_name}.{attribute}".lstrip("."))
-    return {name: holders[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 def longest_of(config: Any, tokenizer: Any) -> int:

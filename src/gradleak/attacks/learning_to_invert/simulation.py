@@ -180,8 +180,8 @@ class Simulation:
         self.gradients = None
         if setting.protocol.one_gradient and not setting.protocol.dropout:
             # Where no defense mixes parameters that are seen with others, no others are needed.
-            parts = [target.part(name) for name in setting.view.visible(target)]
-            seen = list(dict.fromkeys(part.parameter for part in parts))
+            visible = setting.view.visible(target)
+            seen = list(dict.fromkeys(target.part(name).parameter for name in visible))
             self.gradients = per_client(target, None if self.by_code else seen)
 
     def __call__(self, batches: Batch, streams: Streams, first: int = 0) -> Update:

@@ -40,11 +40,6 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bfloat16" and device.type == "cuda" else torch.float32
 
 
-def find_peak_memory(device: torch.device) -> int | None:
-    """Returns the most bytes held at once on a GPU so far; nobody counts them on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
 @dataclass(frozen=True)
 class TrainingSchedule:
     """How long and how fast to learn."""
