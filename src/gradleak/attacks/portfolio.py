@@ -273,10 +273,10 @@ def put_in_order(guess: Reconstruction, lengths: tuple[int, ...] | None) -> Reco
     """
     if lengths is None or sorted(map(len, guess.sentences)) != sorted(lengths):
         return guess
-    # Where the known lengths stand, the sentences of each in the order they have
-    places = sorted(range(len(lengths)), key=lambda place: lengths[place])
-    ours = sorted(range(len(lengths)), key=lambda place: len(guess.sentences[place]))
-    order = [one for _, one in sorted(zip(places, ours, strict=True))]
+    left, order = list(range(len(guess.sentences))), list[int]()
+    for length in lengths:
+        order.append(next(place for place in left if len(guess.sentences[place]) == length))
+        left.remove(order[-1])
     labels = None if guess.labels is None else tuple(guess.labels[place] for place in order)
     return replace(guess, sentences=tuple(guess.sentences[place] for place in order), labels=labels)
 

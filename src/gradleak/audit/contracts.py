@@ -260,11 +260,12 @@ def prefer_the_truth(attack: Attack, ground: Ground) -> None:
         for batch in truths
         if batch.ids is not None
     ]
-    here, there = (attack.objective(ground.observations, one) for one in (truths, wrong))
-    if here is None or there is None:
-        _hold(here is there, "it is not one number each")
+    here = attack.objective(ground.observations, truths)
+    if here is None:
         return
-    _hold(here.shape == there.shape == (2,), "it is not one number each")
+    there = attack.objective(ground.observations, wrong)
+    if there is None or not here.shape == there.shape == (2,):
+        raise BrokenContract("it is not one number each")
     _hold(bool(here.isfinite().all() and there.isfinite().all()), "it is not finite")
     _hold(bool((here < there).all()), "it is less for turned words than for the right ones")
 

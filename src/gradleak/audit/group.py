@@ -251,8 +251,8 @@ class AuditGroup:
             self.peak_memory = max(self.peak_memory or 0, peak.bytes)
         unwatched = replace(bench, progress=Progress(), deadline=None, checkpoint=None)
         blind = Blind().reconstruct(seen, unwatched)
-        named = self.shared.attack_keys()[key]  # what learnt has no name of its own
-        guesses = (*found, *blind, *draw_beside(named, seen, unwatched))
+        # What learnt has no name of its own, by which to draw
+        guesses = (*found, *blind, *draw_beside(self.shared.attack_keys()[key], seen, unwatched))
         norms = [update_norm(observation) for observation in seen]
         return [Outcome(one, norm) for one, norm in zip(guesses, norms * 3, strict=True)]
 

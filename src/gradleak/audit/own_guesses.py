@@ -169,8 +169,9 @@ class Reconstructions(Sequence[RebuiltText]):
         except ImportError as error:
             raise GradleakError("to_pandas() needs pandas: pip install pandas.") from error
         columns = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
-        rows = [[getattr(one, name) for name in columns] for one in self]
-        return pandas.DataFrame(rows, columns=list(columns))
+        return pandas.DataFrame(
+            [[getattr(one, name) for name in columns] for one in self], columns=list(columns)
+        )
 
 
 def reconstruct(

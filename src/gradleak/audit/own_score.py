@@ -77,8 +77,9 @@ def score(
             )
     result.findings += finding_records(observations, private)
     key = SecretKey(os.urandom(KEY_BYTES)) if out is None else open_key(Path(out))
-    device = str(model.device)
-    record = record_of(member, result, model, key, device, found.peak_memory, keep_secrets)
+    record = record_of(
+        member, result, model, key, str(model.device), found.peak_memory, keep_secrets
+    )
     if out is not None:
         write_record(Path(out), record)
     return record

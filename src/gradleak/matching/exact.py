@@ -242,11 +242,13 @@ def _multiply_by_token(
 ) -> Float[Tensor, "sentences others"]:
     """Returns Σ_{t,s} (δ_t·δ_s)(x_t·x_s) of every two sentences, a few sentences at a time."""
     step = max(1, PRODUCTS_AT_ONCE // (deltas.shape[1] * others.shape[0] * others.shape[1]))
-    pieces = [slice(start, start + step) for start in range(0, len(deltas), step)]
-    # For every two sentences a table of tokens with tokens, of which only the sum is kept
-    by_deltas = (torch.einsum("stx,oux->sotu", deltas[some], others) for some in pieces)
-    pairs = zip(pieces, by_deltas, strict=True)
-    return torch.cat([(compare_inputs(some) * table).sum((2, 3)) for some, table in pairs])
+    rows = []
+    for start in range(0, len(deltas), step):
+        some = slice(start, start + step)
+        # For every two sentences a table of tokens with tokens, of which only the sum is kept
+        by_deltas = torch.einsum("stx,oux->sotu", deltas[some], others)
+        rows.append((compare_inputs(some) * by_deltas).sum((2, 3)))
+    return torch.cat(rows)
 
 
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:

@@ -220,12 +220,13 @@ class Polish:
 
         Those at the lowest loss and those of the end both count.
         """
-        rows = ending.scorer.rows
+        rows, pools = ending.scorer.rows, []
         directions = normalise(rows.target.vocabulary.embeddings[rows.words])
-        free = zip(ending.best, ending.embeddings, ~rows.fixed, strict=True)
-        places = (normalise(torch.cat([best[one], last[one]])) for best, last, one in free)
-        nearest = ((one @ directions.T).topk(self.nearest, dim=-1).indices for one in places)
-        return [rows.words[one].flatten() for one in nearest]
+        for row, fixed in enumerate(rows.fixed):
+            places = torch.cat([ending.best[row][~fixed], ending.embeddings[row][~fixed]])
+            cosines = normalise(places) @ directions.T
+            pools.append(rows.words[cosines.topk(self.nearest, dim=-1).indices].flatten())
+        return pools
 
     def _draw_candidates(
         self, scorer: CandidateScorer, ids: Ids, pools: list[Tensor], number: int, sentence: int

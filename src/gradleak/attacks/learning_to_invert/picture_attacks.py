@@ -337,8 +337,9 @@ class PictureNetwork(Network):
     def judge(self, seen: SeenClients, dtype: torch.dtype) -> ReadingScore:
         """Adds up squared errors, and counts labels that are read right."""
         errors, clients = self._compare_one(seen, dtype), seen.clients.lead[0]
-        right = clients * float(errors.labels_right)
-        return ReadingScore(clients * float(errors.squared), right, clients)
+        return ReadingScore(
+            clients * float(errors.squared), clients * float(errors.labels_right), clients
+        )
 
     def _compare_one(self, seen: SeenClients, dtype: torch.dtype) -> Errors:
         clients = seen.clients

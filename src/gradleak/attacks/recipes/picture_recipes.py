@@ -151,8 +151,9 @@ class GenerativePrior(PictureMatchingAttack):
             return choose_pictures(rows, latents, found, observations, began)
         kept = rows.find_best(found.losses)
         best = rows.take(kept)
-        fixed = found.state[kept].view(len(kept), rows.examples, generator.latents)
-        weights = GeneratorWeights(generator, fixed)
+        weights = GeneratorWeights(
+            generator, found.state[kept].view(len(kept), rows.examples, generator.latents)
+        )
         optimiser = RowAdam(self.weight_learning_rate, Drops(self.weight_steps))
         copies = generator.weights.expand(len(kept), -1).contiguous()
         moved = PictureSearch(best, self, bench).run(
