@@ -10,7 +10,8 @@ from gradleak.core.defense import Channel, Defense, Survivors, channel_of, prote
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
-from gradleak.defenses.clipping_and_noise import CentralDp, ClientDp, Clipping, GaussianNoise
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import CentralDp, ClientDp
 from gradleak.defenses.few_bits import Quantisation, Sign
 from gradleak.defenses.sparsification import Masking, Pruning, TopK
 

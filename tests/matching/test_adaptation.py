@@ -12,7 +12,8 @@ from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.target import Target
-from gradleak.defenses.clipping_and_noise import Clipping, DpSgd, GaussianNoise
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import DpSgd
 from gradleak.defenses.few_bits import Quantisation, Sign
 from gradleak.defenses.sparsification import Masking, Pruning, TopK
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations

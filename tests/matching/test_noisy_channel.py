@@ -7,7 +7,8 @@ from gradleak.core.defense import Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.clipping_and_noise import ClientDp, Clipping, DpSgd, GaussianNoise
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import ClientDp, DpSgd
 from gradleak.defenses.few_bits import Quantisation, Rounding, Sign
 from gradleak.defenses.sparsification import Pruning
 from gradleak.matching.noisy_channel import Likelihood, read_channel

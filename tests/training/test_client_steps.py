@@ -12,7 +12,8 @@ from gradleak.cli import main
 from gradleak.core.batch import Example
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
-from gradleak.defenses.clipping_and_noise import CentralDp, Clipping, DpSgd, GaussianNoise
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import CentralDp, DpSgd
 from gradleak.defenses.few_bits import Sign
 from gradleak.defenses.sparsification import Pruning
 from gradleak.targets import resolve_target
