@@ -22,10 +22,8 @@ from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.half_precision import Rounding
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.few_bits import Rounding, Sign
 from gradleak.matching.exact import OuterSums, Tied, gradients_of
 from gradleak.matching.inputs import matrix_of
 from gradleak.matching.linear_algebra import orthonormalise

@@ -29,7 +29,7 @@ from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg

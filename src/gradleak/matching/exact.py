@@ -12,6 +12,7 @@ form (other tied weights, unknown modules) is left to autograd, one sentence at 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -21,12 +22,27 @@ from torch import Tensor, nn
 from gradleak.core.batch import Batch
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
-from gradleak.matching.kinds import Kind, Use, compute_terms, kind_of, leave_out_padding, owners_of
+from gradleak.matching.kinds import (
+    Kind,
+    Slopes,
+    Use,
+    call_shapes,
+    capture_calls,
+    compute_terms,
+    copy_parameters,
+    differentiate_each,
+    find_slopes,
+    kind_of,
+    leave_out_padding,
+    owners_of,
+)
 
 ROWS_AT_ONCE = 1024  # of an observed matrix, turned to double precision
 PRODUCTS_AT_ONCE = 2**23  # of tokens with tokens
 KNOWN = (Kind.LINEAR, Kind.CONV1D, Kind.LAYER_NORM, Kind.RMS_NORM, Kind.EMBEDDING)
+
+
+Same = TypeVar("Same", bound="Gradients")
 
 
 class Gradients(ABC):
@@ -37,7 +53,7 @@ class Gradients(ABC):
         """Returns their products with a tensor that was seen."""
 
     @abstractmethod
-    def products(self, other: "Gradients") -> Float[Tensor, "sentences others"]:
+    def products(self: Same, other: Same) -> Float[Tensor, "sentences others"]:
         """Returns their products with those of other sentences, in the same tensor."""
 
     @abstractmethod
@@ -50,7 +66,7 @@ class Gradients(ABC):
         """Returns those of some sentences."""
 
     @abstractmethod
-    def pair_up(self, other: "Gradients") -> Float[Tensor, "sentences"]:
+    def pair_up(self: Same, other: Same) -> Float[Tensor, "sentences"]:
         """Returns the product of each with the other's at the same place; with itself, the squared
         norms."""
 
@@ -71,21 +87,17 @@ class OuterSums(Gradients):
             found = found + ((deltas @ rows.to(deltas.dtype)) * self.inputs).sum((1, 2))
         return found
 
-    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
-        assert isinstance(other, OuterSums)
-
+    def products(self, other: "OuterSums") -> Float[Tensor, "sentences others"]:
         def compare_inputs(some: slice) -> Tensor:
             return torch.einsum("stx,oux->sotu", self.inputs[some], other.inputs)
 
         return _multiply_by_token(self.deltas, other.deltas, compare_inputs)
 
-    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
-        assert isinstance(other, OuterSums)
+    def pair_up(self, other: "OuterSums") -> Float[Tensor, "sentences"]:
         return ((self.inputs @ other.inputs.mT) * (self.deltas @ other.deltas.mT)).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
-        sizes: Tensor = (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
-        return sizes
+        return torch.sum(self.inputs.norm(dim=2) * self.deltas.norm(dim=2), 1)
 
     def take(self, rows: Int[Tensor, "some"]) -> "OuterSums":
         return OuterSums(self.inputs[rows], self.deltas[rows], self.turned)
@@ -101,22 +113,18 @@ class Lookups(Gradients):
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
         return (observed[self.ids].to(self.deltas.dtype) * self.deltas).sum((1, 2))
 
-    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
-        assert isinstance(other, Lookups)
-
+    def products(self, other: "Lookups") -> Float[Tensor, "sentences others"]:
         def compare_words(some: slice) -> Tensor:
             return self.ids[some, None, :, None] == other.ids[None, :, None, :]
 
         return _multiply_by_token(self.deltas, other.deltas, compare_words)
 
-    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
-        assert isinstance(other, Lookups)
+    def pair_up(self, other: "Lookups") -> Float[Tensor, "sentences"]:
         alike = self.ids[:, :, None] == other.ids[:, None, :]
         return ((self.deltas @ other.deltas.mT) * alike).sum((1, 2))
 
     def summands(self) -> Float[Tensor, "sentences"]:
-        sizes: Tensor = self.deltas.norm(dim=2).sum(1)
-        return sizes
+        return torch.sum(self.deltas.norm(dim=2), 1)
 
     def take(self, rows: Int[Tensor, "some"]) -> "Lookups":
         return Lookups(self.ids[rows], self.deltas[rows])
@@ -161,12 +169,10 @@ class Vectors(Gradients):
     def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
         return self.values @ observed.flatten().to(self.values.dtype)
 
-    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
-        assert isinstance(other, Vectors)
+    def products(self, other: "Vectors") -> Float[Tensor, "sentences others"]:
         return self.values @ other.values.mT
 
-    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
-        assert isinstance(other, Vectors)
+    def pair_up(self, other: "Vectors") -> Float[Tensor, "sentences"]:
         return (self.values * other.values).sum(1)
 
     def summands(self) -> Float[Tensor, "sentences"]:
@@ -251,8 +257,7 @@ class ExactGradients:
         placed = (module for module, _ in self.places.values())
         names = dict.fromkeys((*placed, *(name for pair in self.tied.values() for name in pair)))
         modules = {name: target.module.get_submodule(name) for name in names}
-        wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
-        copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
+        copies = copy_parameters(target, self.by_autograd)
         with torch.enable_grad():
             with capture_calls(modules, len(batch.mask)) as noted:
                 losses = target.losses(batch.apart, copies)[:, 0]
@@ -269,37 +274,22 @@ class ExactGradients:
             if part.name in self.tied:
                 table, head = self.tied[part.name]
                 module = target.module.get_submodule(table)
-                predicted = _sum_outer(part, Kind.LINEAR, calls[head], sums)
-                yield part.name, Tied(_look_up(module, calls[table], sums), predicted)
-                continue
-            if part.name not in self.places:
-                continue
-            name, kind = self.places[part.name]
-            module, used = target.module.get_submodule(name), calls[name]
-            if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
-                yield part.name, _short(part, module, kind, used, sums)
-            elif kind is Kind.EMBEDDING:
-                yield part.name, _look_up(module, used, sums)
-            else:
-                yield part.name, _sum_outer(part, kind, used, sums)
+                read = _take_form(part, module, Kind.EMBEDDING, calls[table], sums)
+                predicted = _take_form(part, module, Kind.LINEAR, calls[head], sums)
+                assert isinstance(read, Lookups) and isinstance(predicted, OuterSums)
+                yield part.name, Tied(read, predicted)
+            elif part.name in self.places:
+                name, kind = self.places[part.name]
+                module = target.module.get_submodule(name)
+                yield part.name, _take_form(part, module, kind, calls[name], sums)
 
     def _by_autograd(
         self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor], sums: torch.dtype
     ) -> Iterator[tuple[str, Gradients]]:
-        if not copies:
-            return
-        each = [
-            torch.autograd.grad(
-                loss, list(copies.values()), retain_graph=True, materialize_grads=True
-            )
-            for loss in losses
-        ]
-        places = {name: place for place, name in enumerate(copies)}
+        each = differentiate_each(losses, copies)
         for part in self.by_autograd:
             # The terms that autograd summed are not known: the gradient's size stands for theirs.
-            values = torch.stack(
-                [part.of(one[places[part.parameter]]).flatten() for one in each]
-            ).to(sums)
+            values = torch.stack([part.of(one[part.parameter]).flatten() for one in each]).to(sums)
             yield part.name, Vectors(values, values.norm(dim=1))
 
 
@@ -342,32 +332,26 @@ def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
     return tensor.detach().reshape(len(tensor), -1, tensor.shape[-1])
 
 
-def _look_up(module: nn.Module, used: Sequence[tuple[Use, Tensor]], sums: torch.dtype) -> Lookups:
-    """Returns the gradient of an embedding table by its lookups."""
-    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
-    ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
-    return Lookups(ids, leave_out_padding(module, ids, deltas))
-
-
-def _sum_outer(
-    part: Part, kind: Kind, used: Sequence[tuple[Use, Tensor]], sums: torch.dtype
-) -> OuterSums:
-    """Returns the gradient of a linear layer by its inputs and output gradients."""
-    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
-    inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
-    cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
-    return OuterSums(inputs, cut, kind is Kind.CONV1D)
-
-
-def _short(
+def _take_form(
     part: Part,
     module: nn.Module,
     kind: Kind,
     used: Sequence[tuple[Use, Tensor]],
     sums: torch.dtype,
-) -> Vectors:
-    """Returns the gradient of a bias or of a norm's weight."""
-    terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
-    cuts = [part.of(_by_token(one).to(sums)) for one in terms]
-    values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
-    return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))
+) -> Gradients:
+    """Returns the gradients of a part from all uses of its module."""
+    if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
+        terms = [compute_terms(module, kind, part.parameter, *use) for use in used]
+        cuts = [part.of(_by_token(one).to(sums)) for one in terms]
+        values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
+        return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))
+    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
+    if kind is Kind.EMBEDDING:
+        ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
+        return Lookups(ids, leave_out_padding(module, ids, deltas))
+    cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
+    return OuterSums(
+        torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums),
+        cut,
+        kind is Kind.CONV1D,
+    )
