@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import click
 import typer
@@ -21,6 +21,11 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
 from gradleak.core.errors import GradleakError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gradleak.report.terminal.live import TerminalDisplay
 
 FILE = Path(__file__).with_name("components.json")
 KINDS = {
@@ -290,6 +295,25 @@ Memory = Annotated[
     ),
 ]
 Device = Annotated[str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one. [auto]")]
+
+
+def open_terminal(to_stderr: bool = False) -> "Console":
+    """Opens the terminal. Its library is loaded only here, so that --help answers at once."""
+    from gradleak.report.terminal.console import open_console
+
+    return open_console(to_stderr)
+
+
+def open_display(quiet: bool = False, show_guesses: bool = True) -> "TerminalDisplay":
+    """Opens a display of progress, on standard error."""
+    from gradleak.report.terminal.live import TerminalDisplay
+
+    return TerminalDisplay(open_terminal(to_stderr=True), quiet=quiet, show_guesses=show_guesses)
+
+
+def print_json(plain: object) -> None:
+    """Prints what programs read."""
+    typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
 
 
 def resolve_memory(words: str | None) -> int | None:

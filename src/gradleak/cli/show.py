@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.audit import write_pictures
-from gradleak.cli.command import RecordPath
+from gradleak.cli.command import RecordPath, open_terminal
 from gradleak.records.errors import RecordError
 
 if TYPE_CHECKING:
@@ -36,14 +36,13 @@ def show(
     """
     from gradleak.records.store import read_record
     from gradleak.report.shown_guesses import find_kept_secrets
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
     if record.is_dir():
         list_folder(record)
         return
     read = read_record(record)
-    print_record(open_console(), read, find_kept_secrets(read), with_trace=trace, full=full)
+    print_record(open_terminal(), read, find_kept_secrets(read), with_trace=trace, full=full)
     if pictures:
         draw(read, record)
 
@@ -64,7 +63,6 @@ def draw(read: "Record", record: Path) -> None:
 def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
     from gradleak.records.store import RECORD, read_summary
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import print_folder
 
     paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
@@ -77,6 +75,6 @@ def list_folder(folder: Path) -> None:
         except RecordError as error:
             broken.append(str(error))
     if records:
-        print_folder(open_console(), records)
+        print_folder(open_terminal(), records)
     if broken:
         raise RecordError("\n".join(broken))
