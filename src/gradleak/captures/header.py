@@ -1,12 +1,14 @@
 """What a capture says of itself: where its tensors come from, and what an attacker may know."""
 
-import dataclasses
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gradleak.core.errors import GradleakError
@@ -23,6 +25,8 @@ SHOWN = 60  # letters of a foreign name that a message quotes
 # Brackets, braces and commas of a JSON text: 8 MiB of "[],[],…" would take 200 MB when read. A
 # tensor has ten of them, counted with its name in the model's list
 MOST_MARKS = 500_000
+LIBRARIES = ("gradleak", "torch", "safetensors", "transformers")
+HASH = re.compile(r"[0-9a-f]{64}")
 MOST = 2**31  # above it a count, a label or a round is a mistake
 
 
@@ -151,13 +155,17 @@ def check_header(header: CaptureHeader) -> None:
         **{f"versions.{quote(name)}": version for name, version in header.versions.items()},
     }
     for where, value in texts.items():
-        _check_text(where, value)
+        if len(value) > LONGEST_TEXT or not value.isprintable():
+            raise CaptureError(
+                f"{where} must be one line of at most {LONGEST_TEXT} letters without control"
+                " characters"
+            )
     hashes = {
         "model.weights_hash": header.model.weights_hash,
         "model.tokenizer_hash": header.model.tokenizer_hash,
     }
     for where, value in hashes.items():
-        if value and not _is_hash(value):
+        if value and not HASH.fullmatch(value):
             raise CaptureError(f"{where} must be the 64 hexadecimal digits of a SHA-256, or empty")
     check_names(header.model.names)
     if len(set(header.model.names)) < len(header.model.names):
@@ -225,17 +233,6 @@ def _check_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
         raise CaptureError(f"{where} must be one of {', '.join(choices)}, not {quote(value)}")
 
 
-def _check_text(where: str, value: str) -> None:
-    if len(value) > LONGEST_TEXT or not value.isprintable():
-        raise CaptureError(
-            f"{where} must be one line of at most {LONGEST_TEXT} letters without control characters"
-        )
-
-
-def _is_hash(value: str) -> bool:
-    return len(value) == 64 and all(letter in "0123456789abcdef" for letter in value)
-
-
 def _check_numbers(header: CaptureHeader) -> None:
     granted, protocol = header.granted, header.protocol
     counts = {
@@ -266,8 +263,30 @@ def _check_numbers(header: CaptureHeader) -> None:
             )
 
 
-def complete(header: CaptureHeader, created: str, versions: dict[str, str]) -> CaptureHeader:
+def complete(header: CaptureHeader) -> CaptureHeader:
     """The header with what its writer left open: when it was written, and by which libraries."""
-    return dataclasses.replace(
-        header, created=header.created or created, versions=header.versions or versions
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return replace(
+        header, created=header.created or now, versions=header.versions or find_versions()
     )
+
+
+def find_versions() -> dict[str, str]:
+    """Versions of what makes captures, as far as it is installed."""
+    found: dict[str, str] = {}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found
+
+
+@contextmanager
+def name_in_errors(subject: object, advice: str = "") -> Iterator[None]:
+    """Says what an error is about. What needs another remedy than usual is a whole sentence, and
+    says it itself."""
+    try:
+        yield
+    except CaptureError as error:
+        said = str(error)
+        whole = said if said.endswith(".") else f"{said}.{advice}"
+        raise CaptureError(f"{subject}: {whole}") from error

@@ -21,6 +21,7 @@ from gradleak.captures.header import (
     CaptureHeader,
     check_names,
     load_json,
+    name_in_errors,
     quote,
     read_header_text,
 )
@@ -113,14 +114,8 @@ def open_capture(path: Path) -> Iterator[BinaryIO]:
 
 def parse_layout(file: BinaryIO, path: Path) -> Layout:
     """Reads the header of an open file; `path` is the name that errors give to it."""
-    try:
+    with name_in_errors(path, f" {AGAIN}"):
         return _parse(file)
-    except CaptureError as error:
-        said = str(error)
-        # What needs another remedy than a new capture says it itself, as a whole sentence
-        raise CaptureError(
-            f"{path}: {said if said.endswith('.') else f'{said}. {AGAIN}'}"
-        ) from error
 
 
 def _parse(file: BinaryIO) -> Layout:

@@ -109,8 +109,7 @@ def _read_truth(path: Path, updates: int) -> list[list[tuple[str, Any]]]:
     """Returns texts with labels for each update; rows of several updates name theirs."""
     from gradleak.datasets import resolve_dataset
 
-    examples = resolve_dataset(str(path)).load()
-    rows = [(example.text, example.label) for example in examples]
+    rows = [(example.text, example.label) for example in resolve_dataset(str(path)).load()]
     if len(rows) % updates:
         raise GradleakError(
             f"{path} has {len(rows)} texts for {updates} captures, which is no whole number each:"

@@ -72,10 +72,9 @@ class ComponentEntry:
 @cache
 def read_index() -> dict[str, dict[str, ComponentEntry]]:
     """All components by kind and name."""
-    kinds = json.loads(FILE.read_text(encoding="utf-8"))
     return {
         kind: {name: ComponentEntry(**entry) for name, entry in entries.items()}
-        for kind, entries in kinds.items()
+        for kind, entries in json.loads(FILE.read_text(encoding="utf-8")).items()
     }
 
 
@@ -183,8 +182,7 @@ class PlainGroup(TyperGroup):
     """Commands listed with their whole first sentence, which click cuts at the line's end."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        commands = [(name, self.get_command(ctx, name)) for name in names]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, command.get_short_help_str(limit=1000))
             for name, command in commands
@@ -340,8 +338,7 @@ def resolve_device(word: str) -> str:
             f"--device {word} needs a CUDA GPU and PyTorch finds none here; use --device cpu or"
             " auto."
         )
-    number = int(word.partition(":")[2] or 0)
-    if number >= torch.cuda.device_count():
+    if int(word.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise GradleakError(
             f"--device {word} is not there: this machine has {torch.cuda.device_count()} GPUs,"
             " counted from 0."

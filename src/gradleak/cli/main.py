@@ -255,5 +255,4 @@ def nearest(letter: str) -> str:
     """The nearest that ASCII has."""
     if letter in NEAREST:
         return NEAREST[letter]
-    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-    return plain or "?"
+    return unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() or "?"

@@ -138,7 +138,6 @@ def _study_texts(
     from gradleak.study.cells import read_study
     from gradleak.study.private_data import SecretFinder
 
-    study = read_study(spec, changes)
     planned = [
         StudyCell(
             cell.axes,
@@ -146,7 +145,7 @@ def _study_texts(
             _usual(cell.spec),
             {one.name: one.version for one in cell.spec.attacks},
         )
-        for cell in study.cells
+        for cell in read_study(spec, changes).cells
     ]
     answered = find_answers(planned, summaries)
     finders = [SecretFinder(one, network=False) for one in runs]

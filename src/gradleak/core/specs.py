@@ -54,10 +54,9 @@ def to_dict(component: Component) -> dict[str, Any]:
 
 def defaults(component: Component) -> dict[str, Any]:
     """The fields that can be left out, as plain JSON values."""
-    fields = list_fields(type(component))
     return {
         field.name: _plain(field.default)
-        for field in fields
+        for field in list_fields(type(component))
         if field.default is not dataclasses.MISSING
     }
 

@@ -195,10 +195,9 @@ class Target(ABC):
             if generator is None
             else torch.randn(shape, generator=generator) * size
         )
-        mask = torch.ones(examples, tokens, dtype=torch.bool, device=self.device)
         return Batch(
             embeddings=drawn.to(self.device, self.dtype),
-            mask=mask,
+            mask=torch.ones(examples, tokens, dtype=torch.bool, device=self.device),
             labels=self.any_labels(examples, tokens),
         )
 

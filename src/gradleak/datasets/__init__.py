@@ -6,8 +6,14 @@ from pathlib import Path
 from gradleak.core.dataset import Dataset, as_dataset
 from gradleak.core.registry import list_registered
 from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
-from gradleak.datasets.client_texts import ClientTexts, HeldTexts, read_client_texts
-from gradleak.datasets.file import File, Hub, OwnTexts
+from gradleak.datasets.file import (
+    ClientTexts,
+    File,
+    HeldTexts,
+    Hub,
+    OwnTexts,
+    read_client_texts,
+)
 from gradleak.datasets.made_up import Canaries, Shapes
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format

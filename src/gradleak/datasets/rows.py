@@ -233,13 +233,12 @@ def parse_jsonl(content: str) -> Iterator[Row]:
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
-            empty = not line.strip()
             yield Row(
                 where,
                 {},
                 (
                     "the line is empty"
-                    if empty
+                    if not line.strip()
                     else f"not JSON ({error.msg}); write one object a line"
                 ),
             )

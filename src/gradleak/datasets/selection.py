@@ -189,10 +189,9 @@ class TuningPart(Dataset):
             for example, is_coarse in zip(dealt, chosen, strict=True)
             if is_coarse == (self.stage == "coarse")
         ]
-        everything = count is None and not self.rows
         return (
             part
-            if everything
+            if count is None and not self.rows
             else take(part, count, f"the {self.stage} tuning part of {self.data}", self.rows)
         )
 

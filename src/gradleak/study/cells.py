@@ -168,12 +168,11 @@ def kinds_of(spec: AuditSpec) -> dict[str, tuple[str, Attack]]:
 def kind_of(spec: AuditSpec, attack: Attack) -> str:
     """What the time a batch takes depends on, on one line. The strength of a defense is not in it,
     nor the view."""
-    defenses = " ".join(defense.name for defense in spec.defenses)
     parts = (
         to_string(spec.target),
         to_string(spec.data),
         to_string(spec.protocol),
-        defenses,
+        " ".join(defense.name for defense in spec.defenses),
         str(spec.batch_size),
         to_string(attack),
     )

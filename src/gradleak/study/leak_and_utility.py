@@ -243,15 +243,13 @@ def classifier(plan: TradeoffPlan, device: str) -> TextClassifier:
 
 def material_of(plan: TradeoffPlan, target: TextClassifier) -> Material:
     """What is learnt and judged by; refused where nothing could be learnt or told from it."""
-    training = plan.settings[0].training
-    examples = plan.train_data.load()
     made = read_material(
         plan.base.target,
         target,
-        examples,
+        plan.train_data.load(),
         plan.train_data,
         plan.eval_data,
-        training.streams,
+        plan.settings[0].training.streams,
         HELD_OUT,
     )
     _refuse_one_class(made.training, "training")
@@ -396,7 +394,6 @@ def _whole(
     plan: TradeoffPlan, material: Material, points: tuple[Point, ...], failures: Failures
 ) -> Tradeoff:
     base, training = plan.base, plan.settings[0].training
-    examples = len(private_examples(base))
     return Tradeoff(
         created=now(),
         target=to_string(base.target),
@@ -405,7 +402,7 @@ def _whole(
         metric=plan.metric,
         utility=plan.utility,
         max_leak=plan.max_leak,
-        batches=examples // base.batch_size,
+        batches=len(private_examples(base)) // base.batch_size,
         batch_size=base.batch_size,
         draws=base.draws,
         knows=tuple(sorted(str(fact) for fact in base.granted)),

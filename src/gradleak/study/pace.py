@@ -107,8 +107,7 @@ def _try(spec: AuditSpec, attack: Attack, opened: Opened, seconds: float) -> Try
     observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
     limited = [hand_over(spec, attack, one) for one in observations]
     progress, began = Progress(), time.monotonic()
-    streams = Streams.root("attacker", spec.seed)
-    bench = Bench(streams, opened.prior, progress, began + seconds)
+    bench = Bench(Streams.root("attacker", spec.seed), opened.prior, progress, began + seconds)
     attack.reconstruct(limited, bench)
     ended, whole = time.monotonic(), not bench.out_of_time
     took = ended - began if whole else stretch(progress, began, ended)

@@ -130,10 +130,9 @@ def _read(cells: Iterable[PlannedCell], there: Mapping[str, Path]) -> dict[str, 
 def _newer_versions() -> dict[str, int]:
     """Attacks whose answers have changed since their first version, so that there may be records
     of an older one."""
-    found = list_registered("attack").items()
     return {
         name: attack.version
-        for name, attack in found
+        for name, attack in list_registered("attack").items()
         if issubclass(attack, Attack) and attack.version > 1
     }
 

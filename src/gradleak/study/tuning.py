@@ -341,8 +341,7 @@ def tune(
         f"Fine stage: the best {len(best)}, and the defaults, on {cells[0].spec.limit} other"
         " sentences"
     )
-    fine = run_cells(cells, folder, device, display, memory=memory)
-    tuned = _summarise(tuning, coarse, fine)
+    tuned = _summarise(tuning, coarse, run_cells(cells, folder, device, display, memory=memory))
     write_result(folder / FILE, SCHEMA, tuned)
     return tuned
 

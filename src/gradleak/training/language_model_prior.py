@@ -128,8 +128,7 @@ def train_prior(
         groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda"
     )
     epoch, step = _resume(out, settings, model, optimiser)
-    steps_an_epoch = len(batches(corpus.training, settings.tokens_a_batch, None))
-    total = steps_an_epoch * settings.epochs
+    total = len(batches(corpus.training, settings.tokens_a_batch, None)) * settings.epochs
     began, done_before = time.monotonic(), step
     while epoch < settings.epochs:
         order = batches(
@@ -150,12 +149,11 @@ def train_prior(
             step += 1
             if place % 100 == 0 or place == len(order):
                 seconds = (time.monotonic() - began) / (step - done_before) * (total - step)
-                mean = float(running) / (place % 100 or 100)
                 yield {
                     "epoch": epoch + 1,
                     "step": step,
                     "total": total,
-                    "loss": mean,
+                    "loss": float(running) / (place % 100 or 100),
                     "seconds_left": seconds,
                 }
                 running.zero_()

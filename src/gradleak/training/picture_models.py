@@ -70,13 +70,11 @@ def train_image_classifier(
             _move(optimiser, loss)
             schedule.step()
             losses.append(loss.detach())
-        left = (time.monotonic() - began) / epoch * (settings.epochs - epoch)
-        right = accuracy(target, others, weights)
         yield {
             "epoch": epoch,
             "loss": float(torch.stack(losses).mean()),
-            "accuracy": right,
-            "seconds_left": left,
+            "accuracy": accuracy(target, others, weights),
+            "seconds_left": (time.monotonic() - began) / epoch * (settings.epochs - epoch),
         }
     save_file({name: value.detach().cpu().contiguous() for name, value in weights.items()}, out)
 
@@ -187,8 +185,7 @@ class Contest:
         loss = loss + 0.5 * SLOPE_WEIGHT * slopes.flatten(1).square().sum(1).mean()
         _move(self.tells, loss)
         _move(self.makes, F.softplus(-self.adversary(self.network(drawn))).mean())
-        right = torch.cat([real_scores > 0, made_scores < 0])
-        return {"told_apart": right.float().mean()}
+        return {"told_apart": torch.cat([real_scores > 0, made_scores < 0]).float().mean()}
 
 
 def _move(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
