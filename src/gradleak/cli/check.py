@@ -50,7 +50,7 @@ def check(
     """
     check_names([spec], change or ())  # a typo is told before the libraries below are loaded
     from gradleak.report.terminal.console import print_indented
-    from gradleak.study.cells import read_study
+    from gradleak.study.cells import list_axes, read_study
     from gradleak.targets import hub_ids
 
     if seconds < 0:
@@ -68,7 +68,7 @@ def check(
             f"Not looked up: {', '.join(unseen)}. No folder has that name, so it is taken for an id"
             " of the hub."
         )
-    for axis in dict.fromkeys(axis for cell in study.cells for axis in cell.axes):
+    for axis in list_axes(study.cells):
         values = dict.fromkeys(cell.axes[axis] for cell in study.cells if axis in cell.axes)
         print_indented(console, f"  {axis}: ", "; ".join(values))
     if seconds:

@@ -132,10 +132,7 @@ class CellWatch(Watch):
         return sum(
             path.exists()
             for cell in self.cells
-            for path in (
-                self.folder / f"{cell.spec.id}.json",
-                failure_file(self.folder, cell),
-            )
+            for path in (self.folder / f"{cell.spec.id}.json", failure_file(self.folder, cell))
         )
 
 
