@@ -17,6 +17,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.audit import run_audit
 from gradleak.audit.group import AuditGroup
 from gradleak.audit.runner import run_audits
+from gradleak.cli.map import MODULES
 from gradleak.core.attack import Attack, Bench, Reconstruction, Silent
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
@@ -26,7 +27,7 @@ from gradleak.records.run_folder import claim
 from gradleak.records.store import read_record
 from gradleak.report.pictures.heat_map import WHOLE, HeatMap
 from gradleak.study import grid
-from gradleak.study.leak_map import MAPPED, MapIncomplete, MapPlan, plan_map, run_map
+from gradleak.study.leak_map import MapIncomplete, MapPlan, plan_map, run_map
 from gradleak.targets.tiny import Tiny
 
 TINY = {
@@ -56,6 +57,9 @@ class MatricesOnly(Attack):
         if all(tensor.ndim < 3 for one in observations for tensor in one.update.tensors.values()):
             raise GradleakError("No matrix is seen.")
         return torch.zeros(len(observations))
+
+
+MAPPED = MODULES.split(",")
 
 
 def planned(

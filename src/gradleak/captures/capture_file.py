@@ -1,6 +1,5 @@
 """Captures written and read: safetensors, private, whole or not at all, never pickle."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,8 +240,7 @@ def _read_tensor(file: BinaryIO, facts: TensorFacts) -> "Tensor":
 
     tensor = torch.empty(facts.shape, dtype=getattr(torch, facts.dtype))
     room = tensor.view(-1).view(torch.uint8).numpy().data
-    if len(room) != math.prod(facts.shape) * BYTES[facts.dtype]:
-        raise AssertionError("safetensors and torch count the bytes of a dtype alike")
+    assert len(room) == facts.size * BYTES[facts.dtype]  # torch and safetensors count alike
     done = 0
     while done < len(room):
         got = file.readinto(room[done:])  # type: ignore[attr-defined]

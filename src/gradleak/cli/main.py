@@ -199,14 +199,10 @@ def say_error(sentence: str) -> None:
     broken between words; elsewhere they stay whole, so that they can be searched for."""
     lines = f"Error: {sentence}".split("\n")
     if sys.stderr.isatty():
-        lines = [part for line in lines for part in break_line(line, terminal_width())]
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in break_line(line, width)]
     # Not click's echo, which writes UTF-8 on terminals that read ASCII
     print("\n".join(lines), file=sys.stderr)
-
-
-def terminal_width() -> int:
-    """Columns of the terminal."""
-    return shutil.get_terminal_size().columns
 
 
 def break_line(line: str, width: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradleak.cli.command import open_terminal, option
-from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.core.errors import GradleakError, refuse_unknown
 from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
@@ -109,10 +109,7 @@ def _choose_tables(names: Sequence[str] | None) -> "list[PaperTable]":
 
     known = {one.name: one for one in read_paper_tables()}
     for name in names or ():
-        if name not in known:
-            raise GradleakError(
-                f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}."
-            )
+        refuse_unknown("Unknown table", name, known, "Tables")
     return [one for one in known.values() if not names or one.name in names]
 
 

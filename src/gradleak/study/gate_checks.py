@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.core.errors import GradleakError, did_you_mean, refuse_unknown
 from gradleak.records.brackets import GUARANTEE, INFORMATION, MEASURES, ORACLE, find_bound
 from gradleak.records.errors import RecordError
 from gradleak.records.judgement import (
@@ -169,11 +169,7 @@ def read_bound(written: str, *, upper: bool, possible: bool = False) -> Bound:
 def read_accepted(written: str) -> Accepted:
     """`few_examples`, or `few_examples=only 12 notes exist`."""
     rule, _, why = (word.strip() for word in written.partition("="))
-    if rule not in ACCEPTABLE:
-        raise GradleakError(
-            f"Cannot accept {rule!r}{did_you_mean(rule, ACCEPTABLE)} What a gate minds:"
-            f" {', '.join(ACCEPTABLE)}."
-        )
+    refuse_unknown("Cannot accept", rule, ACCEPTABLE, "What a gate minds")
     return Accepted(rule, why)
 
 

@@ -20,7 +20,7 @@ from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Display, Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense
-from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
+from gradleak.core.errors import GradleakError, RunFailed, refuse_unknown
 from gradleak.core.metric import Metric
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -95,7 +95,7 @@ def plan_tradeoff(
 ) -> TradeoffPlan:
     """A trade-off from plain values; what is wrong with any of them is said before anything is
     opened."""
-    _refuse_unknown_utility(utility)
+    refuse_unknown("Unknown utility", utility, UTILITIES, "Utilities")
     judge = read("metric", metric, Metric)
     if not 0 <= max_leak < float("inf"):
         raise GradleakError(
@@ -133,12 +133,6 @@ def _setting(line: str, base: AuditSpec, training: FineTuning) -> DefenseSetting
     return DefenseSetting(
         " ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain)
     )
-
-
-def _refuse_unknown_utility(utility: str) -> None:
-    if utility not in UTILITIES:
-        near = did_you_mean(utility, list(UTILITIES))
-        raise GradleakError(f"Unknown utility {utility!r}{near} Utilities: {', '.join(UTILITIES)}.")
 
 
 UTILITY_SCHEMA = "gradleak.utility/1"

@@ -174,19 +174,14 @@ class Pace:
     def seconds_alike(self, kind: str) -> float | None:
         """What a batch of this kind took; as long as none did, one of the same attack on the
         same target, or else anywhere."""
-        target, attack = _attack_on_target(kind)
+        same_attack = [one for one in self.measured if attack_of(one) == attack_of(kind)]
         for alike in (
-            [kind],
-            [one for one in self.measured if _attack_on_target(one) == (target, attack)],
-            self.measured,
+            [one for one in same_attack if one == kind],
+            [one for one in same_attack if _attack_on_target(one) == _attack_on_target(kind)],
+            same_attack,
         ):
-            found = [
-                self.measured[one]
-                for one in alike
-                if one in self.measured and _attack_on_target(one)[1] == attack
-            ]
-            if found:
-                return sum(found) / len(found)
+            if alike:
+                return sum(self.measured[one] for one in alike) / len(alike)
         return None
 
     def has_measured(self, spec: AuditSpec) -> bool:
@@ -241,10 +236,8 @@ class Pace:
     def _correction(self, kind: str) -> float:
         """How much longer than tried batches really took: of this attack, or else of all that
         were both tried and measured."""
-        both = [name for name in self.measured if name in self.tried]
-        both = [
-            name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]
-        ] or both
+        every = [name for name in self.measured if name in self.tried]
+        both = [name for name in every if attack_of(name) == attack_of(kind)] or every
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
 
@@ -315,14 +308,10 @@ def read_pace(folder: Path, machine: str) -> Pace:
 def write_pace(folder: Path, machine: str, pace: Pace) -> None:
     """Adds what is known to what lies there: runs that share a folder add to each other's."""
     kept = _read_kept(folder)
-    there = Pace(**kept.get(machine, {}))
-    kept[machine] = {
-        "tried": there.tried | {kind: seconds for kind, seconds in pace.tried.items() if seconds},
-        "measured": there.measured | pace.measured,
-        "at_least": there.at_least | pace.at_least,
-        "opening": there.opening | pace.opening,
-        "beside": there.beside | pace.beside,
-    }
+    there = kept.get(machine, {})
+    tried = {kind: seconds for kind, seconds in pace.tried.items() if seconds}
+    found = {**vars(pace), "tried": tried}
+    kept[machine] = {name: there.get(name, {}) | values for name, values in found.items()}
     write_whole(
         folder / FILE,
         json.dumps({"schema": SCHEMA, "machines": kept}, ensure_ascii=False, indent=1) + "\n",
