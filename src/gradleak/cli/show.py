@@ -1,16 +1,13 @@
 """`gradleak show`: records read back."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gradleak.cli.audit import write_pictures
 from gradleak.cli.command import RecordPath, open_terminal
 from gradleak.records.errors import RecordError
-
-if TYPE_CHECKING:
-    from gradleak.records.schema import Record
 
 
 def show(
@@ -42,22 +39,15 @@ def show(
         list_folder(record)
         return
     read = read_record(record)
-    print_record(open_terminal(), read, find_kept_secrets(read), with_trace=trace, full=full)
-    if pictures:
-        draw(read, record)
-
-
-def draw(read: "Record", record: Path) -> None:
-    """Picture files beside a record, or a sentence where it holds no pictures."""
-    from gradleak.report.shown_guesses import find_kept_secrets
-
-    written = write_pictures(read, find_kept_secrets(read), record)
-    if not written:
+    secrets = find_kept_secrets(read)
+    print_record(open_terminal(), read, secrets, with_trace=trace, full=full)
+    written = write_pictures(read, secrets, record) if pictures else []
+    for path in written:
+        typer.echo(f"Pictures: {path}")
+    if pictures and not written:
         raise RecordError(
             f"{record} holds no pictures: its guesses are texts. Leave --pictures out."
         )
-    for path in written:
-        typer.echo(f"Pictures: {path}")
 
 
 def list_folder(folder: Path) -> None:

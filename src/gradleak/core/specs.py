@@ -166,9 +166,7 @@ def split_fields(text: str) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Component):
         return to_dict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _write(value: Any) -> str:

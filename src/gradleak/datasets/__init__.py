@@ -53,8 +53,7 @@ def _as_file(described: str) -> str | None:
     path, _, fields = (
         (described.strip(), "", "") if whole.is_file() else described.strip().partition(":")
     )
-    if not path or path in list_registered("dataset"):
-        return None
-    if not Path(path).expanduser().exists() and known_format(Path(path)) is None:
+    is_path = Path(path).expanduser().exists() or known_format(Path(path)) is not None
+    if not path or path in list_registered("dataset") or not is_path:
         return None
     return f"file:path={json.dumps(path, ensure_ascii=False)}" + (f",{fields}" if fields else "")

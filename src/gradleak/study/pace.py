@@ -12,7 +12,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -195,14 +195,11 @@ class Pace:
 
     def learn(self, specs: Sequence[AuditSpec], records: Sequence[Record], seconds: float) -> None:
         """Takes in that a call with these audits took so long, and what each attack took of it."""
-        found: dict[str, tuple[float, int]] = {}
-        for spec, record in zip(specs, records, strict=True):
-            for key, (kind, _) in kinds_of(spec).items():
-                took, batches = found.get(kind, (0.0, 0))
-                found[kind] = (
-                    took + record.attacks[key].cost.seconds,
-                    batches + spec.limit * spec.draws,
-                )
+        found = sum_by_kind(
+            (kind, record.attacks[key].cost.seconds, spec.limit * spec.draws)
+            for spec, record in zip(specs, records, strict=True)
+            for key, (kind, _) in kinds_of(spec).items()
+        )
         for kind, (took, batches) in found.items():
             _average(self.measured, kind, took / batches)
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
@@ -240,6 +237,15 @@ class Pace:
         both = [name for name in every if attack_of(name) == attack_of(kind)] or every
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
+
+
+def sum_by_kind(parts: Iterable[tuple[str, float, int]]) -> dict[str, tuple[float, int]]:
+    """Sums seconds and batches of each kind."""
+    found: dict[str, tuple[float, int]] = {}
+    for kind, seconds, batches in parts:
+        took, count = found.get(kind, (0.0, 0))
+        found[kind] = (took + seconds, count + batches)
+    return found
 
 
 def attack_of(kind: str) -> str:

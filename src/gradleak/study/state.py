@@ -11,7 +11,7 @@ from gradleak.core.registry import list_registered
 from gradleak.records.run_folder import FAILED_SUFFIX, PlannedCell, last_line, read_plan
 from gradleak.records.schema import Record
 from gradleak.records.store import RECORD, read_summary
-from gradleak.study.pace import Pace, attack_of
+from gradleak.study.pace import Pace, attack_of, sum_by_kind
 
 SAMPLE = 50  # records of one kind that are read for their time, and stand for the others
 
@@ -98,14 +98,11 @@ def read_state(run: Path) -> RunState:
 
 def _pace(cells: Sequence[PlannedCell], records: Mapping[str, Record]) -> Pace:
     """What each attack took for a batch, of each kind."""
-    took: dict[str, tuple[float, int]] = {}
-    for cell in cells:
-        for key, kind in cell.kinds.items():
-            seconds, batches = took.get(kind, (0.0, 0))
-            took[kind] = (
-                seconds + records[cell.id].attacks[key].cost.seconds,
-                batches + cell.batches,
-            )
+    took = sum_by_kind(
+        (kind, records[cell.id].attacks[key].cost.seconds, cell.batches)
+        for cell in cells
+        for key, kind in cell.kinds.items()
+    )
     return Pace(
         measured={kind: seconds / max(1, batches) for kind, (seconds, batches) in took.items()}
     )

@@ -57,11 +57,12 @@ def gradients_of_each(
 
 def gradient_of_all(parameters: Mapping[str, Tensor]) -> Update:
     """The gradient that a backward pass left; zero where it reached nothing."""
-    found = {
-        name: value.grad if value.grad is not None else torch.zeros_like(value)
-        for name, value in parameters.items()
-    }
-    return Update({name: gradient.detach()[None] for name, gradient in found.items()})
+    return Update(
+        {
+            name: (torch.zeros_like(value) if value.grad is None else value.grad).detach()[None]
+            for name, value in parameters.items()
+        }
+    )
 
 
 def step_with(

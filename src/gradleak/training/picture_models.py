@@ -215,12 +215,12 @@ def train_generator(
     how long is left."""
     streams = Streams.root("generator", settings.seed)
     mean = pictures.mean(0)
-    channels, height, width = (int(size) for size in mean.shape)
+    channels, height, width = map(int, mean.shape)
+    shape = (channels, height, width)
     with torch.random.fork_rng(devices=[]):  # what the library draws is redrawn below
-        network = GeneratorNetwork((channels, height, width), settings.latents, settings.width)
+        network = GeneratorNetwork(shape, settings.latents, settings.width)
         halvings = len(network.convolutions)
-        shape, numbers = (channels, height, width), 2 * settings.latents
-        encoder = Mirror(shape, numbers, settings.width, halvings)
+        encoder = Mirror(shape, 2 * settings.latents, settings.width, halvings)
         adversary = Mirror(shape, 1, settings.width, halvings)
     for name, module in (("network", network), ("encoder", encoder), ("adversary", adversary)):
         _draw(module, streams.child(name))
