@@ -242,7 +242,8 @@ def write_reply(
     kept, counts = split_counts(tensors)
     whole = replace(header, other_records=header.other_records | counts)
     name = _write_name(header.round, part).replace(CLIENT, "") or "update"
-    path = folder / name_folder(header.client) / f"{name}{SUFFIX}"
+    place = _write_name(None, header.client or "unnamed")  # whatever it calls itself
+    path = folder / place / f"{name}{SUFFIX}"
     note = path.with_suffix(NOTE)
     if not kept:
         return _write_note(note, whole)
@@ -290,11 +291,6 @@ def rank_client(client: str) -> tuple[int, str]:
 def name_sent(folder: Path, digest: str) -> Path:
     """Returns the file of weights that came down."""
     return folder / SENT / f"{digest[:32]}{SUFFIX}"
-
-
-def name_folder(client: str) -> str:
-    """Returns the folder of a client, whatever it calls itself."""
-    return _write_name(None, client or "unnamed")
 
 
 def hash_state(tensors: "Mapping[str, Tensor]") -> str:

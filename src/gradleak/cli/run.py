@@ -164,7 +164,12 @@ def run(
             )
         print_results(console, found, job.folder, before, full=full)
         results += found
-    refuse_failures(results)
+    failures = [str(result.failure) for result in results if result.failure]
+    if failures:
+        raise RunFailed(
+            f"{len(failures)} of {len(results)} cells failed; their tracebacks are in"
+            f" {', '.join(failures)}."
+        )
 
 
 def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
@@ -316,17 +321,6 @@ def print_cells(console: "Console", results: "Sequence[CellResult]") -> None:
         style="dim",
     )
     console.print()
-
-
-def refuse_failures(results: "Sequence[CellResult]") -> None:
-    """Names cells that failed, at the very end, and gives the command the exit code of a
-    failure."""
-    failures = [str(result.failure) for result in results if result.failure]
-    if failures:
-        raise RunFailed(
-            f"{len(failures)} of {len(results)} cells failed; their tracebacks are in"
-            f" {', '.join(failures)}."
-        )
 
 
 def print_summary(

@@ -333,14 +333,9 @@ def tune(
         f"Fine stage: the best {len(best)}, and the defaults, on {cells[0].spec.limit} other"
         " sentences"
     )
-    tuned = _summarise(tuning, coarse, run_cells(cells, folder, device, display, memory=memory))
-    write_result(folder / FILE, SCHEMA, tuned)
-    return tuned
-
-
-def _summarise(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[CellResult]) -> Tuned:
+    fine = run_cells(cells, folder, device, display, memory=memory)
     ranked = rank(_records(coarse), _records(fine), tuning.default, tuning.metric, tuning.fields)
-    return Tuned(
+    tuned = Tuned(
         created=now(),
         attack=to_string(tuning.default),
         target=to_string(tuning.base.target),
@@ -354,6 +349,8 @@ def _summarise(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[Cell
         ranked=ranked,
         failures=tuple(str(result.failure) for result in [*coarse, *fine] if result.failure),
     )
+    write_result(folder / FILE, SCHEMA, tuned)
+    return tuned
 
 
 def _records(results: Sequence[CellResult]) -> dict[Attack, Record]:
