@@ -9,6 +9,7 @@ holds it to the registry.
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from click.shell_completion import CompletionItem
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from gradleak.core.errors import GradleakError
+from gradleak.core.errors import GradleakError, RunFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -307,6 +308,13 @@ def open_display(quiet: bool = False, show_guesses: bool = True) -> "TerminalDis
     from gradleak.report.terminal.live import TerminalDisplay
 
     return TerminalDisplay(open_terminal(to_stderr=True), quiet=quiet, show_guesses=show_guesses)
+
+
+def refuse_failures(what: str, failures: Sequence[object]) -> None:
+    """Names what failed, at the very end, and gives the command the exit code of a failure."""
+    if failures:
+        named = ", ".join(map(str, failures))
+        raise RunFailed(f"{len(failures)} {what} failed; their tracebacks are in {named}.")
 
 
 def print_json(plain: object) -> None:

@@ -179,19 +179,16 @@ def explain(error: Exception) -> int:
         # Click and typer both suggest
         said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())
         say_error(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help.")
-        return BAD_INPUT
-    if isinstance(error, (GradleakError, RecordError)):
+    elif isinstance(error, (GradleakError, RecordError, click.ClickException)):
         say_error(str(error))
-        return error.exit_code
-    if isinstance(error, click.ClickException):
-        say_error(str(error))
-        return BAD_INPUT
-    reason = " ".join(str(error).split()) or "no message"
-    say_error(
-        f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the"
-        " traceback."
-    )
-    return RUN_FAILED
+    else:
+        reason = " ".join(str(error).split()) or "no message"
+        say_error(
+            f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the"
+            " traceback."
+        )
+        return RUN_FAILED
+    return error.exit_code if isinstance(error, (GradleakError, RecordError)) else BAD_INPUT
 
 
 def say_error(sentence: str) -> None:

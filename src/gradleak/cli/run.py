@@ -14,10 +14,11 @@ from gradleak.cli.command import (
     open_display,
     open_terminal,
     option,
+    refuse_failures,
     resolve_device,
     resolve_memory,
 )
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_count, write_duration
 
 ENGINES = ("local", "ray")
@@ -164,12 +165,8 @@ def run(
             )
         print_results(console, found, job.folder, before, full=full)
         results += found
-    failures = [str(result.failure) for result in results if result.failure]
-    if failures:
-        raise RunFailed(
-            f"{len(failures)} of {len(results)} cells failed; their tracebacks are in"
-            f" {', '.join(failures)}."
-        )
+    failures = [result.failure for result in results if result.failure]
+    refuse_failures(f"of {len(results)} cells", failures)
 
 
 def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
@@ -290,10 +287,10 @@ def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     run = JudgedRun(summaries, Coverage(None, len(summaries)))
     found, settings = reach_verdict(run), run.settings
     standing = {name for judgement in run.judgements.values() for name in judgement.doubts}
-    raised = [flag for flag in found.flags if flag.name in standing]
     doubts = [
         f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})"
-        for flag in raised
+        for flag in found.flags
+        if flag.name in standing
     ]
     exact = f", {found.exact} word for word" if found.exact else ""
     where = [f"Where most was rebuilt: {found.setting}{exact}."] if len(settings) > 1 else []
@@ -364,9 +361,7 @@ def print_summary(
         )
     if summary.waiting:
         console.print("The same command goes on from here.")
-    if summary.failed:
-        failures = ", ".join(str(result.failure) for _, result in summary.failed)
-        raise RunFailed(f"{len(summary.failed)} cells failed; their tracebacks are in {failures}.")
+    refuse_failures("cells", [result.failure for _, result in summary.failed])
 
 
 def _foretell(one: "Waiting") -> str:

@@ -14,10 +14,10 @@ from gradleak.cli.command import (
     open_display,
     open_terminal,
     option,
+    refuse_failures,
     resolve_device,
     resolve_memory,
 )
-from gradleak.core.errors import RunFailed
 from gradleak.report.numbers import MISSING, write_difference, write_interval, write_number
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ def tune(
 
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     """The combinations that went on, the winner as a line to paste, and how far to trust it."""
-
     console = open_terminal()
     console.print(build_ranking_table(tuned))
     console.print()
@@ -107,11 +106,7 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     console.print(tuned.verdict)
     console.print(f"Winner: {tuned.winner}", soft_wrap=True)
     console.print(f"Ranking: {folder / 'tuning.json'}", soft_wrap=True)
-    if tuned.failures:
-        raise RunFailed(
-            f"{len(tuned.failures)} audits failed; their tracebacks are in"
-            f" {', '.join(tuned.failures)}."
-        )
+    refuse_failures("audits", tuned.failures)
 
 
 def build_ranking_table(tuned: "Tuned") -> "Table":

@@ -41,9 +41,8 @@ def select(
         raise GradleakError(
             f"Unknown selection {selection!r}; write one of {', '.join(_SELECTIONS)}."
         )
-    if rows:
-        return take(_SELECTIONS[selection](examples, None, source), count, source, rows)
-    return _SELECTIONS[selection](examples, count, source)
+    chosen = _SELECTIONS[selection](examples, None if rows else count, source)
+    return take(chosen, count, source, rows)
 
 
 def take(

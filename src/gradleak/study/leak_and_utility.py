@@ -199,10 +199,12 @@ class Trainer:
         with self.display.watch(f"training under {setting.name}", progress):
             train(setting.training, target, self.material, unfinished, watch)
         table = count(target, self.material.evaluation).long().tolist()
+        names = " + ".join(to_string(defense) for defense in setting.training.defenses)
+        proven = guarantees(setting.training, len(self.material.training))
         utility = Utility(
             spec,
             tuple(map(tuple, table)),
-            _guarantees(setting.training, len(self.material.training)),
+            tuple(GuaranteeRecord(names, **vars(one)) for one in proven),
         )
         write_result(path, UTILITY_SCHEMA, utility, id=utility.id)
         shutil.rmtree(unfinished)  # weights of a trade-off are of no further use, and large
@@ -261,22 +263,6 @@ def _refuse_one_class(examples: Sequence[Lesson], called: str) -> None:
         )
 
 
-def _guarantees(training: FineTuning, examples: int) -> tuple[GuaranteeRecord, ...]:
-    names = " + ".join(to_string(defense) for defense in training.defenses)
-    return tuple(
-        GuaranteeRecord(
-            names,
-            one.reading,
-            one.protects,
-            one.accountant,
-            one.epsilon,
-            one.delta,
-            epsilon_in_words=one.epsilon_in_words,
-        )
-        for one in guarantees(training, examples)
-    )
-
-
 SCHEMA = "gradleak.tradeoff/1"
 FILE, PICTURE = "tradeoff.json", "tradeoff.svg"
 Failures = dict[str, str]  # by the name of a setting, why it has no result
@@ -301,9 +287,9 @@ def run_tradeoff(
         Trainer(plan, material, open_key(folder), folder, device, display), failures
     )
     points = tuple(
-        point_of(name, plan.metric, audits[name], trainings[name])
-        for name in (setting.name for setting in plan.settings)
-        if name in audits and name in trainings
+        point_of(name, plan.metric, record, trainings[name])
+        for name, record in audits.items()
+        if name in trainings
     )
     if not points:
         raise RunFailed(
@@ -356,14 +342,14 @@ def _train_all(trainer: Trainer, failures: Failures) -> dict[str, Utility]:
 
 def point_of(name: str, metric: str, record: Record, utility: Utility) -> Point:
     """One setting of the trade-off, from what it left on disk."""
-    raised = [{flag.name for flag in attack.flags} for attack in record.attacks.values()]
+    raised = {flag.name for attack in record.attacks.values() for flag in attack.flags}
     return Point(
         defense=name,
         leak=record.worst_case[metric],
         gain=gain_over_blind(record, metric),
         utility=utility.scores(),
         guarantees=utility.guarantees,
-        one_draw=any("one_draw" in names for names in raised),
+        one_draw="one_draw" in raised,
         audit=record.id,
         training=utility.id,
         judgement=judge_record(record),

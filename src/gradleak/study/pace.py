@@ -166,9 +166,9 @@ class Pace:
     def seconds_of_part(self, specs: Sequence[AuditSpec], batches: float) -> float:
         """What a part of so many batches of each of these audits takes, of the attack that takes
         longest."""
-        places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         return max(
-            sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places
+            sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place)
+            for place in zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         )
 
     def seconds_alike(self, kind: str) -> float | None:
