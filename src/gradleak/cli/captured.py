@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradleak.cli.command import open_terminal, print_json, resolve_device, resolve_memory
+from gradleak.cli.command import (
+    open_display,
+    open_terminal,
+    print_json,
+    resolve_device,
+    resolve_memory,
+)
 from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_count
 
@@ -54,9 +60,8 @@ def audit_captures(
     files = _list_files(captures)
     texts = None if truth is None else _read_truth(truth, len(files))
     spec = resolve_target(settings["target"], allow_pickle)
-    errors, place = open_terminal(to_stderr=True), resolve_device(device)
-    if not as_json:
-        errors.print(f"Opening {settings['target']} on {place}", style="dim")
+    place = resolve_device(device)
+    open_display(quiet=as_json).say(f"Opening {settings['target']} on {place}")
     import torch
 
     target = spec.open(torch.device(place))

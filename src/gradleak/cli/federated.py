@@ -16,6 +16,7 @@ from gradleak.cli.command import (
     PlainHelp,
     PriorName,
     Seed,
+    open_display,
     open_terminal,
     option,
     print_json,
@@ -112,16 +113,14 @@ def audit(
     if not rounds:
         raise GradleakError(" ".join(refusals) or f"No client in {folder} sent any arrays.")
     texts = None if truth is None else read_client_texts(truth)
-    errors = open_terminal(to_stderr=True)
+    display = open_display(quiet=as_json)
     spec, place = resolve_target(target, allow_pickle), resolve_device(device)
     most = resolve_memory(memory)
-    if not as_json:
-        errors.print(f"Opening {target} on {place}", style="dim")
+    display.say(f"Opening {target} on {place}")
     opened = spec.open(torch.device(place))
     finished = []
     for number, one in enumerate(rounds, 1):
-        if not as_json:
-            errors.print(f"Attacking round {one.round} ({number} of {len(rounds)})", style="dim")
+        display.say(f"Attacking round {one.round} ({number} of {len(rounds)})")
         finished.append(
             attack_round(
                 federation, one, opened, spec, texts,

@@ -61,6 +61,7 @@ def leak_map(
     from gradleak.report.terminal.map_and_tradeoff import print_heat_map
     from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, plan_map, run_map
 
+    columns = [word.strip() for word in modules.split(",") if word.strip()]
     settings = {
         "target": target,
         "data": data,
@@ -68,9 +69,9 @@ def leak_map(
         "batch_size": batch_size,
         "prior": prior,
         "seed": seed,
+        **({"know": know} if know else {}),
     }
-    columns = [word.strip() for word in modules.split(",") if word.strip()]
-    plan = plan_map(attack, layers, columns, metric, settings | ({"know": know} if know else {}))
+    plan = plan_map(attack, layers, columns, metric, settings)
     display = open_display(show_guesses=show or plan.base.data.made_up)
     incomplete: MapIncomplete | None = None
     try:

@@ -34,12 +34,10 @@ def status(
             " into."
         )
     console = open_terminal()
-    parts = [
-        f"{len(state.finished)} finished",
-        f"{len(state.failed)} failed",
-        f"{len(state.begun)} begun",
-    ]
-    console.print(f"{len(state.cells)} cells: {', '.join(parts)}, {len(state.waiting)} waiting.")
+    console.print(
+        f"{len(state.cells)} cells: {len(state.finished)} finished, {len(state.failed)} failed,"
+        f" {len(state.begun)} begun, {len(state.waiting)} waiting."
+    )
     if state.beside:
         console.print(f"{state.beside} records beside these, of other settings.")
     for reason, count in Counter(reason for _, reason in state.outdated).items():

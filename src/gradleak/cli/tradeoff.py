@@ -104,17 +104,18 @@ def tradeoff(
     from gradleak.study.leak_and_utility import FILE, PICTURE, plan_tradeoff, run_tradeoff
     from gradleak.training.fine_tuning import FineTuning
 
-    settings = {
-        "target": target,
-        "data": data,
-        "limit": limit,
-        "batch_size": batch_size,
-        "draws": draws,
-        "seed": seed,
-    }
     plan = plan_tradeoff(
         defense or DEFENSES,
-        {**settings, "attacks": attack or list(ATTACKS), **({"know": know} if know else {})},
+        {
+            "target": target,
+            "data": data,
+            "limit": limit,
+            "batch_size": batch_size,
+            "draws": draws,
+            "seed": seed,
+            "attacks": attack or list(ATTACKS),
+            **({"know": know} if know else {}),
+        },
         FineTuning(epochs, train_batch_size, learning_rate, seed=seed),
         train_data=train_data,
         eval_data=eval_data,

@@ -128,8 +128,7 @@ def run_map(
     check_writable(folder)
     private_examples(plan.base)  # refused now, not after the model is opened
     opened = open_all(plan.base, device, display)
-    target = opened.target
-    cells, absent = plan.cells(target)
+    cells, absent = plan.cells(opened.target)
     results = run_cells(
         cells,
         folder,
@@ -153,7 +152,7 @@ def run_map(
         raise (RunFailed if failures else GradleakError)(
             f"No cell could be attacked. {absent[-1].reason}"
         )
-    heat_map = summarise(plan, target, records, absent)
+    heat_map = summarise(plan, opened.target, records, absent)
     write_result(folder / FILE, SCHEMA, heat_map)
     write_whole(folder / PICTURE, draw_heat_map(heat_map))
     if failures:

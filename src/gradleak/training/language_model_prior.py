@@ -127,10 +127,10 @@ def train_prior(
     optimiser = torch.optim.AdamW(
         groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda"
     )
-    epoch, step = _resume(out, settings, model, optimiser)
+    epochs_done, step = _resume(out, settings, model, optimiser)
     total = len(batches(corpus.training, settings.tokens_a_batch, None)) * settings.epochs
     began, done_before = time.monotonic(), step
-    while epoch < settings.epochs:
+    for epoch in range(epochs_done, settings.epochs):
         order = batches(
             corpus.training,
             settings.tokens_a_batch,
@@ -157,8 +157,7 @@ def train_prior(
                     "seconds_left": seconds,
                 }
                 running.zero_()
-        epoch += 1
-        _save(out, settings, model, optimiser, epoch, step)
+        _save(out, settings, model, optimiser, epoch + 1, step)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     counts = sum(
@@ -167,7 +166,7 @@ def train_prior(
     )
     torch.save(counts, out / "token_counts.pt")
     yield {
-        "epoch": epoch,
+        "epoch": settings.epochs,
         "step": step,
         "total": total,
         "validation": validation_nats(model, corpus),
