@@ -144,8 +144,12 @@ def load_json(text: str) -> Any:
 
 def check_header(header: CaptureHeader) -> None:
     """Refuses a header whose values cannot be."""
-    _check_choice("kind", header.kind, KINDS)
-    _check_choice("protocol.name", header.protocol.name, PROTOCOLS)
+    for where, value, choices in (
+        ("kind", header.kind, KINDS),
+        ("protocol.name", header.protocol.name, PROTOCOLS),
+    ):
+        if value not in choices:
+            raise CaptureError(f"{where} must be one of {', '.join(choices)}, not {quote(value)}")
     texts = {
         "model.class_name": header.model.class_name,
         "protocol.optimiser": header.protocol.optimiser,
@@ -228,31 +232,22 @@ def _read_finite(digits: str) -> float:
     return number
 
 
-def _check_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise CaptureError(f"{where} must be one of {', '.join(choices)}, not {quote(value)}")
-
-
 def _check_numbers(header: CaptureHeader) -> None:
     granted, protocol = header.granted, header.protocol
-    counts = {
-        "granted.batch_size": granted.batch_size,
-        "protocol.steps": protocol.steps,
-        **{f"granted.lengths[{at}]": length for at, length in enumerate(granted.lengths or ())},
-    }
-    for where, value in counts.items():
-        if value is not None and not 1 <= value < MOST:
-            raise CaptureError(f"{where} must be a whole number from 1")
-    for where, value in {
-        "round": header.round,
-        **{f"granted.labels[{at}]": label for at, label in enumerate(granted.labels or ())},
-    }.items():
-        if value is not None and not 0 <= value < MOST:
-            raise CaptureError(f"{where} must be a whole number from 0")
-    for where, number in {
-        "protocol.learning_rate": protocol.learning_rate,
-        "protocol.scale": protocol.scale,
-    }.items():
+    lengths, labels = enumerate(granted.lengths or ()), enumerate(granted.labels or ())
+    for where, value, least in (
+        ("granted.batch_size", granted.batch_size, 1),
+        ("protocol.steps", protocol.steps, 1),
+        *((f"granted.lengths[{at}]", length, 1) for at, length in lengths),
+        ("round", header.round, 0),
+        *((f"granted.labels[{at}]", label, 0) for at, label in labels),
+    ):
+        if value is not None and not least <= value < MOST:
+            raise CaptureError(f"{where} must be a whole number from {least}")
+    for where, number in (
+        ("protocol.learning_rate", protocol.learning_rate),
+        ("protocol.scale", protocol.scale),
+    ):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise CaptureError(f"{where} must be a number above 0")
     for of_what, values in (("lengths", granted.lengths), ("labels", granted.labels)):

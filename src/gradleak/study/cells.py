@@ -64,10 +64,10 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
     written = read_grids(path, changes)
     problems = [*written.problems]
     problems += [problem for axes in written.grids.values() for problem in _bad_values(axes)]
-    cells, more = ([], problems) if problems else _resolve(written.grids)
+    cells, wrong = ([], problems) if problems else _resolve(written.grids)
     # Of twins the first: the last one written stays, and so they are gone through from the end
     by_id = {cell.spec.id: cell for cell in reversed(cells)}
-    return Study(written.name, tuple(by_id.values())[::-1]), sort_by_line(more)
+    return Study(written.name, tuple(by_id.values())[::-1]), sort_by_line(wrong)
 
 
 def _bad_values(axes: Axes) -> Iterator[Problem]:

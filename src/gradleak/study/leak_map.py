@@ -59,8 +59,8 @@ class MapPlan:
         model lacks or does not train; none at all is an error."""
         cells, absent = [], []
         for layer, module in itertools.product(self.numbers(target), self.modules):
-            view = PartsView(str(layer), () if module == WHOLE else (module,))
             try:
+                view = PartsView(str(layer), () if module == WHOLE else (module,))
                 view.visible(target)
             except GradleakError as error:
                 absent.append(Absent(layer, module, str(error)))

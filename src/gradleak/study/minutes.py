@@ -366,9 +366,7 @@ class Stretch:
         """The call that was cut takes longer than it ran; one that has kept what it learnt goes
         on from there next time."""
         call = self.running
-        if call is not None and (
-            not learns(call.specs[0]) or find_fits(call.folder) == call.fits  # it kept nothing
-        ):
+        if call is not None and not (learns(call.specs[0]) and call.has_learnt()):
             done, part = call.count_finished(), call.read_kept().part
             self.pace.learn_of_cut(call.specs, self.allowance.clock() - call.began, done, part)
 
@@ -378,8 +376,12 @@ class RunningCall:
 
     def __init__(self, folder: Path, specs: Sequence[AuditSpec], began: float) -> None:
         self.folder, self.specs, self.began = folder, specs, began
-        self.fits, self._finished = find_fits(folder), 0
+        self._learnt, self._finished = find_fits(folder), 0
         self._finished = self.count_finished()
+
+    def has_learnt(self) -> bool:
+        """Whether it has kept anything of what it learns."""
+        return find_fits(self.folder) != self._learnt
 
     def read_kept(self) -> Kept:
         return Kept.of(self.folder, name_of(self.specs), len(self.specs))
