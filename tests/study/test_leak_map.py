@@ -115,7 +115,7 @@ def test_a_cell_is_the_audit_of_its_view(
         assert [one.loss for one in ours.batches] == pytest.approx(
             [one.loss for one in theirs.batches]
         )
-        assert heat_map.at(cell.layer, cell.module).scores == alone.worst_case  # type: ignore[union-attr]
+        assert heat_map.at(int(cell.axes["layer"]), cell.axes["module"]).scores == alone.worst_case  # type: ignore[union-attr]
 
 
 def test_what_is_finished_is_not_computed_again(

@@ -220,12 +220,11 @@ class Target(ABC):
     def batch_of(self, sentences: Sequence[Sequence[int]], labels: Sequence[int] | None) -> Batch:
         """Sentences as a client would batch them; without labels the sentences themselves are
         the labels."""
-        lengths = [len(sentence) for sentence in sentences]
         ids = pad_rows(sentences, self.vocabulary.pad)
         classes = ids if labels is None else torch.tensor(list(labels))
         return Batch(
             ids=ids.to(self.device),
-            mask=self.attention_mask(lengths),
+            mask=self.attention_mask([len(sentence) for sentence in sentences]),
             labels=classes.to(self.device),
         )
 

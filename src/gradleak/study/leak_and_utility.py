@@ -216,12 +216,11 @@ class Trainer:
     def _spec(self, setting: DefenseSetting) -> dict[str, Any]:
         """Every choice that can change the scores; the data by a keyed hash, so that edited data
         is learnt anew."""
-        chain = [to_string(defense) for defense in setting.training.defenses]
         plain: dict[str, Any] = to_plain(asdict(replace(setting.training, defenses=())))
         return {
             **plain,
             **self.material.described,
-            "defenses": chain,
+            "defenses": [to_string(defense) for defense in setting.training.defenses],
             "content": keyed_hash(self.key, self.material.content()),
         }
 
