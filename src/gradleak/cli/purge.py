@@ -60,10 +60,9 @@ def purge(
     for line in list_remains(plan, folder):
         console.print(line, soft_wrap=True)
     if left:
-        names = ", ".join(str(path) for path in left)
         raise RunFailed(
             "These files still hold a guess or text of the records, and were not written by"
-            f" gradleak: {names}."
+            f" gradleak: {', '.join(str(path) for path in left)}."
         )
 
 

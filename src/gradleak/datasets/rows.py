@@ -109,8 +109,7 @@ def _read_text(
     if format != "csv":
         return Content(list(_PARSERS[format](path, text, header)), found)
     cut = find_delimiter(text) if delimiter == "auto" else delimiter
-    lines = io.StringIO(text.rstrip("\r\n"), newline="")
-    reader = csv.reader(lines, delimiter=DELIMITERS[cut])
+    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), delimiter=DELIMITERS[cut])
     return Content(list(_table(path, reader, header)), found, cut)
 
 
