@@ -1,6 +1,6 @@
 """`gradleak audit --capture`: what leaks from updates that somebody's clients really sent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ def audit_captures(
     from gradleak.audit.own_update import observe_capture
     from gradleak.targets import resolve_target
 
-    files = _list_files(captures)
+    files = list(_list_files(captures))
     texts = None if truth is None else _read_truth(truth, len(files))
     spec = resolve_target(settings["target"], allow_pickle)
     place = resolve_device(device)
@@ -94,20 +94,15 @@ def _refuse_answered(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _list_files(captures: Sequence[Path]) -> list[Path]:
-    """Returns the files that are named, and those of folders in the order of their index."""
+def _list_files(captures: Sequence[Path]) -> Iterator[Path]:
+    """Yields the files that are named, and those of folders in the order of their index."""
     from gradleak.captures import index_folder
 
-    files: list[Path] = []
     for path in captures:
-        if path.is_dir():
-            inside = [file for file, _ in index_folder(path)]
-            if not inside:
-                raise GradleakError(f"There is no capture in the folder {path}.")
-            files += inside
-        else:
-            files.append(path)
-    return files
+        files = [file for file, _ in index_folder(path)] if path.is_dir() else [path]
+        if not files:
+            raise GradleakError(f"There is no capture in the folder {path}.")
+        yield from files
 
 
 def _read_truth(path: Path, updates: int) -> list[list[tuple[str, Any]]]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -181,34 +181,29 @@ def read_client_texts(path: Path) -> HeldTexts:
     folder of files `client-NAME.csv` and `client-NAME-round-3.csv`."""
     if not path.exists():
         raise GradleakError(f"There is no {path}. --truth names a jsonl file or a folder.")
-    found = _read_folder(path) if path.is_dir() else _read_rows(path)
+    found = tuple(_read_folder(path) if path.is_dir() else _read_rows(path))
     if not found:
         raise GradleakError(
             f"{path} holds no texts. Name a jsonl file with text, label, client and round, or a"
             " folder of files client-NAME.csv."
         )
-    return HeldTexts(path, tuple(found))
+    return HeldTexts(path, found)
 
 
-def _read_folder(folder: Path) -> list[HeldText]:
-    found = []
+def _read_folder(folder: Path) -> Iterator[HeldText]:
     for path in sorted(folder.iterdir()):
         named = CLIENTS_FILE.fullmatch(path.stem)
-        if named is None or known_format(path) is None:
-            continue
-        round = None if named["round"] is None else int(named["round"])
-        found += [HeldText(example, named["client"], round) for example in File(str(path)).load()]
-    return found
+        if named is not None and known_format(path) is not None:
+            round = None if named["round"] is None else int(named["round"])
+            for example in File(str(path)).load():
+                yield HeldText(example, named["client"], round)
 
 
 def _read_rows(path: Path) -> list[HeldText]:
     if path.suffix != ".jsonl":
         return [HeldText(example, None, None) for example in File(str(path)).load()]
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            found.append(_read_row(line, f"{path}, line {number}"))
-    return found
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    return [_read_row(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
 def _read_row(line: str, where: str) -> HeldText:
