@@ -40,16 +40,18 @@ def to_dict(component: Component) -> dict[str, Any]:
     """`{"name": …}` and every field, as plain JSON values; fields that were added later only
     where they are set."""
     hints = _hints(type(component))
-    fields = {}
-    for field in list_fields(type(component)):
-        if field.name in component.added_later and getattr(component, field.name) == field.default:
-            continue
-        # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must
-        # have one id.
-        value = _coerce(
-            f"{component.name}:{field.name}", getattr(component, field.name), hints[field.name]
-        )
-        fields[field.name] = _plain(value)
+    values = {
+        field.name: getattr(component, field.name)
+        for field in list_fields(type(component))
+        if field.name not in component.added_later
+        or getattr(component, field.name) != field.default
+    }
+    # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have
+    # one id.
+    fields = {
+        name: _plain(_coerce(f"{component.name}:{name}", value, hints[name]))
+        for name, value in values.items()
+    }
     return {"name": component.name, **fields}
 
 

@@ -205,11 +205,10 @@ class Target(ABC):
         """Eight examples such as the model may meet, with labels that mean nothing."""
         words = self.vocabulary.allowed.nonzero()[:, 0]
         ids = words[torch.linspace(0, len(words) - 1, 64, device=words.device).long()].view(8, 8)
-        ends = (
-            torch.tensor(part, device=ids.device).expand(8, -1)
+        before, after = (
+            torch.tensor(part, device=ids.device).expand(8, -1).long()
             for part in (self.vocabulary.prefix, self.vocabulary.suffix)
         )
-        before, after = (part.long() for part in ends)
         ids = torch.cat([before, ids, after], dim=1)
         return Batch(
             ids=ids,

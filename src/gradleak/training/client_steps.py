@@ -83,12 +83,13 @@ def run_guarantees(
 ) -> tuple[Guarantee, ...]:
     """What the whole run proves: of DP-SGD at this run's own sampling rate and steps, of others
     as they say themselves."""
-    made: list[Guarantee] = []
-    for defense in defenses:
-        if isinstance(defense, DpSgd):
-            defense = replace(defense, sampling_rate=min(1.0, batch_size / examples), steps=steps)
-        made += [one for one in defense.guarantees() if one.reading == "whole run"]
-    return tuple(made)
+    rate = min(1.0, batch_size / examples)
+    of_run = (
+        replace(one, sampling_rate=rate, steps=steps) if isinstance(one, DpSgd) else one
+        for one in defenses
+    )
+    proven = (guarantee for defense in of_run for guarantee in defense.guarantees())
+    return tuple(one for one in proven if one.reading == "whole run")
 
 
 def refuse_unfit_federation(
