@@ -124,14 +124,15 @@ def check_packages(out: Path) -> Iterator[Finding]:
 
     wrong = []
     for package, oldest in PACKAGES.items():
-        fix = f"Run: python -m pip install --upgrade '{package}>={oldest}'."
+        wanted = f"'{package}>={oldest}'"
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            fix = fix.replace(" --upgrade", "")
+            fix = f"Run: python -m pip install {wanted}."
             wrong.append(fault("packages", f"{package} is not installed.", fix))
         else:
             if _numbers(version) < _numbers(oldest):
+                fix = f"Run: python -m pip install --upgrade {wanted}."
                 wrong.append(fault("packages", f"{package} {version} is too old.", fix))
     yield from wrong or [Finding("packages", f"all {len(PACKAGES)} are there")]
 
