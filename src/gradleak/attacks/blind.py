@@ -21,6 +21,7 @@ class Blind(Attack):
     Others are judged against it."""
 
     medium: ClassVar[Medium] = "any"
+    wants_classes: ClassVar[bool] = False
 
     @property
     def passes(self) -> int:

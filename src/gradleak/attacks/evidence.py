@@ -54,7 +54,8 @@ def labels(observation: Observation) -> Evidence | None:
     has no labels beside its text.
     """
     gradient, size = _find_tensor(observation, "head_bias"), observation.knows.batch_size
-    if gradient is None or size is None or observation.target.labels_are_tokens:
+    target = observation.target
+    if gradient is None or size is None or target.labels_are_tokens or target.labels_are_open:
         return None
     if size == 1:
         source, label = "sign of the head's bias gradient", int(gradient.argmin())

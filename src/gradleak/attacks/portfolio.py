@@ -57,7 +57,8 @@ class Portfolio(Attack):
     noise will do.
     """
 
-    version = 2  # rows from 16 texts on, energy's second version
+    version = 3  # span's third version
+    wants_classes = False
 
     restarts: int = 8  # of energy
     steps: int = 2000  # of LAMP; 0 leaves it out
@@ -143,6 +144,8 @@ class Portfolio(Attack):
     def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
     ) -> Float[Tensor, "observations"] | None:
+        if any(one.target.labels_are_open for one in observations):
+            return None  # LAMP's distance, by which guesses are judged, wants classes
         try:
             lamp = LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
             return lamp.objective(observations, batches)
@@ -274,7 +277,9 @@ def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> 
 
 
 def _serves(member: Attack, observation: Observation) -> bool:
-    """Whether a member has a turn at a batch of this size."""
+    """Whether a member has a turn at a batch of this size, with labels of this kind."""
+    if observation.target.labels_are_open and member.wants_classes:
+        return False
     return not isinstance(member, RowsAttack) or (observation.knows.batch_size or 1) >= LARGE
 
 

@@ -100,7 +100,7 @@ def _as_batch(target: Target, guess: Reconstruction, secret: PrivateBatch) -> Ba
         return _as_pictures(guess, secret.batch)
     order = beside_the_secret(guess, sentences_of(secret))
     sentences = [guess.sentences[place] for place in order]
-    if target.labels_are_tokens:
+    if target.labels_are_tokens or target.labels_are_open:
         return target.batch_of(sentences, None)
     labels = (
         secret.batch.labels.tolist()

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradleak.attacks import evidence
+from gradleak.attacks.certificate.answers import solve_labels
 from gradleak.audit.own_update import grant, list_lines, observe_capture
 from gradleak.audit.record import WITHOUT_WORDS
 from gradleak.audit.spec import read
 from gradleak.captures import Capture
-from gradleak.core.attack import Attack, Bench, Reconstruction, TrainableAttack
+from gradleak.core.attack import (
+    Attack,
+    Bench,
+    Reconstruction,
+    TrainableAttack,
+    refuse_open_labels,
+)
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, parse_memory
 from gradleak.core.observation import Fact, Observation, Round
@@ -30,9 +38,13 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.linear_algebra import solve_least_squares
 from gradleak.targets.in_memory import hash_weights
+from gradleak.targets.opened import OpenedTransformer
+from gradleak.targets.token_classifier import TokenClassifier
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
 MOST_LABELLINGS = 64  # tried to see how much of an update a guess explains
+# Of the sentences of a guess: tried or solved for; none where they are the text itself
+Labelling = tuple[int, ...] | Tensor | None
 # Words for sources of labels and lengths that nobody granted: an attack reads them off the update.
 DERIVED = "derived"
 
@@ -100,11 +112,14 @@ class Reconstructions(Sequence[RebuiltText]):
         found, explained = one.found[update], one.explained[update]
         sentences = [(place, ids) for place, ids in enumerate(found.sentences) if ids]
         adds = explained.adds or (None,) * len(sentences)
+        # A row may be several texts that were packed, with a token that ends each.
+        split = target.split_row if isinstance(target, OpenedTransformer) else lambda ids: [ids]
         return [
             RebuiltText(
-                target.decode(ids), found.certified, explained.share, more, attack, update, place
+                target.decode(text), found.certified, explained.share, more, attack, update, place
             )
             for (place, ids), more in zip(sentences, adds, strict=True)
+            for text in split(ids)
         ]
 
     def _best(self, update: int) -> str:
@@ -246,6 +261,11 @@ def _share_target(observation: Observation, target: Target) -> Observation:
         raise GradleakError(
             "These updates were computed at different weights: attack them one by one."
         )
+    if getattr(mine, "loss_over", None) != getattr(target, "loss_over", None):
+        raise GradleakError(
+            "The loss of some of these updates is a mean over tokens, and of others over texts:"
+            " attack them one by one."
+        )
     return replace(observation, rounds=(Round(target, observation.update),))
 
 
@@ -253,7 +273,8 @@ def _choose_attacks(
     attacks: str | Sequence[str] | None, observations: Sequence[Observation]
 ) -> list[Attack]:
     granted = frozenset(Fact).intersection(*(one.knows.facts for one in observations))
-    if observations[0].target.labels_are_tokens:
+    target = observations[0].target
+    if target.labels_are_tokens:
         granted |= {Fact.LABELS}
     if attacks is None:
         attacks = "portfolio" if Fact.BATCH_SIZE in granted else "span"
@@ -265,6 +286,8 @@ def _choose_attacks(
                 f"{attack.name} learns first, from public data: use gradleak audit for it."
             )
         fields = {one.name for one in list_fields(type(attack))}
+        if target.labels_are_open:
+            refuse_open_labels(attack)
         missing = attack.requires - granted
         unknown = [fact for fact in (Fact.LABELS, Fact.LENGTHS) if fact in missing]
         derived = {str(fact): DERIVED for fact in unknown if str(fact) in fields}
@@ -302,7 +325,7 @@ def explain(observation: Observation, guess: Reconstruction) -> Explained:
 
 def _list_labellings(
     observation: Observation, guess: Reconstruction, count: int
-) -> list[tuple[int, ...] | None]:
+) -> list[Labelling]:
     """Returns the labels that the sentences of a guess may have, beside each of them.
 
     There are none where there would be too many ways to try.
@@ -310,6 +333,9 @@ def _list_labellings(
     target = observation.target
     if target.labels_are_tokens:
         return [None]
+    if target.labels_are_open:
+        solved = solve_labels(observation, tuple(one for one in guess.sentences if one))
+        return [] if solved is None else [solved]
     if guess.labels is not None and len(guess.labels) == count:
         return [guess.labels]
     known = observation.knows.labels
@@ -327,7 +353,7 @@ def _list_labellings(
 
 @torch.no_grad()
 def _explain(
-    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: Labelling
 ) -> Explained:
     batch = observation.target.batch_of(sentences, labels)[None]
     # What is drawn at random would be drawn otherwise: it is left out.
@@ -354,7 +380,7 @@ def _explain(
 
 
 def _weigh_each(
-    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: Labelling
 ) -> tuple[float, ...]:
     """Returns how much less of an update multiples of the others' gradients account for, without
     each sentence: nothing where a guess is of no use."""
@@ -362,6 +388,9 @@ def _weigh_each(
     rows = []
     for place, sentence in enumerate(sentences):
         label = None if labels is None else labels[place : place + 1]
+        if isinstance(target, TokenClassifier):
+            assert isinstance(label, Tensor)
+            label = label[:, : len(sentence)]
         batch = target.batch_of([sentence], label)[None]
         made = observation.simulate_undefended(batch, [Streams.root("attacker", 0)]).tensors
         rows.append(torch.cat([made[name].detach().double().flatten() for name in seen]))

@@ -28,6 +28,7 @@ from gradleak.datasets.file import OwnTexts
 from gradleak.records.schema import Record
 from gradleak.records.store import KEY_BYTES, SecretKey, open_key, write_record
 from gradleak.targets.in_memory import InMemory
+from gradleak.targets.token_classifier import TokenClassifier
 from gradleak.views import Everything, TensorsView
 
 HASH = 16  # digits that tell two models, or two updates, apart
@@ -53,8 +54,10 @@ def score(
     observations = found.observations
     refuse_unlike(observations)
     model = observations[0].target
-    batches = _split(truth, len(observations))
-    given = _split(labels, len(observations)) if labels is not None else [None] * len(batches)
+    nested = bool(truth) and all(isinstance(one, (list, tuple)) for one in truth)
+    batches, given = _split(truth, len(observations), nested), [None] * len(observations)
+    if labels is not None:
+        given = _split(labels, len(observations), nested)
     private = []
     for place, (texts, classes) in enumerate(zip(batches, given, strict=True)):
         private.append(
@@ -138,7 +141,7 @@ def _as_examples(
     found: Reconstructions,
     update: int,
     texts: Sequence[str],
-    labels: Sequence[int | str] | None,
+    labels: Sequence[Any] | None,
 ) -> list[Example]:
     """Returns the truth of one update with its labels: given, granted, or as the guess has them."""
     size = observation.knows.batch_size
@@ -151,21 +154,26 @@ def _as_examples(
         )
     if labels is None and known is not None:
         labels = known.tolist()
-    if labels is None and not observation.target.labels_are_tokens:
+    target = observation.target
+    told = target.labels_are_tokens or isinstance(target, TokenClassifier)
+    if labels is None and not told:
         raise GradleakError(
             "The model is a classifier, and the labels of these texts were not granted: pass"
             " labels= to score()."
         )
     beside = [None] * len(texts) if labels is None else list(labels)
     return [
-        Example(text, label, where=f"text {place + 1} of update {update}")
+        Example(
+            text,
+            tuple(label) if isinstance(label, list) else label,
+            where=f"text {place + 1} of update {update}",
+        )
         for place, (text, label) in enumerate(zip(texts, beside, strict=True))
     ]
 
 
-def _split(given: Sequence[Any], updates: int) -> list[Sequence[Any]]:
+def _split(given: Sequence[Any], updates: int, nested: bool) -> list[Any]:
     """Returns one list for each update; of a single one, its texts may stand by themselves."""
-    nested = bool(given) and all(isinstance(one, (list, tuple)) for one in given)
     every = list(given) if nested else [list(given)]
     if len(every) != updates or not all(every):
         raise GradleakError(

@@ -191,7 +191,9 @@ def _truth(observation: Observation, private: PrivateBatch) -> dict[str, Counter
         *vocabulary.suffix,
         vocabulary.pad,
     }
-    labels = () if observation.target.labels_are_tokens else private.batch.labels.tolist()
+    target = observation.target
+    hidden = target.labels_are_tokens or target.labels_are_open
+    labels = () if hidden else private.batch.labels.tolist()
     return {
         "labels": Counter(labels),
         "longest_length": Counter([max(private.lengths)]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from gradleak.core.attack import Attack, TrainableAttack
+from gradleak.core.attack import Attack, TrainableAttack, refuse_open_labels
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense, refuse_wrong_order
 from gradleak.core.errors import GradleakError, did_you_mean
@@ -107,6 +107,8 @@ class AuditSpec:
     def _refuse_missing_knowledge(self) -> None:
         granted = set(self.granted)
         for attack in self.attacks:
+            if self.target.labels_are_open:
+                refuse_open_labels(attack)
             missing = sorted(self.facts_for(attack) - granted)
             if missing:
                 grants = ", ".join(sorted(granted)) or "nothing"
@@ -123,18 +125,20 @@ class AuditSpec:
     @property
     def granted(self) -> tuple[Fact, ...]:
         """What the attacker may be told. The labels of a language model are the secret itself,
-        whatever `know` says."""
+        whatever `know` says, and several labels, numbers or classes of tokens are never told."""
         return tuple(
-            fact
-            for fact in self.know
-            if not (self.target.labels_are_tokens and fact is Fact.LABELS)
+            fact for fact in self.know if not (self._labels_are_untold and fact is Fact.LABELS)
         )
+
+    @property
+    def _labels_are_untold(self) -> bool:
+        return self.target.labels_are_tokens or self.target.labels_are_open
 
     def facts_for(self, attack: Attack) -> frozenset[Fact]:
         """The facts an attack requires or uses of this target: without labels where its guess is
         its labels."""
         wanted = attack.requires | (attack.uses & frozenset(self.know))
-        return wanted - ({Fact.LABELS} if self.target.labels_are_tokens else set())
+        return wanted - ({Fact.LABELS} if self._labels_are_untold else set())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the record's spec, and what its id is the hash of."""

@@ -57,6 +57,9 @@ class ProtocolFacts:
     optimiser: str = "sgd"
     # What was sent is this many times the mean gradient: sums over accumulated batches are
     scale: float = 1.0
+    # Where tokens have labels: what was sent is of a mean over "tokens", as transformers takes it
+    # of a batch, or over "texts", as where batches of one text were accumulated
+    loss_over: str = "tokens"
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ def check_header(header: CaptureHeader) -> None:
     for where, value, choices in (
         ("kind", header.kind, KINDS),
         ("protocol.name", header.protocol.name, PROTOCOLS),
+        ("protocol.loss_over", header.protocol.loss_over, ("tokens", "texts")),
     ):
         if value not in choices:
             raise CaptureError(f"{where} must be one of {', '.join(choices)}, not {quote(value)}")

@@ -5,8 +5,8 @@ The gradient of a linear layer is Σ_t δ_t x_tᵀ. Two such gradients have the 
 (δ_t·δ_s)(x_t·x_s), and one with an observed matrix G has Σ_t δ_tᵀ G x_t. So how far any weighted
 sum of sentences' gradients is from what was seen follows from small tables of products, tensor by
 tensor, for the whole of every tensor. Word embeddings are among them, since sentences are given as
-words. What has no such form (tied weights, unknown modules) is left to autograd, one sentence at a
-time.
+words; so is a table that predicts words too, whose gradient is the sum of both. What has no such
+form (other tied weights, unknown modules) is left to autograd, one sentence at a time.
 """
 
 from abc import ABC, abstractmethod
@@ -123,6 +123,35 @@ class Lookups(Gradients):
 
 
 @dataclass(frozen=True, eq=False)
+class Tied(Gradients):
+    """A table of words that are looked up and predicted: the sum of both."""
+
+    read: Lookups
+    predicted: OuterSums
+
+    def along(self, observed: Tensor) -> Float[Tensor, "sentences"]:
+        return self.read.along(observed) + self.predicted.along(observed)
+
+    def products(self, other: Gradients) -> Float[Tensor, "sentences others"]:
+        assert isinstance(other, Tied)
+        alike = self.read.products(other.read) + self.predicted.products(other.predicted)
+        across = _multiply_across(self.read, other.predicted)
+        return alike + across + _multiply_across(other.read, self.predicted).mT
+
+    def pair_up(self, other: Gradients) -> Float[Tensor, "sentences"]:
+        assert isinstance(other, Tied)
+        alike = self.read.pair_up(other.read) + self.predicted.pair_up(other.predicted)
+        across = _pair_across(self.read, other.predicted)
+        return alike + across + _pair_across(other.read, self.predicted)
+
+    def summands(self) -> Float[Tensor, "sentences"]:
+        return self.read.summands() + self.predicted.summands()
+
+    def take(self, rows: Int[Tensor, "some"]) -> "Tied":
+        return Tied(self.read.take(rows), self.predicted.take(rows))
+
+
+@dataclass(frozen=True, eq=False)
 class Vectors(Gradients):
     """Gradients that are short, or that only autograd gives, as they are."""
 
@@ -169,14 +198,24 @@ class ExactGradients:
         shapes, owners = call_shapes(target), owners_of(target.module)
         words = set(target.groups["word_embedding"])
         self.places: dict[str, tuple[str, Kind]] = {}  # by part: its module, and that module's kind
+        self.tied: dict[str, tuple[str, str]] = {}  # by part: the table, and what predicts words
         for part in self.parts:
-            (module, _), *others = owners[part.parameter]
-            kind = kind_of(target.module.get_submodule(module))
-            reached = module in shapes or part.parameter in words
-            if kind in KNOWN and not others and reached:
+            kinds = {
+                module: kind_of(target.module.get_submodule(module))
+                for module, _ in owners[part.parameter]
+                if module in shapes or part.parameter in words
+            }
+            if len(kinds) < len(owners[part.parameter]):
+                continue
+            module, *others = sorted(kinds, key=lambda one: kinds[one] is not Kind.EMBEDDING)
+            kind = kinds[module]
+            if kind in KNOWN and not others:
                 assert kind is not None
                 self.places[part.name] = (module, kind)
-        self.by_autograd = tuple(part for part in self.parts if part.name not in self.places)
+            elif kind is Kind.EMBEDDING and [kinds[one] for one in others] == [Kind.LINEAR]:
+                self.tied[part.name] = (module, others[0])
+        known = self.places.keys() | self.tied.keys()
+        self.by_autograd = tuple(part for part in self.parts if part.name not in known)
 
     @property
     def target(self) -> Target:
@@ -185,7 +224,11 @@ class ExactGradients:
         return found
 
     def of(
-        self, batch: Batch, double: bool = True, sums: torch.dtype = torch.float64
+        self,
+        batch: Batch,
+        double: bool = True,
+        sums: torch.dtype = torch.float64,
+        weights: Float[Tensor, "examples"] | None = None,
     ) -> dict[str, Gradients]:
         """Returns, by part, the gradients of each example of a batch of words [examples, tokens],
         in double precision.
@@ -193,45 +236,52 @@ class ExactGradients:
         With `double` false they are computed as the client does and turned to double precision
         afterwards, or to that of `sums`.
         """
-        return self.with_losses(batch, double, sums)[0]
+        return self.with_losses(batch, double, sums, weights)[0]
 
     def with_losses(
-        self, batch: Batch, double: bool = True, sums: torch.dtype = torch.float64
+        self,
+        batch: Batch,
+        double: bool = True,
+        sums: torch.dtype = torch.float64,
+        weights: Float[Tensor, "examples"] | None = None,
     ) -> tuple[dict[str, Gradients], Float[Tensor, "examples"]]:
-        """Returns the same, and the loss of each example."""
+        """Returns the same, and the loss of each example; gradients are multiplied by weights."""
         # Rounding is measured as the difference between the two: the client's is of that size.
         target = self.target.in_double if double else self.target
-        names = dict.fromkeys(module for module, _ in self.places.values())
+        placed = (module for module, _ in self.places.values())
+        names = dict.fromkeys((*placed, *(name for pair in self.tied.values() for name in pair)))
         modules = {name: target.module.get_submodule(name) for name in names}
         wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
         copies = {name: target.parameters[name].detach().requires_grad_() for name in wholes}
         with torch.enable_grad():
             with capture_calls(modules, len(batch.mask)) as noted:
-                losses = target.losses(batch, copies)
-            calls = find_slopes(losses.sum(), noted, again=bool(copies))
+                losses = target.losses(batch.apart, copies)[:, 0]
+            weighed = losses if weights is None else losses * weights.to(losses)
+            calls = find_slopes(weighed.sum(), noted, again=bool(copies))
             with torch.no_grad():
                 found = dict(self._by_form(target, calls, sums))
-            return found | dict(self._by_autograd(losses, copies, sums)), losses.detach()
+            return found | dict(self._by_autograd(weighed, copies, sums)), losses.detach()
 
     def _by_form(
         self, target: Target, calls: Slopes, sums: torch.dtype
     ) -> Iterator[tuple[str, Gradients]]:
         for part in self.parts:
+            if part.name in self.tied:
+                table, head = self.tied[part.name]
+                module = target.module.get_submodule(table)
+                predicted = _sum_outer(part, Kind.LINEAR, calls[head], sums)
+                yield part.name, Tied(_look_up(module, calls[table], sums), predicted)
+                continue
             if part.name not in self.places:
                 continue
             name, kind = self.places[part.name]
             module, used = target.module.get_submodule(name), calls[name]
             if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
                 yield part.name, _short(part, module, kind, used, sums)
-                continue
-            deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
-            if kind is Kind.EMBEDDING:
-                ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
-                yield part.name, Lookups(ids, leave_out_padding(module, ids, deltas))
-                continue
-            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
-            cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
-            yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
+            elif kind is Kind.EMBEDDING:
+                yield part.name, _look_up(module, used, sums)
+            else:
+                yield part.name, _sum_outer(part, kind, used, sums)
 
     def _by_autograd(
         self, losses: Float[Tensor, "examples"], copies: Mapping[str, Tensor], sums: torch.dtype
@@ -269,8 +319,44 @@ def _multiply_by_token(
     return torch.cat(rows)
 
 
+def _multiply_across(read: Lookups, predicted: OuterSums) -> Float[Tensor, "sentences others"]:
+    """Returns products of looked up rows with predicted ones: Σ_{t,u} δ_u[word t] (δ_t·x_u)."""
+    others, places = predicted.inputs.shape[:2]
+    step = max(1, PRODUCTS_AT_ONCE // (read.ids.shape[1] * others * places))
+    rows = []
+    for some in torch.split(torch.arange(len(read.ids), device=read.ids.device), step):
+        at_words = predicted.deltas[:, :, read.ids[some]]
+        products = torch.einsum("stx,oux->oust", read.deltas[some], predicted.inputs)
+        rows.append((at_words * products).sum((1, 3)).mT)
+    return torch.cat(rows)
+
+
+def _pair_across(read: Lookups, predicted: OuterSums) -> Float[Tensor, "sentences"]:
+    """Returns the same for the pairs at one place."""
+    words = read.ids[:, None].expand(-1, predicted.deltas.shape[1], -1)
+    products = predicted.inputs @ read.deltas.mT
+    return (predicted.deltas.gather(2, words) * products).sum((1, 2))
+
+
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:
     return tensor.detach().reshape(len(tensor), -1, tensor.shape[-1])
+
+
+def _look_up(module: nn.Module, used: Sequence[tuple[Use, Tensor]], sums: torch.dtype) -> Lookups:
+    """Returns the gradient of an embedding table by its lookups."""
+    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
+    ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
+    return Lookups(ids, leave_out_padding(module, ids, deltas))
+
+
+def _sum_outer(
+    part: Part, kind: Kind, used: Sequence[tuple[Use, Tensor]], sums: torch.dtype
+) -> OuterSums:
+    """Returns the gradient of a linear layer by its inputs and output gradients."""
+    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
+    inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
+    cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
+    return OuterSums(inputs, cut, kind is Kind.CONV1D)
 
 
 def _short(

@@ -141,6 +141,14 @@ def first_inputs(
     return made[inputs.names[0]].movedim(1, 0)
 
 
+@torch.no_grad()
+def depends_on_position(inputs: ModuleInputs) -> bool:
+    """Whether positions change what a word feeds in: rotary models turn queries later."""
+    words = inputs.target.vocabulary.allowed.nonzero()[:2, 0]
+    first, *others = first_inputs(inputs, words, 3)
+    return not all(torch.allclose(first, other, rtol=1e-5, atol=1e-7) for other in others)
+
+
 @dataclass(frozen=True, eq=False)
 class Additive:
     """What the normalisation is fed for each word and for each position; their sums are what it

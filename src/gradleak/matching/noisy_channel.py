@@ -186,6 +186,7 @@ class Likelihood:
         self.channel, self.batch, self.place = channel, batch, place
         target = observation.target
         _refuse_other_content(batch)
+        _refuse_other_losses(target, batch)
         self.sums = GradientSums(
             target, tuple(observation.update.tensors), channel.clip is not None
         )
@@ -268,6 +269,15 @@ def sum_others(
 
 def _multiply(one: Tensors, other: Tensors) -> Tensor:
     return torch.stack([(one[name].double() * other[name].double()).sum() for name in one]).sum()
+
+
+def _refuse_other_losses(target: Target, batch: Batch) -> None:
+    weights = target.weigh(batch)
+    if target.labels_are_open or bool((weights != weights[0]).any()):
+        raise GradleakError(
+            "Bounds by words are of batches whose loss is the mean over their texts, each with one"
+            " class or learnt for its words: with a mean over tokens use batches of one text."
+        )
 
 
 def _refuse_other_content(batch: Batch) -> None:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from gradleak.core.parts import Part
 from gradleak.core.target import Target, Vocabulary
 from gradleak.targets.weights import Weights
 
+LossOver = Literal["texts", "tokens"]  # what a batch's loss is the mean over
 UNUSED = re.compile(r"^[\[<]unused_?\d+[\]>]$")  # BERT's spare ids: never in a text
 
 
@@ -41,6 +43,7 @@ class OpenedTransformer(Target):
     no `.grad` is left behind.
     """
 
+    loss_over: LossOver = "texts"
     _weights: Weights
 
     def __init__(self, name: str, model: Any, tokenizer: Any) -> None:
@@ -76,8 +79,35 @@ class OpenedTransformer(Target):
         twin.module = copy.deepcopy(self.module).double()
         trained = {name: twin.module.get_parameter(name) for name in self.parameters}
         twin._weights = replace(self._weights, parameters=trained)
-        twin.vocabulary = replace(self.vocabulary, embeddings=self.vocabulary.embeddings.double())
+        table = twin.module.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        twin.vocabulary = replace(self.vocabulary, embeddings=table)
         return twin
+
+    def with_loss_over(self, loss_over: LossOver) -> "OpenedTransformer":
+        """The same model with a batch's loss a mean over texts or over tokens, where it has labels
+        of tokens."""
+        if loss_over == self.loss_over or not self.learns_tokens:
+            return self
+        twin = copy.copy(self)
+        twin.__dict__.pop("in_double", None)  # one with the other loss is made where it is needed
+        twin.loss_over = loss_over
+        return twin
+
+    @property
+    def learns_tokens(self) -> bool:
+        """Whether each token has a label of its own, so that long texts may weigh more."""
+        return self.labels_are_tokens
+
+    def _share_out(
+        self, sums: Float[Tensor, "*lead"], counts: Float[Tensor, "*lead"]
+    ) -> Float[Tensor, "*lead"]:
+        """Each example's loss from its sum over tokens that count and how many do."""
+        own = counts.clamp_min(1)
+        if self.loss_over == "texts" or not counts.ndim:
+            return sums / own
+        # Of a batch [examples] the mean over tokens is the mean over examples of these.
+        mean = counts.mean(-1, keepdim=True)
+        return sums / torch.where(mean > 0, mean, torch.ones_like(mean))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenize(texts, {"truncation": False})
@@ -90,6 +120,16 @@ class OpenedTransformer(Target):
                 list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=True
             )
         )
+
+    def split_row(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        """Cuts a language model's row behind each token that ends a text."""
+        end = self.tokenizer.eos_token_id
+        if not self.labels_are_tokens or end is None:
+            return [ids]
+        ends = [place + 1 for place, token in enumerate(ids) if token == end]
+        cuts = [0, *ends, *([len(ids)] if not ends or ends[-1] < len(ids) else [])]
+        texts = [ids[start:stop] for start, stop in pairwise(cuts)]
+        return [text for text in texts if set(text) != {end}] or [ids]
 
     def _tokenize(self, texts: Sequence[str], cut: Mapping[str, Any]) -> list[list[int]]:
         encoded = self.tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut)
@@ -192,6 +232,27 @@ class OpenedTransformer(Target):
     def _pad(self, ids: Tensor) -> Tensor:
         """Sentences with some padding behind them."""
         return F.pad(ids, (0, 3), value=self.vocabulary.pad)
+
+    @torch.no_grad()
+    def _probe_framed(self) -> bool:
+        """Refuses a model that does not accept embeddings as it accepts ids; tells whether
+        padding changes anything."""
+        words = self._ordinary_words(5)
+        ids = torch.tensor(
+            [[*self.vocabulary.prefix, *words, *self.vocabulary.suffix]], device=self.device
+        )
+        by_ids = self._read_ids(ids)
+        self._refuse_unreachable(ids, by_ids)
+        padded = self._pad(ids)
+        # RoBERTa: the attacker's embeddings could never match, and every search would look failed
+        if self.attend_padding and not same_logits(
+            self._read_ids(padded), self._read_embeddings(padded)
+        ):
+            raise GradleakError(
+                f"{self.name} numbers positions by its padding tokens: attend_padding cannot be"
+                " audited on it."
+            )
+        return self._ignores_padding(ids, by_ids)
 
     def _ignores_padding(self, ids: Tensor, by_ids: Tensor) -> bool:
         """Whether padding that is masked changes nothing."""

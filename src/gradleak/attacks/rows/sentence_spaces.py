@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.span.row_space import RowSpace, find_row_space, read_row_space
+from gradleak.attacks.span.row_space import RowSpace, find_row_space_by_fall, read_row_space
 from gradleak.core.attack import TokenIds
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
@@ -81,7 +81,8 @@ class SentenceSpaces:
         """Returns the spans of what is left of the gradients."""
         dtype = self.target.dtype
         spaces = tuple(
-            _cut(find_row_space(left[part.name], dtype), self.rank - 1) for part in self.parts
+            _cut(find_row_space_by_fall(left[part.name], dtype), self.rank - 1)
+            for part in self.parts
         )
         return _make(self.target, self.parts, spaces, self.at_end)
 
