@@ -276,7 +276,8 @@ class ExactGradients:
                 module = target.module.get_submodule(table)
                 read = _take_form(part, module, Kind.EMBEDDING, calls[table], sums)
                 predicted = _take_form(part, module, Kind.LINEAR, calls[head], sums)
-                assert isinstance(read, Lookups) and isinstance(predicted, OuterSums)
+                assert isinstance(read, Lookups)
+                assert isinstance(predicted, OuterSums)
                 yield part.name, Tied(read, predicted)
             elif part.name in self.places:
                 name, kind = self.places[part.name]

@@ -131,8 +131,8 @@ def run_cells(
         # finished parts.
         cut = bool(left) and has_parts(folder, [cell.spec for cell in group])
         with grid.hold(group if cut else left) as ours:
-            found = grid.run(ours, clock.describe_rest(), again=cut)
-            results |= {result.cell.spec.id: result for result in found}
+            for result in grid.run(ours, clock.describe_rest(), again=cut):
+                results[result.cell.spec.id] = result
         elsewhere += [cell for cell in left if cell.spec.id not in results]
         clock.finished += len(ours)
     if elsewhere:
