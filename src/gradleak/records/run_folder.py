@@ -21,7 +21,7 @@ from gradleak.records.judgement import (
     Gap,
 )
 from gradleak.records.schema import plain_id
-from gradleak.records.settings import most
+from gradleak.records.settings import drop_blind, most
 from gradleak.records.store import (
     Summary,
     is_record_name,
@@ -174,15 +174,10 @@ def contradiction(summary: Summary) -> str | None:
         for metric, score in record.attacks[key].scores.items():
             if metric in columns.values and not _agree(score.mean, columns.values[metric]):
                 return f"was changed: {metric} of {key} does not follow from its examples."
+    tried = drop_blind([(record.attacks[key], one) for key, one in summary.columns.items()])
     for metric, score in record.worst_case.items():
-        values = [
-            columns.values[metric]
-            for columns in summary.columns.values()
-            if metric in columns.values
-        ]
-        if len(values) == len(summary.columns) and not _agree(
-            score.mean, most(values, score.direction)
-        ):
+        values = [columns.values[metric] for _, columns in tried if metric in columns.values]
+        if len(values) == len(tried) and not _agree(score.mean, most(values, score.direction)):
             return f"was changed: its worst case of {metric} does not follow from its examples."
     return None
 
