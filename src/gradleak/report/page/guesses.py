@@ -9,9 +9,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gradleak.records.judgement import leading_metric
 from gradleak.records.schema import AttackRecord, ExampleRecord
@@ -35,12 +36,25 @@ from gradleak.report.table_markup import (
     draw_html_table,
     draw_markdown_table,
     number_columns,
+    render,
 )
 
 LINES = 6  # searches drawn
 POINTS = 60
 LEFT, TOP, WIDTH, HEIGHT = 56, 14, 300, 150  # pixels: the frame of a picture
 DECADES = 100  # a range this wide is drawn on a logarithmic scale
+SEARCH = """
+<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" aria-label="
+{{- title }}"><rect class="frame" {{ frame|safe }}/>
+{#- #}<polygon class="band" points="{{ band|join(" ") }}"/>
+{#- #}<polyline class="line" points="{{ line|join(" ") }}"/>
+{%- for y, tick in ticks -%}
+<text class="small" x="{{ left - 6 }}" y="{{ y }}" text-anchor="end">{{ tick }}</text>
+{%- endfor -%}
+<text class="small" x="{{ left }}" y="{{ below }}">step 0</text>
+{#- #}<text class="small" x="{{ right }}" y="{{ below }}" text-anchor="end">step {{ last }}</text>
+{#- #}<text class="small" x="{{ left }}" y="{{ below + 18 }}">{{ title }}{{ note }}</text></svg>
+""".strip()
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class Searches(Section):
     name = "traces"
     title = "Over time"
     heading = "Searches over time"
+    needs = "traces"
     template = """
 <p class="soft">The line is the median of the client batches; the band holds all of them.
   {%- if section.traces|selectattr("similarity")|list %}
@@ -101,10 +116,6 @@ class Searches(Section):
     def gather(cls, run: JudgedRun) -> Self:
         return cls(tuple(trace_searches(run)))
 
-    @property
-    def is_shown(self) -> bool:
-        return bool(self.traces)
-
     def prepare(self, report: Report) -> Mapping[str, Any]:
         return {"draw_search": _draw_search, "draw_table": _draw_table}
 
@@ -121,11 +132,11 @@ def trace_searches(run: JudgedRun) -> list[TraceLine]:
             continue
         record = ran.source.whole()
         attack = ran.find_in(record)
-        secrets = run.find_secrets(record)
-        objective, similarity = _trace_objective(attack), _trace_similarity(attack, secrets)
+        objective = tuple(_trace_objective(attack))
+        similarity = tuple(_trace_similarity(attack, run.find_secrets(record)))
         if len(objective) > 1 or len(similarity) > 1:
             label = run.labels.setting(setting.record)
-            found.append(TraceLine(name, label, record.id, tuple(objective), tuple(similarity)))
+            found.append(TraceLine(name, label, record.id, objective, similarity))
     return found[:LINES]
 
 
@@ -177,45 +188,41 @@ def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = F
         height = (scale(value) - bottom) / (top - bottom) if top > bottom else 0.5
         return f"{LEFT + WIDTH * step / last:.1f},{TOP + HEIGHT * (1 - height):.1f}"
 
-    band = [place(point.step, point.high) for point in points]
-    band += [place(point.step, point.low) for point in reversed(points)]
-    line = " ".join(place(point.step, point.median) for point in points)
-    title = escape(title)
-    right, below = LEFT + WIDTH, TOP + HEIGHT + 18
-    parts = [
-        (
-            '<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" '
-            f'aria-label="{title}">'
-        ),
-        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
-        f'<polygon class="band" points="{" ".join(band)}"/>',
-        f'<polyline class="line" points="{line}"/>',
-    ]
-    for value, y in ((high, TOP + 4), (low, TOP + HEIGHT + 4)):
-        tick = f"{100 * value:.0f} %" if is_share else f"{value:.2g}"
-        parts.append(f'<text class="small" x="{LEFT - 6}" y="{y}" text-anchor="end">{tick}</text>')
-    note = ", logarithmic" if logarithmic else ""
-    parts += [
-        f'<text class="small" x="{LEFT}" y="{below}">step 0</text>',
-        f'<text class="small" x="{right}" y="{below}" text-anchor="end">step {last}</text>',
-        f'<text class="small" x="{LEFT}" y="{below + 18}">{title}{note}</text></svg>',
-    ]
-    return Markup("".join(parts))
+    return render(
+        SEARCH,
+        frame=f'x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"',
+        band=[
+            *(place(point.step, point.high) for point in points),
+            *(place(point.step, point.low) for point in reversed(points)),
+        ],
+        line=[place(point.step, point.median) for point in points],
+        ticks=[
+            (y, f"{100 * value:.0f} %" if is_share else f"{value:.2g}")
+            for value, y in ((high, TOP + 4), (low, TOP + HEIGHT + 4))
+        ],
+        left=LEFT,
+        right=LEFT + WIDTH,
+        below=TOP + HEIGHT + 18,
+        last=last,
+        title=title,
+        note=", logarithmic" if logarithmic else "",
+    )
 
 
 def _draw_table(trace: TraceLine) -> Markup:
-    columns = [Column("what"), *number_columns("step", "median", "least", "most", "batches")]
-    rows = [
+    return draw_html_table(
+        [Column("what"), *number_columns("step", "median", "least", "most", "batches")],
         [
-            what,
-            str(one.step),
-            *(f"{value:.4g}" for value in (one.median, one.low, one.high)),
-            str(one.batches),
-        ]
-        for what, points in (("objective", trace.objective), ("likeness", trace.similarity))
-        for one in points
-    ]
-    return draw_html_table(columns, rows, stacked=False)
+            [
+                *(what, str(one.step)),
+                *(f"{value:.4g}" for value in (one.median, one.low, one.high)),
+                str(one.batches),
+            ]
+            for what, points in (("objective", trace.objective), ("likeness", trace.similarity))
+            for one in points
+        ],
+        stacked=False,
+    )
 
 
 ITEMS = 200
@@ -263,6 +270,8 @@ class GuessGallery(Section):
     title = "Guesses"
     heading = "Secrets beside guesses"
     template = """
+{% macro picture(address, name) %}<img class="pixels" src="{{ address }}" alt="{{ name }}">
+  {%- endmacro %}
 <p class="soft">
   {%- if report.redacted %}Private data is withheld: a good guess is the secret itself.
   {%- if any_words %} Each block stands for a word of the guess.{% endif %}
@@ -305,8 +314,21 @@ class GuessGallery(Section):
       {%- endif %}
       {%- if item.exact %}<span class="badge bad">word for word</span>{% endif %}
       {%- if item.certified %}<span class="badge">proven by the update</span>{% endif %}</p>
-    <div class="row"><span>secret</span><span>{{ secret(item) }}</span></div>
-    <div class="row"><span>guess</span><span>{{ guess(item) }}</span></div>
+    <div class="row"><span>secret</span><span>
+      {%- if item.secret is none %}<span class="soft">withheld (hash {{ item.secret_hash }})</span>
+      {%- elif is_picture(item.secret) %}{{ picture(item.secret, "the secret") }}
+      {%- else %}{{ item.secret }}
+      {%- endif %}</span></div>
+    <div class="row"><span>guess</span><span>
+      {%- if item.picture is not none %}{{ picture(item.picture, "the guess") }}
+      {%- elif item.words %}<span class="visually-hidden">{{ in_words(item) }}</span>
+      {%- for word in item.words %}{{ " " if not loop.first -}}
+      <mark class="{{ word.mark }}" title="{{ titles[word.mark] }}"
+        {%- if word.text is none %} aria-hidden="true">{{ block }}
+        {%- else %}>{{ word.text }}{% endif %}</mark>
+      {%- endfor %}
+      {%- else %}<span class="soft">none kept, or withheld</span>
+      {%- endif %}</span></div>
   </li>
   {%- endfor %}
 </ul></details>
@@ -320,8 +342,8 @@ class GuessGallery(Section):
         pairs = [(one, ran) for one in run.settings_by_name for ran in one.attacks]
         chosen = choose_evenly(pairs, PAIRS)
         each = max(3, ITEMS // max(1, len(chosen)))
-        items = [item for setting, ran in chosen for item in _show_guesses(run, setting, ran, each)]
-        return cls(tuple(items))
+        shown = (_show_guesses(run, setting, ran, each) for setting, ran in chosen)
+        return cls(tuple(chain.from_iterable(shown)))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
         settings = report.find(SettingList).settings
@@ -331,34 +353,36 @@ class GuessGallery(Section):
             """What the page sorts by: more is more leak."""
             if item.score is None:
                 return ""
-            return (-1 if item.metric in lower else 1) * item.score
+            return -item.score if item.metric in lower else item.score
 
         return {
             "items": self.gallery,
             "any_words": any(item.words for item in self.gallery),
             "any_exact": report.find(Opening).verdict.exact,
             "score_of": score_of,
-            "secret": _draw_secret,
-            "guess": _draw_guess,
+            "is_picture": is_picture,
+            "in_words": _describe_guess,
+            "titles": TITLES,
+            "block": BLOCK,
         }
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         privacy = "Texts are withheld." if report.redacted else "These are private texts."
         legend = "**Right beside its right neighbour**, _right word elsewhere_, wrong."
         yield from (f"## {self.heading}", "", f"{legend} {privacy}", "")
-        head = ["attack", "defense", "secret", "guess", report.metric]
-        yield from draw_markdown_table(head, [_list_cells(item) for item in self.gallery])
+        yield from draw_markdown_table(
+            ["attack", "defense", "secret", "guess", report.metric],
+            [_list_cells(item) for item in self.gallery],
+        )
 
 
 def _show_guesses(run: JudgedRun, setting: Setting, ran: Ran, most: int) -> Iterator[GalleryItem]:
-    if not ran.source.has_details:
-        return
-    record = ran.source.whole()
-    secrets = run.find_secrets(record)
-    hashes = find_hashes(record)
-    for example in ran.find_in(record).examples[:most]:
-        place = (example.batch, example.position)
-        yield _compare(run, setting, ran, example, secrets.get(place), hashes.get(place, ""))
+    if ran.source.has_details:
+        record = ran.source.whole()
+        secrets, hashes = run.find_secrets(record), find_hashes(record)
+        for example in ran.find_in(record).examples[:most]:
+            place = (example.batch, example.position)
+            yield _compare(run, setting, ran, example, secrets.get(place), hashes.get(place, ""))
 
 
 def _compare(
@@ -396,40 +420,17 @@ def _mark_guess(secret: str | None, guess: str | None, show: bool) -> Iterator[W
         yield Word(mark, make_printable(text) if show else None)
 
 
-def _draw_guess(item: GalleryItem) -> Markup:
-    """Draws the words with their marks, and says in words how many are right."""
-    if item.picture is not None:
-        return _draw_picture(item.picture, "the guess")
-    if not item.words:
-        return Markup('<span class="soft">none kept, or withheld</span>')
-    right = sum(word.mark in ("pair", "word") for word in item.words)
-    compared = any(word.mark != "unknown" for word in item.words)
-    count = f"{right} of {len(item.words)} words right: " if compared else ""
+def _describe_guess(item: GalleryItem) -> str:
+    """Says how many of its words are right, for who cannot see their marks."""
+    marks = [word.mark for word in item.words]
+    count = f"{marks.count('pair') + marks.count('word')} of {len(marks)} words right: "
     withheld = "text withheld" if item.words[0].text is None else ""
-    marked = Markup(" ").join(map(_draw_word, item.words))
-    return Markup('<span class="visually-hidden">{}{}</span>{}').format(count, withheld, marked)
-
-
-def _draw_word(word: Word) -> Markup:
-    hidden = Markup(' aria-hidden="true"') if word.text is None else Markup("")
-    text = BLOCK if word.text is None else word.text
-    mark = Markup('<mark class="{}" title="{}"{}>{}</mark>')
-    return mark.format(word.mark, TITLES[word.mark], hidden, text)
-
-
-def _draw_secret(item: GalleryItem) -> Markup:
-    if item.secret is None:
-        return Markup('<span class="soft">withheld (hash {})</span>').format(item.secret_hash)
-    return (
-        _draw_picture(item.secret, "the secret") if is_picture(item.secret) else escape(item.secret)
-    )
-
-
-def _draw_picture(address: str, name: str) -> Markup:
-    return Markup('<img class="pixels" src="{}" alt="{}">').format(address, name)
+    return ("" if {*marks} == {"unknown"} else count) + withheld
 
 
 def _list_cells(item: GalleryItem) -> list[str]:
     words = (IN_MARKDOWN[word.mark].format(word.text or BLOCK) for word in item.words)
-    secret = item.secret or f"hash {item.secret_hash}"
-    return [item.attack, item.defense, secret, " ".join(words), write_number(item.score, item.unit)]
+    return [
+        *(item.attack, item.defense, item.secret or f"hash {item.secret_hash}", " ".join(words)),
+        write_number(item.score, item.unit),
+    ]
