@@ -15,7 +15,7 @@ from gradleak.records.store import read_record, write_record
 from gradleak.report.page import build_report
 from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.forms import write_html, write_json, write_markdown
-from gradleak.report.terminal.bracket import print_bracket
+from gradleak.report.terminal.record_screen import print_bracket
 from gradleak.report.terminal.console import open_console
 from gradleak.report.verdict import write_conclusion
 from gradleak.study.gate_checks import judge, read_accepted, read_bound

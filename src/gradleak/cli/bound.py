@@ -50,9 +50,9 @@ def bound(
     Records of other settings are named and left as they are.
     """
     from gradleak.records.store import read_record, record_paths, rewrite_record
-    from gradleak.report.terminal.bracket import print_bracket
     from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.live import TerminalDisplay
+    from gradleak.report.terminal.record_screen import print_bracket
     from gradleak.study.private_data import SecretFinder
 
     most = read_words(words)

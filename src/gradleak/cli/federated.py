@@ -215,7 +215,7 @@ def list_lines(federation: "Federation") -> list[str]:
 def print_scores(finished: "Sequence[AttackedRound]", out: Path) -> None:
     """Prints who leaks most and how leak changes, and where the records are."""
     from gradleak.records.store import Summary
-    from gradleak.report.clients import list_client_leaks, tell_clients
+    from gradleak.report.page.clients import list_client_leaks, tell_clients
     from gradleak.report.terminal.console import open_console
 
     records = [one.record for one in finished if one.record is not None]

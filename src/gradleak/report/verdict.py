@@ -1,4 +1,5 @@
-"""A record in words: its judgement, what its defenses prove, and how large their noise is.
+"""A record in words: its judgement, what no attack could do, what its defenses prove, and how large
+their noise is.
 
 A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside
 it.
@@ -8,7 +9,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from gradleak.records.brackets import list_brackets
+from gradleak.records.brackets import (
+    CEILING,
+    INFORMATION,
+    SECRETS,
+    Bracket,
+    find_bound,
+    list_brackets,
+)
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import (
     LEAKS,
@@ -18,11 +26,11 @@ from gradleak.records.judgement import (
     Judgement,
     leading_metric,
 )
-from gradleak.records.schema import GuaranteeRecord, Record
+from gradleak.records.schema import BoundRecord, GuaranteeRecord, Record, Score
 from gradleak.records.settings import looks
-from gradleak.report.bracket_words import write_bound, write_without
-from gradleak.report.numbers import write_blind, write_count, write_gain, write_interval
+from gradleak.report.numbers import MISSING, write_blind, write_count, write_gain, write_interval
 
+FULL = 0.9995  # from there on a guarantee guarantees nothing
 UNEXPLAINED = (
     "not known: the record does not say whether there was no noise or the accountant failed"
 )
@@ -59,16 +67,19 @@ def write_worst_case(record: Record) -> str:
     if score is None or score.mean is None:
         return "Worst case: no score."
     looking = sum(map(looks, record.attacks.values())) or len(record.attacks)
-    attacks = write_count(looking, "attack", "attacks")
     percent = ", in %" if score.unit == "fraction" else ""
-    sentence = (
-        f"Worst case over {attacks}, n = {score.n}: {metric} {write_interval(score)}, "
-        f"blind {write_blind(score)}, gain {write_gain(score)}{percent}"
-    )
     exact = record.worst_case.get("exact_match")
-    if exact is not None and exact.mean is not None:
-        sentence += f"; {round(exact.mean * exact.n)} of {exact.n} rebuilt word for word"
-    return sentence + "."
+    whole = "" if exact is None else count_whole(exact)
+    return (
+        f"Worst case over {write_count(looking, 'attack', 'attacks')}, n = {score.n}: {metric} "
+        f"{write_interval(score)}, blind {write_blind(score)}, gain {write_gain(score)}{percent}"
+        f"{whole and f'; {whole} rebuilt word for word'}."
+    )
+
+
+def count_whole(exact: Score) -> str:
+    """Writes `3 of 30`: how many were rebuilt word for word; nothing where that has no value."""
+    return "" if exact.mean is None else f"{round(exact.mean * exact.n)} of {exact.n}"
 
 
 def write_conclusion(judgement: Judgement, record: Record) -> str:
@@ -241,3 +252,99 @@ def write_epsilon(value: float | None, in_words: str) -> str:
 def is_finite(value: float | None) -> bool:
     """Whether ε is a number; a file keeps an infinite one as none."""
     return value is not None and math.isfinite(value)
+
+
+def write_rebuilt(bracket: Bracket) -> str:
+    """Writes what the attack that was named first got."""
+    if bracket.rebuilt is None or bracket.rebuilt.mean is None:
+        return MISSING
+    return write_interval(bracket.rebuilt)
+
+
+def write_bound(bound: BoundRecord) -> str:
+    """Writes `40.1 [35.2, 45.3]` of a share in percent, and `0.72` of bits."""
+    if bound.unit == "bits":
+        return write_bits(bound.mean)
+    ends = (bound.low, bound.high)
+    if None in ends:
+        return f"{100 * bound.mean:.1f}"
+    low, high = (100 * (end or 0.0) for end in ends)
+    return f"{100 * bound.mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def write_bits(bits: float) -> str:
+    """Writes `7,213` or `0.72`."""
+    return f"{bits:,.0f}" if bits >= 100 else f"{bits:.2g}"
+
+
+def write_without(bound: BoundRecord) -> str:
+    """Writes what is right without the update."""
+    return MISSING if bound.without_update is None else f"{100 * bound.without_update:.1f}"
+
+
+def write_bracket(bracket: Bracket) -> list[str]:
+    """Writes what was rebuilt, what no attack could, what the noise guarantees, and chance."""
+    guaranteed, at_most = bracket.guaranteed, bracket.at_most
+    return [
+        *(write_rebuilt(bracket), write_bound(at_most)),
+        *(MISSING if guaranteed is None else write_bound(guaranteed), write_without(at_most)),
+    ]
+
+
+def describe_bounds(record: Record) -> Iterator[str]:
+    """Yields what stands behind a bracket, in sentences."""
+    if record.bounds is None:
+        return
+    brackets = list(list_brackets(record))
+    if brackets:
+        attack = brackets[0].attack
+        who = "No attack was run." if attack is None else f"Rebuilt: by {attack}."
+        yield (
+            f"{who} At most: by an oracle that is told the labels, the lengths, the defense and all"
+            f" other words, under the prior {record.bounds.prior}; what it gets right without the"
+            " update stands last. Shares in %."
+        )
+    for bracket in brackets:
+        if bracket.is_crossed:
+            yield (
+                f"The attack has more {bracket.of} than the oracle: these texts are not as the"
+                " prior believes, or its guesses were aligned with the secrets."
+            )
+        if bracket.guaranteed is not None and bracket.guaranteed.mean > FULL:
+            yield f"The noise alone guarantees nothing for {bracket.of}."
+    ceiling = find_bound(record, CEILING, "token_accuracy")
+    if ceiling is not None:
+        yield (
+            f"Not told the other words, nobody has more than {write_bound(ceiling)} % of the words"
+            " right."
+        )
+    yield from _describe_information(record)
+    for bound in record.bounds.bounds:
+        if bound.bound == SECRETS and bound.unit == "bits":
+            form = bound.of.removeprefix("bits of ")
+            first = find_bound(record, SECRETS, f"{form} first")
+            told = "" if first is None else f"; it is first in {write_bound(first)} % of cases"
+            yield (
+                f"Marked secrets of {form}, n = {bound.n}: told all else, the right one stands out"
+                f" by {write_bits(bound.mean)} bits on average{told}."
+            )
+    rounds = record.bounds.rounds
+    if rounds > 1:
+        yield f"All {rounds} rounds of the same batch are seen while the model stands still."
+    yield from record.bounds.remarks
+
+
+def _describe_information(record: Record) -> Iterator[str]:
+    proven = find_bound(record, INFORMATION, "bits")
+    measured = find_bound(record, "information measured", "bits")
+    if proven is not None:
+        yield (
+            f"What is seen carries at most {write_bits(proven.mean)} bits about one"
+            f" {proven.protects}, whoever attacks (theorem)."
+        )
+    # Where every gradient is clipped the two are one
+    if measured is not None and (proven is None or measured.mean < 0.99 * proven.mean):
+        yield (
+            f"By the size of what these secrets sent: at most {write_bound(measured)} bits about"
+            f" one {measured.protects} (estimate)."
+        )

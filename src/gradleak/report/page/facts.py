@@ -11,7 +11,7 @@ from markupsafe import Markup
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import OF_PICTURES, RULES, leading_metric
 from gradleak.records.schema import Record
-from gradleak.records.settings import Setting
+from gradleak.records.settings import Ran, Setting
 from gradleak.records.store import Summary
 from gradleak.report.naming import write_chain, write_component
 from gradleak.report.numbers import write_duration
@@ -94,10 +94,7 @@ class Costs(Section):
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         head = ["attack", "cells", "examples", "time", "steps"]
-        rows = []
-        for cost in self.costs:
-            attack, cells, examples, time, _, steps, _ = _list_cost(cost)
-            rows.append([attack, cells, examples, time, steps])
+        rows = [[*cells[:4], cells[5]] for cells in map(_list_cost, self.costs)]
         yield from (f"## {self.heading}", "", *draw_markdown_table(head, rows))
 
 
@@ -151,19 +148,20 @@ def _write_facts(facts: Iterable[NamedFact]) -> Iterator[str]:
 def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:
     records = [setting.record for setting in settings]
     guarantees = _join_distinct(proven for record in records for proven in write_guarantees(record))
-    noise = _join_distinct(size for one in records if (size := describe_noise(one)) is not None)
     priors = (one.record.spec.get("prior") for setting in settings for one in setting.summaries)
     granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
     if all(leading_metric(record.worst_case) in OF_PICTURES for record in records):
         granted -= {"lengths"}  # of texts
-    views = _join_fields(records, "view")
     return [
         NamedFact(
             "who",
             "An honest but curious server, or who reads what it receives: it has the model and "
             "each client's update.",
         ),
-        NamedFact("sees", f"{views}: {_write_share_seen(records)} of the parameters"),
+        NamedFact(
+            "sees",
+            f"{_join_fields(records, 'view')}: {_write_share_seen(records)} of the parameters",
+        ),
         NamedFact("may be told", list_facts(sorted(granted)) or "nothing beyond the update"),
         NamedFact("protocol", _join_fields(records, "protocol")),
         NamedFact(
@@ -171,7 +169,7 @@ def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:
             _join_distinct(write_chain(record.spec.get("defenses")) for record in records),
         ),
         NamedFact("differential privacy", guarantees or "none of these defenses proves any"),
-        *([NamedFact("noise", noise)] if noise else []),
+        *_enter_where_known("noise", map(describe_noise, records)),
         NamedFact("believes beforehand", _join_distinct(map(write_component, priors))),
         NamedFact(
             "examples a batch",
@@ -182,27 +180,30 @@ def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:
 
 def _write_share_seen(records: Sequence[Record]) -> str:
     targets = [record.target for record in records]
-    shares = sorted({one.visible_parameters / max(1, one.parameters) for one in targets})
-    if len(shares) == 1:
-        return f"{100 * shares[0]:.3g} %"
-    return f"{100 * shares[0]:.3g} to {100 * shares[-1]:.3g} %"
+    shares = sorted(one.visible_parameters / max(1, one.parameters) for one in targets)
+    ends = dict.fromkeys((shares[0], shares[-1]))
+    return f"{' to '.join(f'{100 * share:.3g}' for share in ends)} %"
 
 
 def _add_costs(run: JudgedRun) -> list[CostLine]:
-    found: dict[str, CostLine] = {}
+    groups: dict[str, list[Ran]] = {}
     for ran in (ran for setting in run.settings for ran in setting.attacks):
-        name, cost = run.labels.attack(ran.attack.spec), ran.attack.cost
-        before = found.get(name, CostLine(name, 0, 0, 0.0, 0, None))
-        peaks = (before.peak_memory_bytes, cost.peak_memory_bytes)
-        found[name] = CostLine(
-            name,
-            before.records + 1,
-            before.examples + len(ran.columns.batches),
-            before.seconds + cost.seconds,
-            before.steps + cost.steps,
-            max((peak for peak in peaks if peak is not None), default=None),
+        groups.setdefault(run.labels.attack(ran.attack.spec), []).append(ran)
+    found = []
+    for name, group in groups.items():
+        costs = [ran.attack.cost for ran in group]
+        peaks = [one.peak_memory_bytes for one in costs if one.peak_memory_bytes is not None]
+        found.append(
+            CostLine(
+                attack=name,
+                records=len(group),
+                examples=sum(len(ran.columns.batches) for ran in group),
+                seconds=sum(one.seconds for one in costs),
+                steps=sum(one.steps for one in costs),
+                peak_memory_bytes=max(peaks, default=None),
+            )
         )
-    return list(found.values())
+    return found
 
 
 def _list_cost(cost: CostLine) -> list[str]:
@@ -215,26 +216,20 @@ def _list_cost(cost: CostLine) -> list[str]:
     ]
 
 
-def _write_time(created: str) -> str:
-    """Writes 2026-03-01T10:20:30+00:00 as a person does: records have the time of UTC."""
-    return f"{created[:16].replace('T', ' ')} UTC"
-
-
 def _describe_provenance(summaries: Sequence[Summary]) -> list[NamedFact]:
     records = [summary.record for summary in summaries]
-    times = sorted(record.created for record in records)
+    times = sorted(f"{one.created[:16].replace('T', ' ')} UTC" for one in records)
     targets = (f"{one.target.name} (fingerprint {one.target.fingerprint[:16]})" for one in records)
     machines = [record.machine for record in records]
     devices = (f"{one.get('device', '-')} ({one.get('name', '-')})" for one in machines)
-    seeds = (str(record.spec.get("seed", "-")) for record in records)
     return [
-        NamedFact("audited", " to ".join(dict.fromkeys(map(_write_time, (times[0], times[-1]))))),
+        NamedFact("audited", " to ".join(dict.fromkeys((times[0], times[-1])))),
         NamedFact("target", _join_distinct(targets)),
         *_enter_where_known("model", (record.target.model for record in records)),
         NamedFact("data", _join_fields(records, "data")),
         *_enter_where_known("how it was read", (" ".join(one.data.remarks) for one in records)),
         NamedFact("data hash (keyed)", _join_distinct(record.data.hash[:16] for record in records)),
-        NamedFact("seeds", _join_distinct(seeds)),
+        NamedFact("seeds", _join_distinct(str(one.spec.get("seed", "-")) for one in records)),
         NamedFact("versions", _list_versions(records)),
         NamedFact("machines", _join_distinct(devices)),
         NamedFact("records", _join_distinct(summary.id for summary in summaries)),
@@ -242,14 +237,12 @@ def _describe_provenance(summaries: Sequence[Summary]) -> list[NamedFact]:
 
 
 def _list_versions(records: Sequence[Record]) -> str:
-    found: dict[str, dict[str, None]] = {name: {} for record in records for name in record.versions}
-    for record in records:
-        for name, version in record.versions.items():
-            found[name][version] = None
+    pairs = dict.fromkeys(pair for record in records for pair in record.versions.items())
+    found = {name: [version for same, version in pairs if same == name] for name, _ in pairs}
     return ", ".join(f"{name} {' and '.join(versions)}" for name, versions in found.items())
 
 
-def _enter_where_known(name: str, texts: Iterable[str]) -> list[NamedFact]:
+def _enter_where_known(name: str, texts: Iterable[str | None]) -> list[NamedFact]:
     """Makes an entry of what some records say and others, or older ones, do not."""
     known = [text for text in texts if text]
     return [NamedFact(name, _join_distinct(known))] if known else []
@@ -268,7 +261,11 @@ def _join_distinct(texts: Iterable[str]) -> str:
 
 def _write_study(setting: Setting) -> str:
     """Writes a study that gives the records of a setting again; JSON is YAML."""
-    specs = [_fit_into_study(summary.record.spec) for summary in setting.summaries[:NAMES]]
+    specs = [
+        # A flat list of attacks would be an axis
+        {**one.record.spec, "attacks": [one.record.spec["attacks"]]}
+        for one in setting.summaries[:NAMES]
+    ]
     alike = {
         field: value
         for field, value in specs[0].items()
@@ -281,10 +278,6 @@ def _write_study(setting: Setting) -> str:
             other = {field: value for field, value in spec.items() if field not in alike}
             lines.append(f"  case {place}: {json.dumps(other, ensure_ascii=False)}")
     return "\n".join(lines)
-
-
-def _fit_into_study(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {**spec, "attacks": [spec["attacks"]]}  # a flat list would be an axis
 
 
 WORDS = {
@@ -377,8 +370,9 @@ class WordLinks:
 
     def link(self, word: str, shown: str | None = None) -> Markup:
         """Links a word of the glossary, written otherwise where asked."""
-        link = Markup('<a class="term" href="#{}" title="{}">{}</a>')
-        return link.format(self.address(word), self.meanings.get(word, ""), shown or word)
+        return Markup('<a class="term" href="#{}" title="{}">{}</a>').format(
+            self.address(word), self.meanings.get(word, ""), shown or word
+        )
 
     def link_if_known(self, word: str) -> Markup | str:
         """Links a word where the glossary has it, and leaves others as they are."""
@@ -388,14 +382,11 @@ class WordLinks:
 def explain_words(report: Report) -> dict[str, str]:
     """Explains the words that this report uses, in the order of the alphabet."""
     verdict = report.find(Opening).verdict
-    scored = {one.metric for one in verdict.scores}
-    measured = scored | {*report.find(SettingList).metrics, report.metric}
-    raised = {flag.name for flag in verdict.flags}
-    metrics = {name: meaning for name, meaning in METRICS.items() if name in measured}
-    flags = {
-        name: f"{flag.meaning} {flag.what_to_do}" for name, flag in FLAGS.items() if name in raised
-    }
-    found = WORDS | metrics | flags
+    scored = (one.metric for one in verdict.scores)
+    measured = {report.metric, *scored, *report.find(SettingList).metrics}
+    found = WORDS | {name: METRICS[name] for name in measured if name in METRICS}
+    raised = (FLAGS[flag.name] for flag in verdict.flags if flag.name in FLAGS)
+    found |= {flag.name: f"{flag.meaning} {flag.what_to_do}" for flag in raised}
     if report.metric in OF_PICTURES:
         found.pop("word for word")
     return dict(sorted(found.items(), key=lambda entry: entry[0].lower()))

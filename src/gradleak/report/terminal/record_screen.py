@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gradleak.records.brackets import list_brackets
 from gradleak.records.judgement import judge_record, list_flags_beside
 from gradleak.records.png import draw_grid
 from gradleak.records.schema import (
@@ -35,11 +36,12 @@ from gradleak.report.shown_guesses import (
     is_picture,
     make_printable,
 )
-from gradleak.report.terminal.bracket import print_bracket
 from gradleak.report.terminal.console import build_table, indent, split_to_fit
 from gradleak.report.verdict import (
+    describe_bounds,
     describe_noise,
     explain,
+    write_bracket,
     write_conclusion,
     write_guarantees,
     write_worst_case,
@@ -144,6 +146,20 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     for name, details in list_flags_beside(judgement, record).items():
         console.print(indent(Text("! ", "yellow"), explain(name, details)))
     console.print(write_conclusion(judgement, record), style="bold")
+
+
+def print_bracket(console: Console, record: Record) -> None:
+    """Prints what no attack could do on a setting; nothing where that was not computed."""
+    if record.bounds is None:
+        return
+    table = build_table()
+    for title in ("", "rebuilt", "at most", "guaranteed", "without the update"):
+        table.add_column(title, justify="right" if title else "left")
+    for bracket in list_brackets(record):
+        table.add_row(bracket.of, *write_bracket(bracket))
+    console.print(Padding(table, (0, 0, 0, 2)))
+    for sentence in describe_bounds(record):
+        console.print(f"  {sentence}", style="dim", soft_wrap=False)
 
 
 def build_score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
