@@ -38,17 +38,12 @@ UNEXPLAINED = (
 
 def explain(name: str, details: dict[str, str]) -> str:
     """A raised flag with its numbers, its meaning and what to do about it."""
-    same = len(set(details.values())) == 1
-    who = ", ".join(filter(None, details))
-    numbers = (
-        next(iter(details.values()))
-        if same
-        else " ".join(f"{key}: {detail}" for key, detail in details.items())
-    )
-    meaning = explain_doubt(name)
-    return f"{name}{f' ({who})' if same and who else ''}: {numbers}" + (
-        f" {meaning}" if meaning else ""
-    )
+    who, numbers = ", ".join(filter(None, details)), {*details.values()}
+    if len(numbers) == 1:
+        said = f"{name}{who and f' ({who})'}: {numbers.pop()}"
+    else:
+        said = f"{name}: {' '.join(f'{key}: {detail}' for key, detail in details.items())}"
+    return f"{said} {explain_doubt(name)}".rstrip()
 
 
 def explain_doubt(name: str) -> str:
@@ -87,17 +82,17 @@ def write_conclusion(judgement: Judgement, record: Record) -> str:
     what no attack could do, where that was computed."""
     if judgement.verdict == LEAKS:
         said = f"This setting leaks: {give_reason(judgement, record)}. {_room(judgement, record)}"
-        return said + _limit(record)
-    chance = _chance(record)
-    if judgement.verdict == NOT_SHOWN:
-        return (
-            f"Not shown either way: {chance}. That bounds these attacks, not what a stronger "
-            f"one could do.{_limit(record)}"
+    elif judgement.verdict == NOT_SHOWN:
+        said = (
+            f"Not shown either way: {_chance(record)}. That bounds these attacks, not what a"
+            " stronger one could do."
         )
-    return (
-        f"Could not be judged: {chance}, and that says nothing. In doubt: "
-        f"{', '.join(judgement.doubts)}.{_limit(record)}"
-    )
+    else:
+        said = (
+            f"Could not be judged: {_chance(record)}, and that says nothing. In doubt: "
+            f"{', '.join(judgement.doubts)}."
+        )
+    return said + _limit(record)
 
 
 def _limit(record: Record) -> str:
@@ -119,7 +114,6 @@ def _limit(record: Record) -> str:
 def give_reason(judgement: Judgement, record: Record) -> str:
     """Why it is said to leak, the strongest reason first."""
     of, batches = judgement.examples, record.data.batches
-    named = f"the updates name every word in {judgement.named} of {batches} batches"
     found = {
         f"the update proves {judgement.proven} of {write_count(of, 'guess', 'guesses')}": (
             judgement.proven
@@ -130,7 +124,8 @@ def give_reason(judgement: Judgement, record: Record) -> str:
         f"more was rebuilt than by a blind guess ({', '.join(judgement.above_blind)})": (
             judgement.above_blind
         ),
-        f"{named}, without any attack": judgement.named,
+        f"the updates name every word in {judgement.named} of {batches} batches, without any"
+        " attack": judgement.named,
     }
     return "; ".join(words for words, holds in found.items() if holds)
 
@@ -141,32 +136,29 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
     The others are never left to be taken for safe.
     """
     count, leaking = len(verdicts), verdicts.count(LEAKS)
-    others = {
-        "not shown either way": verdicts.count(NOT_SHOWN),
-        "could not be judged": verdicts.count(NOT_JUDGED),
-    }
     if count == 1:
         return {
             LEAKS: "This setting leaks",
             NOT_SHOWN: "Not shown either way",
             NOT_JUDGED: "Could not be judged",
         }[verdicts[0]]
-    leak = (
-        f"{leaking} of {count} settings leak"
-        if leaking
-        else f"None of {count} settings is shown to leak"
-    )
-    return "; ".join([leak, *(f"{number} {words}" for words, number in others.items() if number)])
+    none = f"None of {count} settings is shown to leak"
+    leak = f"{leaking} of {count} settings leak" if leaking else none
+    return "; ".join([leak, *count_others(verdicts)])
+
+
+def count_others(verdicts: Sequence[str]) -> Iterator[str]:
+    """Counts what is not shown to leak: `1 not shown either way`, then `1 could not be judged`."""
+    words = {NOT_SHOWN: "not shown either way", NOT_JUDGED: "could not be judged"}
+    yield from (f"{verdicts.count(one)} {words[one]}" for one in words if one in verdicts)
 
 
 def _room(judgement: Judgement, record: Record) -> str:
     exact = record.worst_case.get("exact_match")
     if exact is not None and exact.mean == 1:
         return "Nothing is left for a stronger attack."
-    doubts = ", ".join(judgement.doubts)
-    return "Stronger attacks can only raise these numbers" + (
-        f"; in doubt, as too low: {doubts}." if doubts else "."
-    )
+    doubts = judgement.doubts and f"; in doubt, as too low: {', '.join(judgement.doubts)}"
+    return f"Stronger attacks can only raise these numbers{doubts or ''}."
 
 
 def _chance(record: Record) -> str:
@@ -190,14 +182,12 @@ def write_guarantees(record: Record) -> Iterator[str]:
     ):
         readings = list(group)
         first = readings[0]
-        values = ", ".join(write_epsilons(readings))
-        against = (
-            "" if first.against_server else "; not against the server, which sees updates before it"
-        )
+        against = "; not against the server, which sees updates before it"
         run = _describe_sampling(record, defense) if reading == "whole run" else ""
         yield (
-            f"{defense}, {reading}{run}, per {first.protects}: {values} at δ "
-            f"{first.delta:g}{against}"
+            f"{defense}, {reading}{run}, per {first.protects}: "
+            f"{', '.join(write_epsilons(readings))} at δ {first.delta:g}"
+            f"{'' if first.against_server else against}"
         )
 
 
@@ -217,15 +207,14 @@ def describe_noise(record: Record) -> str | None:
     noise = record.noise
     if noise is None:
         return None
-    tensors = [value for value in noise.by_tensor.values() if value is not None]
-    spread = (
-        f"; by tensor {_write_times(min(tensors))} to {_write_times(max(tensors))} times"
-        if len(tensors) > 1
-        else ""
-    )
+    said = f"{noise.ratio:.3g} times the norm of what is seen"
     least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
-    over = f" ({least} to {most} over the batches)" if least != most else ""
-    return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
+    if least != most:
+        said += f" ({least} to {most} over the batches)"
+    tensors = [value for value in noise.by_tensor.values() if value is not None]
+    if len(tensors) > 1:
+        said += f"; by tensor {_write_times(min(tensors))} to {_write_times(max(tensors))} times"
+    return said
 
 
 def _write_times(value: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gradleak.records.flags import FAILED_SHARE, few_examples
-from gradleak.records.judgement import LEAKS, NOT_JUDGED, NOT_SHOWN, Judgement
+from gradleak.records.judgement import LEAKS, NOT_JUDGED, Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
 from gradleak.report.numbers import write_interval, write_number
@@ -19,6 +19,7 @@ from gradleak.report.pictures.svg import (
     mix_paper,
     wrap_sentence,
 )
+from gradleak.report.verdict import count_others
 
 WHOLE = "whole"  # the column of layers seen whole
 NONE = "–"  # a cell that is not there
@@ -206,21 +207,9 @@ def _name_leader(heat_map: HeatMap) -> Iterator[str]:
             f"{lead.second}, the next"
         )
         yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
-    yield _count_verdicts(heat_map)
-
-
-def _count_verdicts(heat_map: HeatMap) -> str:
-    """Says `5 of 12 views leak; 4 not shown either way; 3 could not be judged.`"""
-    words = [cell.verdict for cell in heat_map.cells]
-    others = {
-        "not shown either way": words.count(NOT_SHOWN),
-        "could not be judged": words.count(NOT_JUDGED),
-    }
-    told = [
-        f"{words.count(LEAKS)} of {len(words)} views leak",
-        *(f"{count} {word}" for word, count in others.items() if count),
-    ]
-    return "; ".join(told) + "."
+    verdicts = [cell.verdict for cell in heat_map.cells]
+    leaking = f"{verdicts.count(LEAKS)} of {len(verdicts)} views leak"
+    yield "; ".join([leaking, *count_others(verdicts)]) + "."
 
 
 def _name_failures(heat_map: HeatMap) -> Iterator[str]:
