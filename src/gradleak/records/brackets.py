@@ -42,18 +42,15 @@ class Bracket:
 
 def list_brackets(record: Record) -> Iterator[Bracket]:
     """Yields a bracket for each measure that was bounded."""
-    if record.bounds is None:
-        return
-    named = next((one for one in record.attacks.items() if looks(one[1])), None)
+    first = next((key for key, attack in record.attacks.items() if looks(attack)), None)
     for of in MEASURES:
         at_most = find_bound(record, ORACLE, of)
         if at_most is not None:
-            rebuilt = None if named is None else named[1].scores.get(of)
-            guaranteed = find_bound(record, GUARANTEE, of)
-            yield Bracket(of, named and named[0], rebuilt, at_most, guaranteed)
+            rebuilt = None if first is None else record.attacks[first].scores.get(of)
+            yield Bracket(of, first, rebuilt, at_most, find_bound(record, GUARANTEE, of))
 
 
 def find_bound(record: Record, bound: str, of: str) -> BoundRecord | None:
     """Returns a bound by its name and what it bounds."""
-    bounds = () if record.bounds is None else record.bounds.bounds
+    bounds = record.bounds.bounds if record.bounds else ()
     return next((one for one in bounds if (one.bound, one.of) == (bound, of)), None)

@@ -45,8 +45,8 @@ def write(pixels: Pixels) -> bytes:
     rows = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     rows[:, 1:] = pixels.array().reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, COLOUR[channels], 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    return SIGNATURE + b"".join(_chunk(kind, content) for kind, content in parts)
+    packed = zlib.compress(rows.tobytes(), 9)
+    return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", packed) + _chunk(b"IEND", b"")
 
 
 def read(content: bytes) -> Pixels:
@@ -110,12 +110,8 @@ def _paeth(
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-    )
+    length, check = struct.pack(">I", len(content)), zlib.crc32(kind + content)
+    return length + kind + content + struct.pack(">I", check)
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -341,7 +341,16 @@ def without_texts(record: Record) -> Record:
     return replace(
         record,
         secrets=tuple(replace(secret, text=None) for secret in record.secrets),
-        attacks={key: _without_guesses(attack) for key, attack in record.attacks.items()},
+        attacks={
+            key: replace(
+                attack,
+                examples=tuple(
+                    replace(one, guess=None, guess_legacy=None) for one in attack.examples
+                ),
+                batches=tuple(replace(batch, guesses=()) for batch in attack.batches),
+            )
+            for key, attack in record.attacks.items()
+        },
         findings=tuple(
             replace(one, values=()) if one.name in PRIVATE_VALUES else one
             for one in record.findings
@@ -351,24 +360,8 @@ def without_texts(record: Record) -> Record:
 
 def texts_of(record: Record) -> Iterator[str]:
     """Every private text and every guess that a record holds."""
-    yield from (secret.text for secret in record.secrets if secret.text is not None)
+    texts = [secret.text for secret in record.secrets]
     for attack in record.attacks.values():
-        yield from (
-            guess
-            for one in attack.examples
-            for guess in (one.guess, one.guess_legacy)
-            if guess is not None
-        )
-        yield from (
-            text for batch in attack.batches for _, sentences in batch.guesses for text in sentences
-        )
-
-
-def _without_guesses(attack: AttackRecord) -> AttackRecord:
-    return replace(
-        attack,
-        examples=tuple(
-            replace(example, guess=None, guess_legacy=None) for example in attack.examples
-        ),
-        batches=tuple(replace(batch, guesses=()) for batch in attack.batches),
-    )
+        texts += [text for one in attack.examples for text in (one.guess, one.guess_legacy)]
+        texts += [text for batch in attack.batches for _, said in batch.guesses for text in said]
+    return (text for text in texts if text is not None)
