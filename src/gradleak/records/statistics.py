@@ -300,17 +300,13 @@ def score_of(
     """Puts an interval and that of blind guesses into a score; none stands for no value."""
     if found is None:
         return Score(None, None, None, None, None, None, unit, direction, 0)
+    mean, low, high = (
+        (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
+    )
     return Score(
-        mean=found.mean,
-        low=found.low,
-        high=found.high,
-        blind=chance and chance.mean,
-        blind_low=chance and chance.low,
-        blind_high=chance and chance.high,
-        unit=unit,
-        direction=direction,
-        n=found.n if n is None else n,
-        blind_guesses=blind_guesses,
+        *(found.mean, found.low, found.high, mean, low, high, unit, direction),
+        found.n if n is None else n,
+        blind_guesses,
     )
 
 

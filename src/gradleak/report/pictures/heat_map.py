@@ -109,11 +109,9 @@ class HeatMap:
         """
         if score is None or score.mean is None:
             return None
-        means = (cell.scores[self.metric].mean for cell in self.cells)
-        scale = (
-            [0.0, 1.0] if score.unit == "fraction" else [one for one in means if one is not None]
-        )
-        low, high = min(scale), max(scale)
+        means = [cell.scores[self.metric].mean for cell in self.cells]
+        ends = [0.0, 1.0] if score.unit == "fraction" else [one for one in means if one is not None]
+        low, high = min(ends), max(ends)
         height = (score.mean - low) / (high - low) if high > low else 1.0
         return min(max(height if score.direction == "higher" else 1 - height, 0.0), 1.0)
 
@@ -231,11 +229,9 @@ def draw_heat_map(heat_map: HeatMap, *, alone: bool = True) -> str:
     below = GRID.top + (len(heat_map.layers) + 3) * GRID.height + 14
     written = sentences if alone else sentences[:1]
     lines = [line for sentence in written for line in wrap_sentence(sentence, width)]
+    names = enumerate(heat_map.modules)
     parts = [
-        *(
-            draw_text(GRID.middle(at), GRID.top - 8, name)
-            for at, name in enumerate(heat_map.modules)
-        ),
+        *(draw_text(GRID.middle(place), GRID.top - 8, module) for place, module in names),
         *_draw_rows(heat_map),
         *_draw_totals(heat_map),
         *_draw_scale(heat_map, below),

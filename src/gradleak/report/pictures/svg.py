@@ -92,13 +92,14 @@ class Axis:
 
     def __init__(self, values: list[float], start: int, pixels: int) -> None:
         least, most = min(values), max(values)
-        span = most - least or 1.0
+        most = most if most > least else least + 1.0
+        span = most - least
         rough: float = 10.0 ** math.floor(math.log10(span / TICKS))
         steps = (rough, 2 * rough, 5 * rough, 10 * rough)
         self.step: float = next(step for step in steps if span / step <= TICKS + 1)
         # An end that lies on a step but for rounding begins no further one
         self.low = math.floor(least / self.step + 1e-9) * self.step
-        self.high = math.ceil((least + span) / self.step - 1e-9) * self.step
+        self.high = math.ceil(most / self.step - 1e-9) * self.step
         self.start, self.pixels = start, pixels
 
     def at(self, value: float) -> float:
