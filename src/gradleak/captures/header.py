@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.plain import from_plain, to_plain
 
 FORMAT = "gradleak.capture/1"

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gradleak.cli.command import option
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.report.numbers import write_count
 
 FAULTY = 3  # exit code

@@ -44,7 +44,7 @@ from gradleak.cli.tables import publish, tables
 from gradleak.cli.tradeoff import tradeoff
 from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 BAD_INPUT, RUN_FAILED, INTERRUPTED = 2, 3, 130
 # What ASCII has instead of a letter or a sign that is no accented letter

@@ -7,7 +7,7 @@ import typer
 
 from gradleak.cli.audit import write_pictures
 from gradleak.cli.command import RecordPath
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 if TYPE_CHECKING:
     from gradleak.records.schema import Record

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradleak.records.flags import RaisedFlag
-from gradleak.records.schema import AttackRecord, Record, Score
+from gradleak.records.schema import AttackRecord, BoundRecord, Record, Score
 from gradleak.records.settings import Setting, looks
 from gradleak.records.statistics import gain_of, paired_difference
 from gradleak.records.store import Columns, Summary, columns_of
@@ -315,3 +315,53 @@ class Coverage:
             return f"Not all of this run was judged: {counts}." if counts else ""
         cells = f"{self.run} of {self.meant} cells were run"
         return f"{cells}: {counts}." if counts else f"{cells}."
+
+
+MEASURES = ("token_accuracy", "exact_match")
+ORACLE, GUARANTEE, INFORMATION = "oracle", "guarantee", "information"
+SECRETS, CEILING = "exposure", "ceiling"
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One measure of one setting, from both sides."""
+
+    of: str  # one of MEASURES
+    # The first attack that the audit named, not the best of several after the fact; none of a
+    # setting on which only the blind guess was run
+    attack: str | None
+    rebuilt: Score | None
+    at_most: BoundRecord  # by an oracle, under the prior
+    guaranteed: BoundRecord | None  # by the noise alone; none where nothing is clipped
+
+    @property
+    def is_crossed(self) -> bool:
+        """Whether the attack did clearly better than the oracle: these texts are not as the prior
+        believes, or guesses were aligned."""
+        if self.rebuilt is None or self.rebuilt.low is None or self.at_most.high is None:
+            return False
+        return self.rebuilt.low > self.at_most.high
+
+    @property
+    def room(self) -> float | None:
+        """How much more than was rebuilt an attack might do, by the upper end of the bound."""
+        if self.rebuilt is None or self.rebuilt.mean is None:
+            return None
+        most = self.at_most.mean if self.at_most.high is None else self.at_most.high
+        return max(0.0, most - self.rebuilt.mean)
+
+
+def list_brackets(record: Record) -> Iterator[Bracket]:
+    """Yields a bracket for each measure that was bounded."""
+    first = next((key for key, attack in record.attacks.items() if looks(attack)), None)
+    for of in MEASURES:
+        at_most = find_bound(record, ORACLE, of)
+        if at_most is not None:
+            rebuilt = None if first is None else record.attacks[first].scores.get(of)
+            yield Bracket(of, first, rebuilt, at_most, find_bound(record, GUARANTEE, of))
+
+
+def find_bound(record: Record, bound: str, of: str) -> BoundRecord | None:
+    """Returns a bound by its name and what it bounds."""
+    bounds = record.bounds.bounds if record.bounds else ()
+    return next((one for one in bounds if (one.bound, one.of) == (bound, of)), None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 # Where a value stands: a name, or what it stands in and its own name or number
 Place = str | tuple[Any, str | int]

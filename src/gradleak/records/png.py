@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 A_ROW = 10  # pictures side by side

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.judgement import LEADING
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.statistics import Tally, add, add_all, tally

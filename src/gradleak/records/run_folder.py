@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradleak.records.errors import RecordError
-from gradleak.records.files import make_private_folder
+from gradleak.records.files import RecordError, make_private_folder
 from gradleak.records.judgement import (
     FAILED,
     FOREIGN,

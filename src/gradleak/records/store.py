@@ -18,8 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradleak.records.errors import RecordError, explain_refusal
-from gradleak.records.files import make_private_folder, write_whole, write_whole_bytes
+from gradleak.records.files import (
+    RecordError,
+    explain_refusal,
+    make_private_folder,
+    write_whole,
+    write_whole_bytes,
+)
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import AttackRecord, Details, Record
 

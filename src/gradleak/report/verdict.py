@@ -9,22 +9,20 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from gradleak.records.brackets import (
-    CEILING,
-    INFORMATION,
-    SECRETS,
-    Bracket,
-    find_bound,
-    list_brackets,
-)
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import (
+    CEILING,
+    INFORMATION,
     LEAKS,
     NO_FLAGS,
     NOT_JUDGED,
     NOT_SHOWN,
+    SECRETS,
+    Bracket,
     Judgement,
+    find_bound,
     leading_metric,
+    list_brackets,
 )
 from gradleak.records.schema import BoundRecord, GuaranteeRecord, Record, Score
 from gradleak.records.settings import looks

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.run_folder import read_run
 from gradleak.records.schema import now
 from gradleak.report.page.bracket import WhatNoAttackCouldDo

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from markupsafe import Markup
 
-from gradleak.records.brackets import Bracket, list_brackets
+from gradleak.records.judgement import Bracket, list_brackets
 from gradleak.records.schema import BoundsRecord
 from gradleak.report.numbers import MISSING
 from gradleak.report.page.section import JudgedRun, Report, Section

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from markupsafe import Markup
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.judgement import LEAKS, judge, judge_summary, leading_metric
 from gradleak.records.plain import from_plain
 from gradleak.records.schema import Score

@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from gradleak.records.errors import RecordError
-from gradleak.records.files import write_whole
+from gradleak.records.files import RecordError, write_whole
 from gradleak.records.judgement import MISSING, Coverage
 from gradleak.records.run_folder import FAILED_SUFFIX, read_run
 from gradleak.records.schema import Record, now

@@ -8,7 +8,7 @@ import rich.table
 from rich.console import Console
 from rich.table import Table
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.flags import FEWEST_EXAMPLES
 from gradleak.records.judgement import judge_setting
 from gradleak.records.schema import Record

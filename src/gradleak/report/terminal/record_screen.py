@@ -7,8 +7,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from gradleak.records.brackets import list_brackets
-from gradleak.records.judgement import judge_record, list_flags_beside
+from gradleak.records.judgement import judge_record, list_brackets, list_flags_beside
 from gradleak.records.png import draw_grid
 from gradleak.records.schema import (
     AttackRecord,
