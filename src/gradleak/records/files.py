@@ -1,9 +1,9 @@
 """Files that a reader sees whole or not at all; private ones are their owner's alone, whatever the
 umask.
 
-What can go wrong with a record is said here too, so that a person can mend it. Guesses are as
-private as the texts they were made of, so every file of a run is private. What is
-written to be published, and holds no text, has the modes that the umask gives.
+Guesses are as private as the texts they were made of, so every file of a run is private. What is
+written to be published, and holds no text, has the modes that the umask gives. What can go wrong
+with a record is said here too, so that a person can mend it.
 """
 
 import contextlib

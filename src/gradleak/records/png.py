@@ -131,7 +131,11 @@ def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
     for start in range(0, len(pairs), A_ROW):
         secrets, guesses = zip(*pairs[start : start + A_ROW], strict=True)
         shown = [text for text in secrets if text is not None]
-        rows += [_row(texts) for texts in (shown, guesses) if len(texts) == len(guesses)]
+        rows += [
+            np.concatenate([_frame(text) for text in texts], axis=1)
+            for texts in (shown, guesses)
+            if len(texts) == len(guesses)
+        ]
     width = max(row.shape[1] for row in rows)
     whole = np.concatenate(
         [
@@ -141,10 +145,6 @@ def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
     )
     height, width, channels = whole.shape
     return write(Pixels((height, width, channels), whole.tobytes()))
-
-
-def _row(texts: Sequence[str]) -> Bytes:
-    return np.concatenate([_frame(text) for text in texts], axis=1)
 
 
 def _frame(text: str) -> Bytes:

@@ -129,17 +129,17 @@ def draw_brackets(brackets: Sequence[Bracket]) -> str:
 
 def _draw_bracket(bracket: Bracket, top: int) -> Iterator[str]:
     most, bar = bracket.at_most, top + 8
-    yield f'<text x="{LEFT}" y="{top}" class="small">{escape(bracket.of)}, %</text>'
-    yield f'<rect class="frame" x="{LEFT}" y="{bar}" width="{SCALE}" height="14"/>'
-    ends = [end for end in (most.low, most.high) if end is not None]
+    yield (
+        f'<text x="{LEFT}" y="{top}" class="small">{escape(bracket.of)}, %</text>'
+        f'<rect class="frame" x="{LEFT}" y="{bar}" width="{SCALE}" height="14"/>'
+    )
+    ends = [_at(end) for end in (most.low, most.high) if end is not None]
     if ends:
-        start, stop = _at(min(ends)), _at(max(ends))
-        yield (
-            f'<rect class="band" x="{start:g}" y="{bar - 3}" width="{stop - start:g}" height="20"/>'
-        )
+        size = f'width="{max(ends) - min(ends):g}" height="20"'
+        yield f'<rect class="band" x="{min(ends):g}" y="{bar - 3}" {size}/>'
     yield f'<path class="line" d="M{_at(most.mean):g} {bar - 3}v20"/>'
     if bracket.rebuilt is not None and bracket.rebuilt.mean is not None:
-        width = SCALE * min(max(bracket.rebuilt.mean, 0.0), 1.0)
+        width = _at(bracket.rebuilt.mean) - LEFT
         yield f'<rect class="bar" x="{LEFT}" y="{bar + 3}" width="{width:g}" height="8"/>'
     if bracket.guaranteed is not None:
         yield f'<path class="limit" d="M{_at(bracket.guaranteed.mean):g} {bar - 5}v24"/>'

@@ -114,8 +114,10 @@ class Costs(Section):
         return cls(tuple(_add_up(name, group) for name, group in groups.items()))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        names = ("cells", "examples", "time", "time an example", "steps", "peak memory")
-        columns = [Column("attack"), *number_columns(*names)]
+        columns = [
+            Column("attack"),
+            *number_columns("cells", "examples", "time", "time an example", "steps", "peak memory"),
+        ]
         return {"table": draw_html_table(columns, [_list_cost(cost) for cost in self.costs])}
 
     def write_markdown(self, report: Report) -> Iterator[str]:
@@ -195,8 +197,8 @@ class Reproduction(Section):
         ]
         lines = [f"{field}: {_write_yaml(specs[0][field])}" for field in alike]
         if len(specs) > 1:
-            others = ({name: spec[name] for name in spec if name not in alike} for spec in specs)
-            cases = (f"  case {at}: {_write_yaml(other)}" for at, other in enumerate(others, 1))
+            others = [{name: spec[name] for name in spec if name not in alike} for spec in specs]
+            cases = (f"  case {at}: {_write_yaml(one)}" for at, one in enumerate(others, 1))
             lines += ["cases:", *cases]
         return cls("\n".join(lines))
 
@@ -211,9 +213,9 @@ def _write_facts(facts: Iterable[NamedFact]) -> Iterator[str]:
 
 def _write_share_seen(records: Sequence[Record]) -> str:
     targets = [record.target for record in records]
-    shares = sorted(one.visible_parameters / max(1, one.parameters) for one in targets)
-    ends = dict.fromkeys((shares[0], shares[-1]))
-    return f"{' to '.join(f'{100 * share:.3g}' for share in ends)} %"
+    shares = [100 * one.visible_parameters / max(1, one.parameters) for one in targets]
+    ends = dict.fromkeys((min(shares), max(shares)))
+    return f"{' to '.join(f'{share:.3g}' for share in ends)} %"
 
 
 def _add_up(attack: str, group: Sequence[Ran]) -> CostLine:
@@ -247,8 +249,7 @@ def _list_versions(records: Sequence[Record]) -> str:
 
 def _list_known(facts: Mapping[str, str | None]) -> tuple[NamedFact, ...]:
     """Leaves out what no record says."""
-    known = ((name, value) for name, value in facts.items() if value is not None)
-    return tuple(NamedFact(name, value) for name, value in known)
+    return tuple(NamedFact(name, value) for name, value in facts.items() if value is not None)
 
 
 def _join_fields(records: Sequence[Record], field: str) -> str:
@@ -368,11 +369,14 @@ class WordLinks:
 def explain_words(report: Report) -> dict[str, str]:
     """Explains the words that this report uses, in the order of the alphabet."""
     verdict = report.find(Opening).verdict
-    scored = (one.metric for one in verdict.scores)
-    measured = {report.metric, *scored, *report.find(SettingList).metrics}
-    found = WORDS | {name: METRICS[name] for name in measured if name in METRICS}
-    raised = (FLAGS[flag.name] for flag in verdict.flags if flag.name in FLAGS)
-    found |= {flag.name: f"{flag.meaning} {flag.what_to_do}" for flag in raised}
+    metrics = {report.metric, *report.find(SettingList).metrics}
+    metrics |= {one.metric for one in verdict.scores}
+    raised = [FLAGS[flag.name] for flag in verdict.flags if flag.name in FLAGS]
+    found = {
+        **WORDS,
+        **{name: METRICS[name] for name in metrics if name in METRICS},
+        **{flag.name: f"{flag.meaning} {flag.what_to_do}" for flag in raised},
+    }
     if report.metric in OF_PICTURES:
         found.pop("word for word")
     return dict(sorted(found.items(), key=lambda entry: entry[0].lower()))

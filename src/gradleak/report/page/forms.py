@@ -131,8 +131,7 @@ def write_pdf(report: Report) -> bytes:
 
 @cache
 def _read_template(name: str) -> Markup:
-    where = files("gradleak.report.page") / "templates" / name
-    return Markup(where.read_text(encoding="utf-8"))
+    return Markup((files("gradleak.report.page") / "templates" / name).read_text("utf-8"))
 
 
 WHOLES = {"map.json": "leak map", "tradeoff.json": "trade-off"}  # what records beside them make up

@@ -9,20 +9,19 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Self
 
 from markupsafe import Markup
 
 from gradleak.records.judgement import leading_metric
-from gradleak.records.schema import AttackRecord, ExampleRecord
+from gradleak.records.schema import ExampleRecord
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.numbers import write_number
 from gradleak.report.page.opening import Opening, SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.shown_guesses import (
     WORD,
-    Secrets,
     WordMark,
     choose_evenly,
     find_hashes,
@@ -114,30 +113,39 @@ class Searches(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        return cls(tuple(trace_searches(run)))
+        return cls(tuple(islice(trace_searches(run), LINES)))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
         return {"draw_search": _draw_search, "draw_table": _draw_table}
 
 
-def trace_searches(run: JudgedRun) -> list[TraceLine]:
-    """Takes one search of each attack, under the setting that comes first."""
+def trace_searches(run: JudgedRun) -> Iterator[TraceLine]:
+    """Yields one search of each attack, under the setting that comes first."""
     firsts: dict[str, tuple[Setting, Ran]] = {}
     for setting in run.settings:
         for ran in setting.attacks:
             firsts.setdefault(run.labels.attack(ran.attack.spec), (setting, ran))
-    found = []
     for name, (setting, ran) in choose_evenly(list(firsts.items()), 2 * LINES):
-        if not ran.source.has_details:
-            continue
-        record = ran.source.whole()
-        attack = ran.find_in(record)
-        objective = tuple(_trace_objective(attack))
-        similarity = tuple(_trace_similarity(attack, run.find_secrets(record)))
-        if len(objective) > 1 or len(similarity) > 1:
-            label = run.labels.setting(setting.record)
-            found.append(TraceLine(name, label, record.id, objective, similarity))
-    return found[:LINES]
+        if ran.source.has_details:
+            line = _trace_search(run, name, setting, ran)
+            if len(line.objective) > 1 or len(line.similarity) > 1:
+                yield line
+
+
+def _trace_search(run: JudgedRun, name: str, setting: Setting, ran: Ran) -> TraceLine:
+    record = ran.source.whole()
+    attack, secrets = ran.find_in(record), run.find_secrets(record)
+    objective = _gather_points(
+        (step, loss) for batch in attack.batches for step, loss in batch.losses if loss is not None
+    )
+    # Of batches of one example: on the way, guesses are not yet aligned to secrets
+    similarity = _gather_points(
+        (step, measure_likeness(secrets[batch.batch, 0], sentences[0]))
+        for batch in attack.batches
+        for step, sentences in batch.guesses
+        if len(sentences) == 1 and (batch.batch, 0) in secrets
+    )
+    return TraceLine(name, run.labels.setting(setting.record), record.id, objective, similarity)
 
 
 def measure_likeness(secret: str, guess: str) -> float:
@@ -147,31 +155,14 @@ def measure_likeness(secret: str, guess: str) -> float:
     return 2 * shared / total if total else 0.0
 
 
-def _trace_objective(attack: AttackRecord) -> list[TracePoint]:
-    return _gather_points(
-        (step, loss) for batch in attack.batches for step, loss in batch.losses if loss is not None
-    )
-
-
-def _trace_similarity(attack: AttackRecord, secrets: Secrets) -> list[TracePoint]:
-    """Takes batches of one example: on the way, guesses are not yet aligned to secrets."""
-    return _gather_points(
-        (step, measure_likeness(secrets[batch.batch, 0], sentences[0]))
-        for batch in attack.batches
-        for step, sentences in batch.guesses
-        if len(sentences) == 1 and (batch.batch, 0) in secrets
-    )
-
-
-def _gather_points(values: Iterable[tuple[int, float]]) -> list[TracePoint]:
+def _gather_points(values: Iterable[tuple[int, float]]) -> tuple[TracePoint, ...]:
     by_step: dict[int, list[float]] = {}
     for step, value in values:
         by_step.setdefault(step, []).append(value)
-    found = []
-    for step in choose_evenly(sorted(by_step), POINTS):
-        here = by_step[step]
-        found.append(TracePoint(step, statistics.median(here), min(here), max(here), len(here)))
-    return found
+    return tuple(
+        TracePoint(step, statistics.median(here), min(here), max(here), len(here))
+        for step, here in choose_evenly(sorted(by_step.items()), POINTS)
+    )
 
 
 def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = False) -> Markup:
@@ -346,8 +337,8 @@ class GuessGallery(Section):
         return cls(tuple(chain.from_iterable(shown)))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        settings = report.find(SettingList).settings
-        lower = {row.metric for row in settings if row.score.direction == "lower"}
+        rows = report.find(SettingList).settings
+        lower = {row.metric for row in rows if row.score.direction == "lower"}
 
         def score_of(item: GalleryItem) -> float | str:
             """What the page sorts by: more is more leak."""
@@ -410,11 +401,9 @@ def _compare(
 
 
 def _mark_guess(secret: str | None, guess: str | None, show: bool) -> Iterator[Word]:
-    if guess is None:
-        return
-    written = WORD.findall(guess)  # what mark_words returns is in small letters
+    written = WORD.findall(guess or "")  # what mark_words returns is in small letters
     marks = ["unknown"] * len(written)
-    if secret is not None:
+    if secret is not None and guess is not None:
         marks = [NAMES[mark] for _, mark in mark_words(secret, guess)]
     for mark, text in zip(marks, written, strict=True):
         yield Word(mark, make_printable(text) if show else None)

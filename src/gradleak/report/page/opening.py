@@ -275,8 +275,7 @@ def list_flags(run: JudgedRun, settings: Sequence[Setting]) -> list[FlagLine]:
         counted = set[str]()
         for record in (summary.record for summary in setting.summaries):
             for name, details in list_flags_beside(run.judgements[setting], record).items():
-                detail = next(iter(details.values()))
-                line = found.get(name) or _explain_flag(name, detail)
+                line = found.get(name) or _explain_flag(name, next(iter(details.values())))
                 attacks = [run.labels.attack(record.attacks[key].spec) for key in details if key]
                 found[name] = replace(
                     line,
@@ -377,14 +376,19 @@ class SettingList(Section):
         return list(dict.fromkeys(row.metric for row in self.settings))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        any_exact = any(row.exact for row in self.settings)
-        return {"rows": self.settings, "measured": self.metrics, "any_exact": any_exact}
+        return {
+            "rows": self.settings,
+            "measured": self.metrics,
+            "any_exact": any(row.exact for row in self.settings),
+        }
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from (f"## {self.heading}", "", "Fractions in %; intervals over client batches.", "")
-        score = f"{' or '.join(self.metrics)} [95 %]"
         yield from draw_markdown_table(
-            ["setting", score, "blind", "gain", "word for word", "verdict", "flags"],
+            [
+                *("setting", f"{' or '.join(self.metrics)} [95 %]", "blind", "gain"),
+                *("word for word", "verdict", "flags"),
+            ],
             [self._list_cells(row) for row in self.settings],
         )
 

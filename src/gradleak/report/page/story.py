@@ -159,13 +159,13 @@ def _say_what_was_not_tried(settings: Sequence[Setting]) -> Iterator[str]:
     records = [setting.record for setting in settings]
     sizes = sorted({int(record.spec.get("batch_size", 1)) for record in records})
     attacks = (str(ran.attack.spec.get("name")) for one in settings for ran in one.attacks)
-    yield f"Any attack but {', '.join(dict.fromkeys(attacks))}."
-    yield "A server that sends a model made to leak: this one is honest and only looks."
-    yield "Several rounds of one client put together: every update is attacked by itself."
-    yield (
+    yield from (
+        f"Any attack but {', '.join(dict.fromkeys(attacks))}.",
+        "A server that sends a model made to leak: this one is honest and only looks.",
+        "Several rounds of one client put together: every update is attacked by itself.",
         f"Other batch sizes than {', '.join(map(str, sizes))}, other data than "
         f"{_list_values(records, 'data')}, another protocol than "
-        f"{_list_values(records, 'protocol')}."
+        f"{_list_values(records, 'protocol')}.",
     )
     most = max(record.data.examples for record in records)
     if most < FEWEST_EXAMPLES:

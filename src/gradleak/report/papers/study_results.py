@@ -266,8 +266,7 @@ def _describe_origin(
         f"- When: {_join_distinct(record.created[:10] for record in records)}. Where: "
         f"{_join_distinct(map(name_machine, records))}."
     )
-    models = _letter_models(records)
-    yield from (f"- Model {model}: {label}" for label, model in models.items())
+    yield from (f"- Model {letter}: {name}" for name, letter in _letter_models(records).items())
     yield (
         f"- Seed: {_join_distinct(str(record.spec.get('seed')) for record in records)}. Data: "
         f"{_join_distinct(map(_describe_data, records))}."

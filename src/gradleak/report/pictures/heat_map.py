@@ -274,14 +274,18 @@ def _draw_scale(heat_map: HeatMap, top: int) -> Iterator[str]:
         f'<stop offset="{place:g}" stop-color="{mix_paper(place)}"/>'
         for place in (number / (len(STOPS) - 1) for number in range(len(STOPS)))
     )
-    yield f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'
-    place = f'x="{GRID.left}" y="{top}"'
-    yield f'<rect {place} width="{2 * GRID.width}" height="12" fill="url(#scale)"/>'
+    place, right = f'x="{GRID.left}" y="{top}"', GRID.left + 2 * GRID.width + 10
+    yield from (
+        f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>',
+        f'<rect {place} width="{2 * GRID.width}" height="12" fill="url(#scale)"/>',
+    )
     fraction = all(cell.scores[heat_map.metric].unit == "fraction" for cell in heat_map.cells)
     nothing, everything = ("nothing", "everything") if fraction else ("least here", "most here")
-    right, words = GRID.left + 2 * GRID.width + 10, f"{everything} leaks ({heat_map.metric})"
-    yield draw_text(GRID.left - 10, top + 11, nothing, anchor="end", style="small")
-    yield draw_text(right, top + 11, words, anchor="start", style="small")
+    words = f"{everything} leaks ({heat_map.metric})"
+    yield from (
+        draw_text(GRID.left - 10, top + 11, nothing, anchor="end", style="small"),
+        draw_text(right, top + 11, words, anchor="start", style="small"),
+    )
 
 
 def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> str:

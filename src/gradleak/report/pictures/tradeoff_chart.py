@@ -280,25 +280,31 @@ def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
 def _draw_axes(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
     """Draws the frame, with what the target allows shaded."""
     right, bottom, limit = LEFT + WIDTH, TOP + HEIGHT, upwards.at(tradeoff.max_leak)
-    yield (
-        f'<rect class="allowed" x="{LEFT}" y="{limit:g}" width="{WIDTH}" '
-        f'height="{bottom - limit:g}"/>'
+    allowed = f'x="{LEFT}" y="{limit:g}" width="{WIDTH}" height="{bottom - limit:g}"'
+    yield from (
+        f'<rect class="allowed" {allowed}/>',
+        f'<line class="limit" x1="{LEFT}" y1="{limit:g}" x2="{right}" y2="{limit:g}"/>',
+        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
     )
-    yield f'<line class="limit" x1="{LEFT}" y1="{limit:g}" x2="{right}" y2="{limit:g}"/>'
-    yield f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>'
     for value in across.ticks():
         x = across.at(value)
-        yield f'<line class="grid" x1="{x:g}" y1="{TOP}" x2="{x:g}" y2="{bottom}"/>'
-        yield draw_text(x, bottom + 18, f"{round(value, 6):g}", style="small")
+        yield from (
+            f'<line class="grid" x1="{x:g}" y1="{TOP}" x2="{x:g}" y2="{bottom}"/>',
+            draw_text(x, bottom + 18, f"{round(value, 6):g}", style="small"),
+        )
     percent = tradeoff.points[0].leak.unit == "fraction"
     for value in upwards.ticks():
         y, tick = upwards.at(value), f"{round(100 * value, 6):g} %" if percent else f"{value:g}"
-        yield f'<line class="grid" x1="{LEFT}" y1="{y:g}" x2="{right}" y2="{y:g}"/>'
-        yield draw_text(LEFT - 8, y + 4, tick, anchor="end", style="small")
+        yield from (
+            f'<line class="grid" x1="{LEFT}" y1="{y:g}" x2="{right}" y2="{y:g}"/>',
+            draw_text(LEFT - 8, y + 4, tick, anchor="end", style="small"),
+        )
     utility = f"{tradeoff.utility} after training (more is better)"
-    yield draw_text(LEFT + WIDTH / 2, bottom + 42, utility)
     gain = f"gain over blind, {tradeoff.metric} (less is better)"
-    yield draw_text(16, TOP - 10, gain, anchor="start")
+    yield from (
+        draw_text(LEFT + WIDTH / 2, bottom + 42, utility),
+        draw_text(16, TOP - 10, gain, anchor="start"),
+    )
 
 
 def _draw_points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:

@@ -75,10 +75,8 @@ def print_record(
     model = f" of a {record.target.model}" if record.target.model else ""
     console.print(Text(f"Audit {record.id}{model}", style="bold"))
     console.print(describe_audit(record), style="dim")
-    for remark in record.data.remarks:
-        console.print(Text(f"Data: {remark}"))
-    for line_of_privacy in write_guarantees(record):
-        console.print(line_of_privacy)
+    for line in (*(f"Data: {one}" for one in record.data.remarks), *write_guarantees(record)):
+        console.print(Text(line))
     if (of_noise := describe_noise(record)) is not None:
         console.print(f"Noise: {of_noise}")
     if (said := build_findings_table(record)) is not None:
