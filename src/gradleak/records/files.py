@@ -92,8 +92,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 def make_private_folder(folder: Path) -> None:
     """Makes a folder, and those above it that are missing, for their owner alone; folders that
     are there keep their modes."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    for one in reversed(missing):
+    for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         with contextlib.suppress(FileExistsError):  # another process was first
             one.mkdir(PRIVATE_FOLDER)
             one.chmod(PRIVATE_FOLDER)  # a umask may have taken what its owner needs

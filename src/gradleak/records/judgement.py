@@ -342,14 +342,6 @@ class Bracket:
             return False
         return self.rebuilt.low > self.at_most.high
 
-    @property
-    def room(self) -> float | None:
-        """How much more than was rebuilt an attack might do, by the upper end of the bound."""
-        if self.rebuilt is None or self.rebuilt.mean is None:
-            return None
-        most = self.at_most.mean if self.at_most.high is None else self.at_most.high
-        return max(0.0, most - self.rebuilt.mean)
-
 
 def list_brackets(record: Record) -> Iterator[Bracket]:
     """Yields a bracket for each measure that was bounded."""

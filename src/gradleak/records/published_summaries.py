@@ -107,7 +107,7 @@ def _summary(cell: PublishedCell, path: Path) -> Summary:
         noise=_noise(cell),
     )
     columns = Columns(
-        tuple(numbers[batch.rows] for batch in cell.batches for _ in batch.rows),
+        tuple(map(numbers.__getitem__, _clusters(cell))),
         {kind.name: cell_column(cell, kind.name) for kind in cell.metrics},
         {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics},
     )

@@ -261,15 +261,18 @@ class Record:
 
     def with_details(self, details: "Details") -> "Record":
         """Returns the record with other details; with none it holds no text and no guess."""
-        attacks = {
-            key: replace(
-                attack,
-                examples=details.examples.get(key, ()),
-                batches=details.batches.get(key, ()),
-            )
-            for key, attack in self.attacks.items()
-        }
-        return replace(self, secrets=details.secrets, attacks=attacks)
+        return replace(
+            self,
+            secrets=details.secrets,
+            attacks={
+                key: replace(
+                    attack,
+                    examples=details.examples.get(key, ()),
+                    batches=details.batches.get(key, ()),
+                )
+                for key, attack in self.attacks.items()
+            },
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values."""

@@ -99,8 +99,10 @@ class Setting:
         known = self.first_score(metric)
         if len(self.summaries) == 1:
             return known
-        clusters = self.values(metric)[2]
-        score = worst_score(self._scored_by(metric), metric, clusters, known.unit, known.direction)
+        score = worst_score(
+            *(self._scored_by(metric), metric, self.values(metric)[2]),
+            *(known.unit, known.direction),
+        )
         return score if score.n else known
 
     def choose_quote(self, metric: str) -> Score:

@@ -184,15 +184,10 @@ class Tally:
     high: float
     bins: tuple[int, ...]
 
-    @property
-    def independent(self) -> bool:
-        """Whether every example is a batch of its own."""
-        return self.n == self.clusters
-
     def interval(self) -> Interval:
         """Clopper-Pearson's for independent yes/no outcomes, as for few examples; the normal one
         over batches otherwise."""
-        if self.yes_or_no and self.independent:
+        if self.yes_or_no and self.n == self.clusters:  # every example is a batch of its own
             return clopper_pearson(round(self.total), self.n)
         mean = self.total / self.n
         spread = max(0.0, self.squares - 2 * mean * self.products + mean**2 * self.sizes)

@@ -140,8 +140,11 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
             NOT_SHOWN: "Not shown either way",
             NOT_JUDGED: "Could not be judged",
         }[verdicts[0]]
-    none = f"None of {count} settings is shown to leak"
-    leak = f"{leaking} of {count} settings leak" if leaking else none
+    leak = (
+        f"{leaking} of {count} settings leak"
+        if leaking
+        else f"None of {count} settings is shown to leak"
+    )
     return "; ".join([leak, *count_others(verdicts)])
 
 

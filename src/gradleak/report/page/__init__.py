@@ -51,8 +51,13 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
             else f"{run} holds no records. Name the folder that an audit or a study wrote its"
             " records into."
         )
-    folder = run if run.is_dir() else None
-    judged = JudgedRun(found.summaries, found.coverage, folder, secrets_of, show_secrets)
+    judged = JudgedRun(
+        summaries=found.summaries,
+        coverage=found.coverage,
+        folder=run if run.is_dir() else None,
+        secrets_of=secrets_of,
+        shows_secrets=show_secrets,
+    )
     return Report(
         created=now(),
         title=run.resolve().name.removesuffix(".json"),

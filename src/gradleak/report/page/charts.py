@@ -22,9 +22,9 @@ from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.opening import SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.pictures import heat_map, tradeoff_chart
-from gradleak.report.pictures.heat_map import HeatCell, HeatMap
+from gradleak.report.pictures.heat_map import HeatMap
 from gradleak.report.pictures.svg import HeatBox, HeatGrid, embed
-from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
+from gradleak.report.pictures.tradeoff_chart import Tradeoff
 from gradleak.report.table_markup import (
     Column,
     draw_html_table,
@@ -289,7 +289,18 @@ class LeakAgainstUtility(Section):
             *number_columns("gain over blind [95 %]", f"{self.tradeoff.utility} [95 %]"),
             *(Column("ε of the whole run"), Column("meets the target"), Column("verdict")),
         ]
-        rows = [_list_point(self.tradeoff, point) for point in self.tradeoff.points]
+        rows = [
+            [
+                point.defense,
+                tradeoff_chart.write_point_gain(point),
+                tradeoff_chart.write_utility(point.utility[self.tradeoff.utility]),
+                tradeoff_chart.write_point_epsilon(point),
+                ("yes" if self.tradeoff.meets(point) else "no")
+                + (", in doubt" if point.in_doubt else ""),
+                point.verdict,
+            ]
+            for point in self.tradeoff.points
+        ]
         drawn = tradeoff_chart.draw_tradeoff(self.tradeoff, alone=False)
         return {
             "conclusions": list(tradeoff_chart.conclude(self.tradeoff)),
@@ -327,7 +338,16 @@ class LeakMapOverLayers(Section):
             *number_columns(f"{self.leak_map.metric} [95 %]", "parameters", "share"),
             *(Column("verdict"), Column("record")),
         ]
-        rows = [_list_map_cell(self.leak_map, cell) for cell in self.leak_map.cells]
+        rows = [
+            [
+                *(str(cell.layer), cell.module),
+                write_interval(cell.scores[self.leak_map.metric])
+                + ("?" if self.leak_map.in_doubt(cell) else ""),
+                *(f"{cell.parameters:,}", f"{100 * cell.share:.2f} %", cell.verdict),
+                Markup("<code>{}</code>").format(cell.record),
+            ]
+            for cell in self.leak_map.cells
+        ]
         drawn = heat_map.draw_heat_map(self.leak_map, alone=False)
         return {
             "conclusions": list(heat_map.conclude(self.leak_map)),
@@ -371,23 +391,3 @@ def _read_beside(run: JudgedRun, name: str, wanted: Any, parts: str, record: str
 
 def _list_sentences(heading: str, sentences: Iterable[str]) -> Iterator[str]:
     yield from (f"## {heading}", "", *(f"- {one}" for one in sentences), "")
-
-
-def _list_point(found: Tradeoff, point: Point) -> list[str]:
-    return [
-        point.defense,
-        tradeoff_chart.write_point_gain(point),
-        tradeoff_chart.write_utility(point.utility[found.utility]),
-        tradeoff_chart.write_point_epsilon(point),
-        ("yes" if found.meets(point) else "no") + (", in doubt" if point.in_doubt else ""),
-        point.verdict,
-    ]
-
-
-def _list_map_cell(found: HeatMap, cell: HeatCell) -> list[str | Markup]:
-    doubt = "?" if found.in_doubt(cell) else ""
-    return [
-        *(str(cell.layer), cell.module, write_interval(cell.scores[found.metric]) + doubt),
-        *(f"{cell.parameters:,}", f"{100 * cell.share:.2f} %", cell.verdict),
-        Markup("<code>{}</code>").format(cell.record),
-    ]

@@ -171,7 +171,13 @@ def fill_table(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
         for attack in summary.record.attacks.values()
     ]
     by_column = {
-        column.name: [pair for pair in ran if _is_of_column(column, pair[0])]
+        column.name: [
+            (record, attack)
+            for record, attack in ran
+            if fits(column.match, record.spec)
+            # A place for weights of the hub is never filled by a model with random ones
+            and not (column.hub and record.target.fingerprint.startswith("made:"))
+        ]
         for column in table.columns
     }
     lines: list[Line] = []
@@ -211,16 +217,6 @@ def fits(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str) and isinstance(value, str):
         return fnmatch.fnmatchcase(value.lower(), pattern.lower())
     return bool(pattern == value)
-
-
-def _is_of_column(column: PaperColumn, record: Record) -> bool:
-    """Whether a record is of this column.
-
-    A place for weights of the hub is never filled by a model with random ones.
-    """
-    return fits(column.match, record.spec) and not (
-        column.hub and record.target.fingerprint.startswith("made:")
-    )
 
 
 def _fill_lines(

@@ -263,8 +263,9 @@ def _draw_totals(heat_map: HeatMap) -> Iterator[str]:
         score = heat_map.overall.get(module, {}).get(heat_map.metric)
         shown = write_number(score.mean, score.unit) if score and score.mean is not None else NONE
         mean = f", mean over layers: {write_interval(score)}" if score else ": none"
-        box = HeatBox(shown, heat_map.leak(score), module + mean)
-        yield GRID.draw_box(row, place, box, lower=4)
+        yield GRID.draw_box(
+            row, place, HeatBox(shown, heat_map.leak(score), module + mean), lower=4
+        )
         for line, size in enumerate(count_parameters(heat_map, module), start=row + 1):
             yield draw_text(GRID.middle(place), GRID.baseline(line) + 4, size, style="small")
 

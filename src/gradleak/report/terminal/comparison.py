@@ -120,8 +120,11 @@ def compare(
             "These runs share client batches and no metric. Add one to both: gradleak score RUN "
             "--metric rouge1."
         )
-    metric = judge_setting(pairs[0][0]).metric
-    return Comparison(metric, tuple(compared), (*left_out, *reasons))
+    return Comparison(
+        metric=judge_setting(pairs[0][0]).metric,
+        settings=tuple(compared),
+        left_out=(*left_out, *reasons),
+    )
 
 
 def pair_settings(

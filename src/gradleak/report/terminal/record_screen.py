@@ -364,8 +364,7 @@ def _describe_losses(batch: BatchRecord) -> str:
 
 
 def _build_grid() -> Table:
-    columns = (Column(style="dim", no_wrap=True), Column(overflow="fold"))
-    return Table.grid(*columns, padding=(0, 2))
+    return Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
 
 
 def has_pictures(attack: AttackRecord) -> bool:
