@@ -18,7 +18,7 @@ from gradleak.core.target import Target
 from gradleak.datasets import read_client_texts
 from gradleak.integrations.messages import LocalTraining, MessageRecorder, Reply, make_plain
 from gradleak.records.run_folder import read_run
-from gradleak.report.clients import ClientLeak, list_client_leaks, tell_clients
+from gradleak.report.page.clients import ClientLeak, list_client_leaks, tell_clients
 from gradleak.targets.tiny import Tiny
 
 SPEC = Tiny(hidden=64, heads=4)

@@ -22,7 +22,7 @@ from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import TargetSpec
-from gradleak.records.errors import full_disk_explained
+from gradleak.records.files import full_disk_explained
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, read_summary, write_record
 

@@ -25,8 +25,7 @@ from gradleak.captures.layout import (
     parse_layout,
 )
 from gradleak.captures.tensor_names import match_names
-from gradleak.records.errors import FULL, full_disk_explained
-from gradleak.records.files import written_aside
+from gradleak.records.files import FULL, full_disk_explained, written_aside
 
 if TYPE_CHECKING:  # the header alone can be read without waiting for torch
     import torch

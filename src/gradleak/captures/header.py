@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.plain import from_plain, to_plain
 
 FORMAT = "gradleak.capture/1"

@@ -57,7 +57,7 @@ def bound(
     Records of other settings are named and left as they are.
     """
     from gradleak.records.store import read_record, record_paths, rewrite_record
-    from gradleak.report.terminal.bracket import print_bracket
+    from gradleak.report.terminal.record_screen import print_bracket
     from gradleak.study.private_data import SecretFinder
 
     most = read_words(words)

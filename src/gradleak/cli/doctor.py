@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from gradleak.cli.command import open_terminal, option
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.report.numbers import write_count
 
 FAULTY = 3  # exit code

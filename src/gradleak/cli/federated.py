@@ -200,7 +200,7 @@ def list_lines(federation: "Federation") -> list[str]:
 def print_scores(console: "Console", finished: "Sequence[AttackedRound]", out: Path) -> None:
     """Prints who leaks most and how leak changes, and where the records are."""
     from gradleak.records.store import Summary
-    from gradleak.report.clients import list_client_leaks, tell_clients
+    from gradleak.report.page.clients import list_client_leaks, tell_clients
 
     records = [one.record for one in finished if one.record is not None]
     summaries = [Summary.of(out / f"{record.id}.json", record) for record in records]

@@ -45,7 +45,7 @@ from gradleak.cli import (
 from gradleak.cli import map as maps
 from gradleak.cli.command import Command, PlainGroup
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 BAD_INPUT, RUN_FAILED, INTERRUPTED = 2, 3, 130
 # What ASCII has instead of a letter or a sign that is no accented letter

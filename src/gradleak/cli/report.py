@@ -81,7 +81,7 @@ def report(
 def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
     from gradleak.records.files import write_whole
-    from gradleak.report.page.runs_page import read_runs, write_runs_page
+    from gradleak.report.page.forms import read_runs, write_runs_page
     from gradleak.report.terminal.console import print_indented
 
     if out is not None and out.parent.resolve() != folder.resolve():

@@ -7,7 +7,7 @@ import typer
 
 from gradleak.cli.audit import write_pictures
 from gradleak.cli.command import RecordPath, open_terminal
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 
 def show(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.command import open_terminal
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.report.numbers import write_count, write_duration
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.selection import take
 from gradleak.records import png
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 HALF = 5  # classes 0 to 4 are the first half of CIFAR-10, 5 to 9 the second
 Bytes = npt.NDArray[np.uint8]

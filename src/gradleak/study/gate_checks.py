@@ -10,18 +10,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradleak.core.errors import GradleakError, did_you_mean, refuse_unknown
-from gradleak.records.brackets import GUARANTEE, INFORMATION, MEASURES, ORACLE, find_bound
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.judgement import (
     DOUBTS,
     FAILED,
     GAPS,
+    GUARANTEE,
+    INFORMATION,
+    MEASURES,
     MISSING,
     NO_FLAGS,
     OF_PICTURES,
+    ORACLE,
     OTHER_DATA,
     OUTDATED,
     Gap,
+    find_bound,
     judge_setting,
     list_flags,
 )

@@ -28,8 +28,7 @@ from gradleak.audit.runner import (
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Display, Progress
 from gradleak.core.errors import GradleakError, RunFailed
-from gradleak.records.errors import DiskFull, full_disk_explained
-from gradleak.records.files import write_whole
+from gradleak.records.files import DiskFull, full_disk_explained, write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.run_folder import FAILED_SUFFIX, claim
 from gradleak.records.schema import AttackRecord, Record

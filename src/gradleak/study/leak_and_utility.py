@@ -26,8 +26,7 @@ from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.datasets import resolve_dataset
 from gradleak.metrics import DEFAULT_METRICS
-from gradleak.records.errors import RecordError
-from gradleak.records.files import write_whole
+from gradleak.records.files import RecordError, write_whole
 from gradleak.records.judgement import judge_record
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import GuaranteeRecord, Record, now, spec_id

@@ -20,7 +20,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.plugins import VARIABLE
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 from gradleak.study.cells import Cell

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gradleak.captures import holds_captures, is_capture, is_of_captures
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
 from gradleak.records.schema import texts_of, without_texts
 from gradleak.records.store import (
