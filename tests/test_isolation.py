@@ -239,7 +239,7 @@ found: list[list[str]] = []  # what the spy saw; it has no other way to report
 class Spy(Attack):
     """Walks everything it is given."""
 
-    name, medium = "spy", "any"
+    name, medium, wants_classes = "spy", "any", False
 
     @property
     def requires(self) -> frozenset[Fact]:
@@ -298,6 +298,23 @@ def test_nothing_private_is_reachable_from_what_an_audit_gives_an_attack(
     found.clear()
     run_audit(replace(spec, attacks=(Spy(),)))
     assert found == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("problem", "classes"),
+    [("token_classification", 3), ("multi_label_classification", 3), ("regression", 1)],
+)
+def test_nor_are_labels_of_several_kinds(problem: str, classes: int) -> None:
+    spec = settings(
+        target=f"tiny:problem_type={problem},classes={classes}", attacks=["span"], defenses=[]
+    )
+    target = spec.target.open(torch.device("cpu"))
+    private = private_batches(spec, target)
+    KNOWN[:] = [secrets_of(private)]
+    found.clear()
+    run_audit(replace(spec, attacks=(Spy(),)))
+    assert found == [[], []]
+    assert all(observe(spec, target, one, 0).knows.labels is None for one in private)
 
 
 def test_nor_is_the_row_of_the_data_set_nor_its_place_in_the_selection(
