@@ -138,7 +138,7 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
         f" {median(line.cpu_seconds for line in lines):.1f}), wall"
         f" {mean(line.seconds for line in lines):.2f} s (median"
         f" {median(line.seconds for line in lines):.2f}), {chosen.device}, peak"
-        f" {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB",
+        f" {1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9:.1f} GB",
         flush=True,
     )
 
