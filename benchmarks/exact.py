@@ -3,13 +3,16 @@
 
 Prints a line a batch and, for each batch size, the share of sentences that came back word for word,
 of batches that were certified, of certified batches that were wrong (must be zero), and seconds a
-batch, processor time and wall clock, and the peak of the process's memory so far.
+batch, processor time and wall clock, and the peak of the process's memory so far. `--target llama`
+is a random model of that kind with MiniLM's words, as wide as `--width` says.
 """
 
 import argparse
 import resource
+import tempfile
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import mean, median
 
 import torch
@@ -22,7 +25,9 @@ from gradleak.core.memory import parse_memory
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.targets.minilm import installed_folder
 
+LLAMA = "llama"
 SHORTEST = 4  # words of a sentence, on the safe side of the mean
 
 
@@ -42,6 +47,7 @@ class Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="minilm")
+    parser.add_argument("--width", type=int, default=1024, help="of --target llama")
     parser.add_argument(
         "--attack", default="span", help="span, or energy, which is told the lengths"
     )
@@ -62,10 +68,37 @@ def main() -> None:
         help="join the data's sentences to texts of so many tokens",
     )
     chosen = parser.parse_args()
-    for data in chosen.data:
-        for size in chosen.batch_size:
-            for tokens in chosen.tokens:
-                measure(chosen, data, size, tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        if chosen.target == LLAMA:
+            chosen.target = make_llama(Path(folder) / f"llama-{chosen.width}", chosen.width)
+        for data in chosen.data:
+            for size in chosen.batch_size:
+                for tokens in chosen.tokens:
+                    measure(chosen, data, size, tokens)
+
+
+def make_llama(folder: Path, width: int) -> str:
+    """Saves a random Llama of four layers, tied embeddings and four queries a key."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(installed_folder())
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=4,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 256,
+        intermediate_size=8 * width // 3 // 64 * 64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> None:
@@ -105,7 +138,7 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
         f" {median(line.cpu_seconds for line in lines):.1f}), wall"
         f" {mean(line.seconds for line in lines):.2f} s (median"
         f" {median(line.seconds for line in lines):.2f}), {chosen.device}, peak"
-        f" {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB",
+        f" {1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e9:.1f} GB",
         flush=True,
     )
 

@@ -142,6 +142,12 @@ def test_texts_of_a_language_model_come_back_with_their_last_word(
     assert guess.certified
 
 
+def test_as_many_prefixes_live_as_a_batch_may_need(observe: Observe) -> None:
+    target = TinyCausal(layers=3, hidden=96, shape="llama").open(torch.device("cpu"))
+    guess = attacked(observe(target, TEXTS), Span(beam=1))
+    assert set(guess.sentences) == ids_of(target, TEXTS)
+
+
 @pytest.mark.parametrize("texts", [TEXTS[:2], TEXTS, (*TEXTS, TEXTS[1], "he sold the red car")])
 def test_a_batch_comes_back_with_its_labels_and_repetitions(
     wide: Target, observe: Observe, texts: tuple[str, ...]

@@ -315,7 +315,8 @@ def _multiply_across(read: Lookups, predicted: OuterSums) -> Float[Tensor, "sent
     others, places = predicted.inputs.shape[:2]
     step = max(1, PRODUCTS_AT_ONCE // (read.ids.shape[1] * others * places))
     rows = []
-    for some in torch.split(torch.arange(len(read.ids), device=read.ids.device), step):
+    for start in range(0, len(read.ids), step):
+        some = slice(start, start + step)
         at_words = predicted.deltas[:, :, read.ids[some]]
         products = torch.einsum("stx,oux->oust", read.deltas[some], predicted.inputs)
         rows.append((at_words * products).sum((1, 3)).mT)
