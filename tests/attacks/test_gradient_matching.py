@@ -3,12 +3,14 @@ known, derived or enumerated."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.gradient_matching.loop import Search
+from gradleak.attacks.gradient_matching import loop
+from gradleak.attacks.gradient_matching.slopes import open_slopes
 from gradleak.attacks.recipes.baselines import Dlg, Tag
 from gradleak.attacks.recipes.lamp import LampCos
 from gradleak.attacks.search.hypotheses import Hypothesis
@@ -179,14 +181,18 @@ def test_a_step_that_would_end_after_the_deadline_is_not_begun(
     tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    step = Search.compute_slopes
 
-    def slow(search: Search) -> tuple[Tensor, Tensor]:
-        nonlocal now
-        now += 7.0
-        return step(search)
+    def open_slowly(*given: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        step = open_slopes(*given)
 
-    monkeypatch.setattr(Search, "compute_slopes", slow)
+        def slow(embeddings: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal now
+            now += 7.0
+            return step(embeddings)
+
+        return slow
+
+    monkeypatch.setattr(loop, "open_slopes", open_slowly)
     monkeypatch.setattr("gradleak.core.attack.time.monotonic", lambda: now)
     seen = observations_of(tiny, observe)[:1]
     (guess,) = Tag(steps=500).reconstruct(seen, bench_for(tiny, deadline=100.0))

@@ -171,10 +171,15 @@ def train(
             is_due = time.monotonic() - kept > KEEP_SECONDS and step < schedule.steps
             if path is not None and is_due:
                 states = {"model": network.state_dict(), "optimiser": optimiser.state_dict()}
-                with written_aside(path) as aside:
-                    torch.save({"of": facts, "step": step, **states}, aside)
+                keep(path, {"of": facts, "step": step, **states})
                 kept = time.monotonic()
     return step
+
+
+def keep(path: Path, state: dict[str, Any]) -> None:
+    """Writes a checkpoint, whole or not at all."""
+    with written_aside(path) as aside:
+        torch.save(state, aside)
 
 
 def resume(
