@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching import loop
+from gradleak.attacks.gradient_matching.loop import Search
 from gradleak.attacks.gradient_matching.slopes import open_slopes
 from gradleak.attacks.recipes.baselines import Dlg, Tag
 from gradleak.attacks.recipes.lamp import LampCos
