@@ -4,7 +4,7 @@ leaves."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradleak.core.defense import Channel, Defense, Guarantee
+from gradleak.core.defense import Channel, Defense, Guarantee, Sampling
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
@@ -48,3 +48,6 @@ class ClientDp(Defense):
         return gaussian_guarantees(
             "client", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
         )
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.noise_multiplier, self.sampling_rate, self.steps)

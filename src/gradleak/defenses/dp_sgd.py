@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from gradleak.core.defense import Channel, Defense, Guarantee
+from gradleak.core.defense import Channel, Defense, Guarantee, Sampling
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Bounds, register
 from gradleak.core.streams import Streams
@@ -74,3 +74,6 @@ class DpSgd(Defense):
         return gaussian_guarantees(
             "example", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
         )
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.noise_multiplier, self.sampling_rate, self.steps)

@@ -63,4 +63,6 @@ class Quantisation(Defense):
         return (buckets.sign() * whole * steps).flatten()[: len(flat)].view(tensor.shape)
 
     def channel(self) -> Channel:
-        return Channel(quantisation_levels=self.levels, randomised=True)
+        return Channel(
+            quantisation_levels=self.levels, quantisation_bucket=self.bucket, randomised=True
+        )

@@ -54,6 +54,10 @@ class Gradients(ABC):
         """Returns the product of each with the other's at the same place; with itself, the squared
         norms."""
 
+    @abstractmethod
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        """Returns them as whole tensors: of few sentences only."""
+
 
 @dataclass(frozen=True, eq=False)
 class OuterSums(Gradients):
@@ -87,6 +91,10 @@ class OuterSums(Gradients):
         sizes: Tensor = (self.inputs.norm(dim=2) * self.deltas.norm(dim=2)).sum(1)
         return sizes
 
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        made = self.deltas.mT @ self.inputs
+        return made.mT if self.turned else made
+
     def take(self, rows: Int[Tensor, "some"]) -> "OuterSums":
         return OuterSums(self.inputs[rows], self.deltas[rows], self.turned)
 
@@ -118,6 +126,12 @@ class Lookups(Gradients):
         sizes: Tensor = self.deltas.norm(dim=2).sum(1)
         return sizes
 
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        made = self.deltas.new_zeros(len(self.ids), *shape)
+        for rows, ids, deltas in zip(made, self.ids, self.deltas, strict=True):
+            rows.index_add_(0, ids, deltas)
+        return made
+
     def take(self, rows: Int[Tensor, "some"]) -> "Lookups":
         return Lookups(self.ids[rows], self.deltas[rows])
 
@@ -142,6 +156,9 @@ class Vectors(Gradients):
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return self.sizes
+
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        return self.values.view(len(self.values), *shape)
 
     def take(self, rows: Int[Tensor, "some"]) -> "Vectors":
         return Vectors(self.values[rows], self.sizes[rows])
@@ -224,12 +241,12 @@ class ExactGradients:
             if part.parameter.endswith("bias") or kind in (Kind.LAYER_NORM, Kind.RMS_NORM):
                 yield part.name, _short(part, module, kind, used, sums)
                 continue
-            deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
+            deltas = _join([_by_token(slope) for _, slope in used]).to(sums)
             if kind is Kind.EMBEDDING:
-                ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
+                ids = _join([use.inputs.reshape(len(use.inputs), -1) for use, _ in used])
                 yield part.name, Lookups(ids, leave_out_padding(module, ids, deltas))
                 continue
-            inputs = torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums)
+            inputs = _join([_by_token(use.inputs) for use, _ in used]).to(sums)
             cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
             yield part.name, OuterSums(inputs, cut, kind is Kind.CONV1D)
 
@@ -267,6 +284,11 @@ def _multiply_by_token(
         by_deltas = torch.einsum("stx,oux->sotu", deltas[some], others)
         rows.append((compare_inputs(some) * by_deltas).sum((2, 3)))
     return torch.cat(rows)
+
+
+def _join(calls: Sequence[Tensor]) -> Tensor:
+    """Returns the tokens of a module's calls one after another; of a single call, uncopied."""
+    return calls[0] if len(calls) == 1 else torch.cat(list(calls), dim=1)
 
 
 def _by_token(tensor: Tensor) -> Float[Tensor, "examples tokens width"]:

@@ -8,7 +8,8 @@ from gradleak.records.settings import looks
 
 MEASURES = ("token_accuracy", "exact_match")
 ORACLE, GUARANTEE, INFORMATION = "oracle", "guarantee", "information"
-SECRETS, CEILING = "exposure", "ceiling"
+SECRETS, CEILING, COUNT = "exposure", "ceiling", "count"
+GUARANTEE_OF_RUN = "guarantee if participation is unknown"
 
 
 @dataclass(frozen=True)

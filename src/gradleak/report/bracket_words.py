@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from gradleak.records.brackets import (
     CEILING,
+    COUNT,
+    GUARANTEE_OF_RUN,
     INFORMATION,
     SECRETS,
     Bracket,
@@ -81,9 +83,24 @@ def describe_bounds(record: Record) -> Iterator[str]:
                 f"Marked secrets of {form}, n = {bound.n}: told all else, the right one stands out"
                 f" by {write_bits(bound.mean)} bits on average{told}."
             )
+    run = find_bound(record, GUARANTEE_OF_RUN, "token_accuracy")
+    if run is not None:
+        yield (
+            f"To who sees the whole run and does not know whether the {run.protects} took part:"
+            f" guaranteed at most {write_bound(run)} % of the words, where {write_without(run)} are"
+            " right without."
+        )
+    counted = find_bound(record, COUNT, "words")
+    if counted is not None:
+        yield (
+            f"Of {counted.without_update or 0:.0f} words that were tried at each place, with all"
+            f" else given, {counted.mean:.1f} fit what arrived on average (n = {counted.n})."
+        )
     rounds = record.bounds.rounds
     if rounds > 1:
-        yield f"All {rounds} rounds of the same batch are seen while the model stands still."
+        moved = record.bounds.learning_rate
+        still = f"moves by {moved:g} of each update" if moved else "stands still"
+        yield f"All {rounds} rounds of the same batch are seen while the model {still}."
     yield from record.bounds.remarks
 
 

@@ -54,8 +54,8 @@ class WhatNoAttackCouldDo(Section):
   for texts drawn from its prior and an estimate on these, the third is a theorem.</p>
 {% for one, picture, table in drawn %}
 <h3>{{ one.setting }}</h3>
-<div class="charts">{{ picture }}</div>
-<details><summary>The numbers behind it</summary>{{ table }}</details>
+{% if one.brackets %}<div class="charts">{{ picture }}</div>
+<details><summary>The numbers behind it</summary>{{ table }}</details>{% endif %}
 <ul class="soft">{% for sentence in one.sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>
 {% endfor %}
 """

@@ -24,7 +24,8 @@ def print_bracket(console: Console, record: Record) -> None:
         table.add_column(title, justify="right" if title else "left")
     for bracket in list_brackets(record):
         table.add_row(*list_cells(bracket))
-    console.print(Padding(table, (0, 0, 0, 2)))
+    if table.row_count:  # where words are counted there is no share
+        console.print(Padding(table, (0, 0, 0, 2)))
     for sentence in describe_bounds(record):
         console.print(f"  {sentence}", style="dim", soft_wrap=False)
 
