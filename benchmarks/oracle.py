@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -70,7 +71,7 @@ def measure(rows: str, most: int, out: Path, target_name: str, data: str, second
             candidates = Batch(
                 ids=ids, mask=batch.mask.expand_as(ids), labels=batch.labels.expand(len(ids))
             )
-            squares_of, true_along, noise_along = multiply(sums, candidates, noise)
+            squares_of, true_along, noise_along = multiply(sums, candidates, [noise]).sum(0)
             cells = {}
             for defense, clip in CLIPS.items():
                 own = (clip / squares_of.sqrt()).clamp(max=1.0)
@@ -110,20 +111,26 @@ def measure(rows: str, most: int, out: Path, target_name: str, data: str, second
 
 @torch.no_grad()
 def multiply(
-    sums: GradientSums, candidates: Batch, noise: dict[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the squares of candidates' gradients, their products with the first one's and with
-    the noise; the first one's by tokens, so that one product less is as large as a pass."""
-    made = torch.zeros(3, len(candidates.mask), dtype=torch.float64)
-    first = sums.gradients.of(candidates[:1], double=False, sums=torch.float32)
+    sums: GradientSums, candidates: Batch, noises: Sequence[Mapping[str, Tensor]]
+) -> Tensor:
+    """Returns, for each part of the model, the squares of candidates' gradients, their products
+    with the first one's and with each noise: [parts, 2 + noises, candidates].
+
+    The product with the first is taken by tokens, where one with a matrix is a third of a pass.
+    """
+    made = torch.zeros(len(sums.names), 2 + len(noises), len(candidates.mask), dtype=torch.float64)
+    dtype = sums.target.dtype
+    first = sums.gradients.of(candidates[:1], double=False, sums=dtype)
     for start in range(0, len(candidates.mask), AT_ONCE):
         some = slice(start, start + AT_ONCE)
-        found = sums.gradients.of(candidates[some], double=False, sums=torch.float32)
-        for name, gradients in found.items():
-            made[0, some] += gradients.pair_up(gradients).double()
-            made[1, some] += gradients.products(first[name])[:, 0].double()
-            made[2, some] += gradients.along(noise[name]).double()
-    return made[0], made[1], made[2]
+        found = sums.gradients.of(candidates[some], double=False, sums=dtype)
+        for place, name in enumerate(sums.names):
+            gradients = found[name]
+            made[place, 0, some] = gradients.pair_up(gradients).double()
+            made[place, 1, some] = gradients.products(first[name])[:, 0].double()
+            for row, noise in enumerate(noises):
+                made[place, 2 + row, some] = gradients.along(noise[name]).double()
+    return made
 
 
 def show(path: Path) -> None:
@@ -134,7 +141,7 @@ def show(path: Path) -> None:
     without = interval([float(word["right_without"]) for _, word in words], rows)
     print(f"{len(lines)} sentences, {len(words)} words, {lines[0]['on_each_list']} on each list;")
     prior = statistics.mean(word["prior"] for _, word in words)
-    print(f"without the update {_write(without)} right, posterior of the truth {100 * prior:.0f} %")
+    print(f"without the update {write(without)} right, posterior of the truth {100 * prior:.0f} %")
     spent = sum(line["cpu_seconds"] for line in lines)
     of_prior = sum(line["cpu_seconds_of_the_prior"] for line in lines)
     print(f"{spent / len(words):.1f} s of processor a word, {of_prior / spent:.0%} of it the prior")
@@ -152,12 +159,12 @@ def show(path: Path) -> None:
             lead = statistics.median(cell["lead"] for cell in cells)
             bits = f"{0.5 / level**2 / 0.6931471805599453:,.3g}" if defense == DP_SGD else "none"
             print(
-                f"| {level} | {_write(right)} | {_write(interval(whole))} |"
+                f"| {level} | {write(right)} | {write(interval(whole))} |"
                 f" {100 * posterior:.0f} % | {lead:,.3g} | {bits} |"
             )
 
 
-def _write(found) -> str:  # type: ignore[no-untyped-def]
+def write(found) -> str:  # type: ignore[no-untyped-def]
     return f"{100 * found.mean:.0f} [{100 * found.low:.0f}, {100 * found.high:.0f}] %"
 
 

@@ -93,7 +93,7 @@ def test_the_benchmark_has_the_kernels_products(tiny64: Target, observe, make_pr
     true = sums.cut(FedSGD().update(tiny64, batch[None]).detached_clone())
     noise = {name: torch.randn(tensor.shape).double() for name, tensor in true.items()}
     right = sums(candidates, {"true": true, "noise": noise})
-    squares, along_true, along_noise = multiply(sums, candidates, noise)
+    squares, along_true, along_noise = multiply(sums, candidates, [noise]).sum(0)
     for found, expected in (
         (squares, right.whole),
         (along_true, right.along["true"]),

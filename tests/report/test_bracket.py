@@ -89,8 +89,28 @@ def test_every_form_shows_the_bracket(bounded: Record, tmp_path: Path) -> None:
     assert "What no attack could do" in page
     assert "rebuilt 12.0 [8.0, 17.0], at most 40.0 [35.0, 46.0]" in page
     assert "at most 7,213 bits about one example" in page
+    assert 'class="limit"' in page  # the guarantee, of 75 %
+    assert 'class="small">100 %</text>' in page
     assert "| tag | 12.0 [8.0, 17.0] | 40.0 [35.0, 46.0] | 75.0 | 24.0 |" in write_markdown(report)
     assert '"bounded"' in write_json(report)
+
+
+def test_a_guarantee_of_nothing_is_said_and_not_drawn(bounded: Record, tmp_path: Path) -> None:
+    write_record(tmp_path, replace(bounded, bounds=make_bounds(guaranteed=1.0)))
+    page = write_html(build_report(tmp_path, lambda record: {}))
+    assert "The noise alone guarantees nothing for token_accuracy." in page
+    assert 'class="limit"' not in page
+
+
+def test_words_that_fit_are_said_without_a_picture(bounded: Record, tmp_path: Path) -> None:
+    counted = BoundRecord(
+        *("count", "words", 1.25, 1.0, 1.5, 150.0, "words", "count", 80, "Counted on these texts.")
+    )
+    bounds = BoundsRecord("english", 150, 1, (counted,), remarks=("One word alone fits.",))
+    write_record(tmp_path, replace(bounded, bounds=bounds))
+    page = write_html(build_report(tmp_path, lambda record: {}))
+    assert "Of 150 words that were tried at each place, with all else given, 1.2 fit" in page
+    assert "The numbers behind it" not in page.split('id="bounds"')[1].split("</section>")[0]
 
 
 def test_records_without_bounds_have_no_section(

@@ -65,8 +65,9 @@ def describe_bounds(record: Record) -> Iterator[str]:
                 f"The attack has more {bracket.of} than the oracle: these texts are not as the"
                 " prior believes, or its guesses were aligned with the secrets."
             )
-        if bracket.guaranteed is not None and bracket.guaranteed.mean > FULL:
-            yield f"The noise alone guarantees nothing for {bracket.of}."
+    open_ended = [one.of for one in brackets if one.guaranteed and one.guaranteed.mean > FULL]
+    if open_ended:
+        yield f"The noise alone guarantees nothing for {' and '.join(open_ended)}."
     ceiling = find_bound(record, CEILING, "token_accuracy")
     if ceiling is not None:
         yield (
