@@ -159,6 +159,28 @@ def test_the_gate_needs_bounds_that_were_computed(
     assert "gradleak bound" in found.message
 
 
+@pytest.mark.parametrize(("asked", "passed"), [("exposure=4", True), ("exposure=2", False)])
+def test_the_gate_asks_how_far_secrets_stand_out(
+    bounded: Record, tmp_path: Path, asked: str, passed: bool
+) -> None:
+    tried = BoundRecord(
+        *("exposure", "bits of 4 digits", 1.5, 0.2, 3.1, 0.0, "bits", "estimate", 9, "Told all.")
+    )
+    bounds = make_bounds()
+    bounds = replace(bounds, bounds=(*bounds.bounds, tried))
+    write_record(tmp_path, replace(bounded, bounds=bounds))
+    (found,) = judge(tmp_path, [read_bound(asked, upper=True, possible=True)])
+    assert (found.rule, found.passed) == ("exposure", passed)
+    assert "bits of 4 digits" in found.message
+
+
+def test_the_gate_says_when_no_secret_was_tried(bounded: Record, tmp_path: Path) -> None:
+    write_record(tmp_path, bounded)
+    (found,) = judge(tmp_path, [read_bound("exposure=3", upper=True, possible=True)])
+    assert found.shuts
+    assert "gradleak bound --secrets" in found.message
+
+
 @pytest.mark.parametrize("asked", ["rouge1=0.1", "bits=-1", "bits"])
 def test_a_strange_possible_bound_is_refused(asked: str) -> None:
     with pytest.raises(GradleakError, match="--max-possible"):
