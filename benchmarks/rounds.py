@@ -46,7 +46,7 @@ def measure(given: argparse.Namespace) -> None:
     first, last = map(int, given.rows.split("-"))
     spec = AuditSpec.from_plain(
         {
-            "target": "minilm",
+            "target": given.target,
             "data": f"cola:split=dev,rows={given.rows}",
             "limit": last - first + 1,
             "attacks": "blind",
@@ -162,6 +162,7 @@ def show(path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="600-609")
+    parser.add_argument("--target", default="minilm")
     parser.add_argument("--words", type=int, default=8)
     parser.add_argument("--most-words", type=int, default=6)
     parser.add_argument("--learning-rate", type=float, nargs="*", default=[0.01])

@@ -153,7 +153,7 @@ def draw_brackets(brackets: Sequence[Bracket]) -> str:
 
 def _draw_bracket(bracket: Bracket, top: int) -> Iterator[str]:
     most, bar = bracket.at_most, top + 8
-    got = bracket.rebuilt and bracket.rebuilt.mean
+    got = None if bracket.rebuilt is None else bracket.rebuilt.mean
     rebuilt = "" if got is None else f"rebuilt {100 * got:.1f}, "
     said = f"{bracket.of}: {rebuilt}at most {write_bound(most)}"
     yield f'<text x="{LEFT}" y="{top}" class="small">{escape(said)}</text>'
