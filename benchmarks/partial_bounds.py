@@ -19,9 +19,10 @@ from oracle import multiply, write
 
 from gradleak.audit.client import private_batches
 from gradleak.audit.spec import AuditSpec
-from gradleak.bounds.information import most_bits
+from gradleak.bounds.information import most_bits, most_success, most_success_of_run
 from gradleak.bounds.oracle import decide, free_places, list_words
 from gradleak.core.batch import Batch
+from gradleak.core.defense import Sampling
 from gradleak.core.streams import Streams
 from gradleak.defenses.accounting import analytic_epsilon, opacus_epsilon
 from gradleak.matching.noisy_channel import GradientSums
@@ -126,6 +127,11 @@ def show(path: Path) -> None:
         + " | ".join(f"{most_bits(1 / level):,.3g}" for level in LEVELS)
         + " |"
     )
+    known = [f"{100 * most_success(without.high, 1 / level):.1f} %" for level in LEVELS]
+    print(f"| guaranteed, one update of who takes part | {' | '.join(known)} |")
+    curves = [most_success_of_run(without.high, Sampling(level, RATE, STEPS)) for level in LEVELS]
+    hidden = ["not computed" if one is None else f"{100 * one:.1f} %" for one in curves]
+    print(f"| guaranteed, the run of who may take part | {' | '.join(hidden)} |")
     one = [f"{analytic_epsilon(level, DELTA):,.4g}" for level in LEVELS]
     print(f"| ε of one release, δ = {DELTA:g} | {' | '.join(one)} |")
     run = [
