@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -263,7 +263,13 @@ def _score_by_likelihood(setting: Setting, private: PrivateBatch, index: int) ->
     examples = range(len(private.lengths))
     if not setting.learning_rate:
         seen = _see_rounds(setting, private, index)
-        return [Likelihood(seen, private.batch, one, setting.channel) for one in examples]
+
+        # One at a time: each holds the sum of all the others' gradients
+        @lru_cache(maxsize=1)
+        def prepare(example: int) -> Likelihood:
+            return Likelihood(seen, private.batch, example, setting.channel)
+
+        return [partial(lambda one, ids: prepare(one)(ids), one) for one in examples]
     noise = setting.channel.noise_std * math.sqrt(setting.rounds)
     channel = replace(setting.channel, noise_std=noise)  # of one round
 
