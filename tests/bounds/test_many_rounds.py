@@ -1,11 +1,13 @@
 """Several rounds, batches and runs: what is thin follows exactly, and the rest is what it says."""
 
+import copy
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from oracle import multiply
+from rounds import make_likelihood, move
 
 from gradleak.bounds.information import most_success, most_success_of_run
 from gradleak.core.defense import Defense, Sampling, protect_in_turn
@@ -128,3 +130,28 @@ def test_more_steps_guarantee_less_and_rarer_ones_more() -> None:
 def test_what_no_noise_guarantees_is_nothing() -> None:
     assert most_success_of_run(0.1, Sampling(0.0, 0.1, 10)) == 1.0
     assert most_success_of_run(0.0, Sampling(1.0, 0.1, 10)) == 0.0
+
+
+def test_the_benchmark_adds_rounds_as_their_sum() -> None:
+    squares, along_true, *noises = torch.rand(7, 12, dtype=torch.float64)
+    squares = squares + 0.5
+    one_by_one = sum(
+        make_likelihood(torch.stack([squares, along_true, noise]), 0.9, 0.2) for noise in noises
+    )
+    summed = torch.stack([squares, along_true, torch.stack(noises).sum(0)])
+    torch.testing.assert_close(make_likelihood(summed, 0.9, 0.2, len(noises)), one_by_one)
+
+
+def test_the_benchmark_moves_a_model_as_a_server_does(tiny64: Target, make_private) -> None:  # type: ignore[no-untyped-def]
+    batch, moving = make_private(tiny64, TEXTS[:1]).batch, copy.deepcopy(tiny64)
+    noise = {part.name: torch.randn(part.shape).double() for part in tiny64.parts}
+    move(moving, batch, noise, 0.1, 0.5)
+    quiet = FedSGD().update(tiny64, batch[None], per_example=True)
+    sent = protect_in_turn(
+        [DpSgd(clip=1.0, noise_multiplier=0.0)], quiet, [Streams.root("nobody", 0)]
+    )
+    for part in tiny64.parts:
+        before, after = (part.of(one.parameters[part.parameter]) for one in (tiny64, moving))
+        gradient = part.of(sent.tensors[part.parameter][0])
+        expected = before - 0.5 * (gradient + 0.1 * noise[part.name])
+        torch.testing.assert_close(after, expected, rtol=1e-6, atol=1e-9)
