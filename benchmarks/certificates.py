@@ -9,8 +9,9 @@ truth and guesses next to it are held against it too. Whatever is certified must
 itself.
 
 A line a group of cases (one model) is appended as it ends; run again, it goes on after the last.
-With --target minilm the cases are made-up messages on MiniLM instead. The summary counts and exits
-with 1 if anything was certified wrongly.
+With --target minilm the cases are made-up messages on MiniLM instead, with --target open models
+whose labels are classes of tokens, several at once or numbers, or whose loss is a mean over tokens.
+The summary counts and exits with 1 if anything was certified wrongly.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from gradleak.attacks.certificate import certify
 from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.span import Span
 from gradleak.core.attack import Attack, Bench
+from gradleak.core.batch import pad_rows
 from gradleak.core.defense import Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Knowledge, Observation, Round, View
@@ -43,10 +45,13 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.priors.english import FrequentWords
 from gradleak.targets.causal_language_model import CausalLanguageModel
+from gradleak.targets.problems import SeveralLabels
 from gradleak.targets.text_classifier import TextClassifier
-from gradleak.targets.tiny import redraw, tiny_tokenizer
+from gradleak.targets.tiny import Tiny, TinyCausal, redraw, tiny_tokenizer
+from gradleak.targets.token_classifier import NO_CLASS, TokenClassifier
 from gradleak.views import PartsView
 
+CPU = torch.device("cpu")
 Sentences = tuple[tuple[int, ...], ...]
 GROUP = 25  # cases on one model
 ATTACKED = 2  # every so many cases are attacked too: it takes most of the time
@@ -128,6 +133,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
+        "--attack-every",
+        type=int,
+        default=ATTACKED,
+        help="attack one of so many updates of a group (of 25) too, which takes most of the time",
+    )
+    parser.add_argument(
         "--seconds", type=float, default=math.inf, help="no group is begun after that"
     )
     parser.add_argument("--out", type=Path, default=Path("certificates.jsonl"))
@@ -137,7 +148,10 @@ def main() -> None:
     done = {line["group"] for line in _lines(chosen.out)}
     left = [name for name in names if name not in done]
     with ProcessPoolExecutor(chosen.workers) as pool:
-        waiting = {pool.submit(hunt, name, chosen.device, began + chosen.seconds) for name in left}
+        deadline, every = began + chosen.seconds, chosen.attack_every
+        waiting = {
+            pool.submit(hunt, name, chosen.device, deadline, attacked=every) for name in left
+        }
         for number, ended in enumerate(as_completed(waiting), start=1):
             tally = ended.result()
             if tally is None:
@@ -190,8 +204,9 @@ def hunt(
     torch.set_num_threads(1)
     kind, _, number = group.rpartition("-")
     rng = Random(group)
-    target = random_model(rng, int(number)) if kind == "random" else _opened(kind, device)
-    made = [draw_case(rng, target, index, kind != "random") for index in range(GROUP)]
+    drawn = {"random": random_model, "open": random_open_model}
+    target = drawn[kind](rng, int(number)) if kind in drawn else open_target(kind, device)
+    made = [draw_case(rng, target, index, kind not in drawn) for index in range(GROUP)]
     tally = Tally(group, cases=len(made), special=sum(case.special for case in made))
     proven: set[str] = set()
     for case, guess, source in _guesses(target, made, rng, tally, planted, attacked):
@@ -291,7 +306,7 @@ def draw_case(rng: Random, target: Target, index: int, everyday: bool) -> Case:
         )
     kind = rng.choice(("plain", "plain", "repeated", "apart")) if index % 2 else "plain"
     batch = draw_batch(rng, target, kind, everyday)
-    labels = None if target.labels_are_tokens else [rng.randrange(target.classes) for _ in batch]
+    labels = draw_labels(rng, target, batch)
     name = f"case {index} {target.name} {view} {defenses} {protocol} {kind} {len(batch)}"
     try:
         observation = observe(target, batch, labels, view, defenses, protocol, index)
@@ -304,7 +319,7 @@ def draw_case(rng: Random, target: Target, index: int, everyday: bool) -> Case:
 def observe(
     target: Target,
     batch: Sentences,
-    labels: Sequence[int] | None,
+    labels: Sequence[int] | torch.Tensor | None,
     view: View,
     defenses: Sequence[str],
     protocol: str,
@@ -321,6 +336,28 @@ def observe(
         raise GradleakError("Nothing is seen.")
     knows = Knowledge(None, tuple(map(len, batch)), len(batch), against)
     return Observation(index, (Round(target, seen),), knows, chosen)
+
+
+def draw_labels(
+    rng: Random, target: Target, batch: Sentences
+) -> Sequence[int] | torch.Tensor | None:
+    """Labels of the kind that the model learns."""
+    if target.labels_are_tokens:
+        return None
+    if isinstance(target, TokenClassifier):
+        rows = [
+            [rng.choice((NO_CLASS, *range(target.classes))) for _ in sentence] for sentence in batch
+        ]
+        return pad_rows(rows, NO_CLASS)
+    if not target.labels_are_open:
+        return [rng.randrange(target.classes) for _ in batch]
+    assert isinstance(target, TextClassifier)
+    several = isinstance(target.problem, SeveralLabels)
+    numbers = [
+        [float(rng.randrange(2)) if several else rng.gauss(0, 1) for _ in range(target.classes)]
+        for _ in batch
+    ]
+    return torch.tensor(numbers)
 
 
 def draw_batch(rng: Random, target: Target, kind: str, everyday: bool) -> Sentences:
@@ -400,10 +437,29 @@ def random_model(rng: Random, number: int) -> Target:
     return opened(f"{shape} {layers}x{width}", model, tokenizer)
 
 
+def random_open_model(rng: Random, number: int) -> Target:
+    """A model whose labels nobody tries, or whose loss is a mean over tokens."""
+    sizes = {"layers": rng.randint(1, 3), "hidden": rng.choice((16, 32, 48, 64)), "seed": number}
+    if number % 4 == 3:
+        shape: Any = rng.choice(("gpt2", "llama"))
+        target: Target = TinyCausal(shape=shape, loss_over="tokens", **sizes).open(CPU)
+    else:
+        problem: Any = ("token_classification", "multi_label_classification", "regression")
+        classes = rng.randint(2, 4) if number % 4 < 2 else rng.randint(1, 2)
+        spec = Tiny(problem_type=problem[number % 4], classes=classes, **sizes)
+        target = spec.open(CPU)
+    if rng.random() < 0.2:
+        with torch.no_grad():
+            table = target.vocabulary.embeddings
+            one, two = rng.sample(range(10, len(table)), 2)
+            table[one] = table[two] * (1 + rng.choice((0.0, 1e-7, 1e-6, 1e-5, 1e-3)))
+    return target
+
+
 _OPENED: dict[tuple[str, str], Target] = {}
 
 
-def _opened(target: str, device: str) -> Target:
+def open_target(target: str, device: str) -> Target:
     if (target, device) not in _OPENED:
         _OPENED[target, device] = from_string("target", target).open(torch.device(device))
     return _OPENED[target, device]

@@ -3,10 +3,11 @@
 
 Prints a line a batch and, for each batch size, the share of sentences that came back word for word,
 of batches that were certified, of certified batches that were wrong (must be zero), and seconds a
-batch, processor time and wall clock.
+batch, processor time and wall clock, and the peak of the process's memory so far.
 """
 
 import argparse
+import resource
 import time
 from dataclasses import dataclass, replace
 from statistics import mean, median
@@ -17,6 +18,7 @@ from gradleak.audit import AuditSpec
 from gradleak.audit.client import observe, private_batches, private_examples
 from gradleak.core.attack import Bench
 from gradleak.core.batch import Example, PrivateBatch
+from gradleak.core.memory import parse_memory
 from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10, help="batches")
     parser.add_argument("--skip", type=int, default=0, help="batches left out at the beginning")
     parser.add_argument("--seconds", type=float, default=None, help="for each batch")
+    parser.add_argument("--memory", default="", help="that the process may hold, 4GB say")
     parser.add_argument("--layers", default="", help="all that is seen; everything, if not given")
     parser.add_argument("--modules", nargs="*", default=[])
     parser.add_argument("--device", default="cpu")
@@ -87,7 +90,8 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
     ):
         if index < chosen.skip:
             continue
-        lines.append(one_batch(spec, target, prior, private, index, chosen.seconds))
+        memory = parse_memory(chosen.memory) if chosen.memory else None
+        lines.append(one_batch(spec, target, prior, private, index, chosen.seconds, memory))
         print(f"  {data} B={size} batch {index}: {lines[-1]}", flush=True)
     right, sentences = sum(line.right for line in lines), sum(line.sentences for line in lines)
     wrong = sum(line.certified and line.right < line.sentences for line in lines)
@@ -100,7 +104,8 @@ def measure(chosen: argparse.Namespace, data: str, size: int, tokens: int) -> No
         f" {mean(line.cpu_seconds for line in lines):.1f} s (median"
         f" {median(line.cpu_seconds for line in lines):.1f}), wall"
         f" {mean(line.seconds for line in lines):.2f} s (median"
-        f" {median(line.seconds for line in lines):.2f}), {chosen.device}",
+        f" {median(line.seconds for line in lines):.2f}), {chosen.device}, peak"
+        f" {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB",
         flush=True,
     )
 
@@ -125,11 +130,12 @@ def one_batch(
     private: PrivateBatch,
     index: int,
     limit: float | None,
+    memory: int | None,
 ) -> Line:
     (attack,) = spec.attacks
     observation = observe(spec, target, private, index).limit_to(spec.facts_for(attack))
     deadline = None if limit is None else time.monotonic() + limit
-    bench = Bench(Streams.root("attacker", spec.seed), prior, deadline=deadline)
+    bench = Bench(Streams.root("attacker", spec.seed), prior, deadline=deadline, memory=memory)
     processor, wall = time.process_time(), time.monotonic()
     (guess,) = attack.reconstruct([observation], bench)
     processor, wall = time.process_time() - processor, time.monotonic() - wall

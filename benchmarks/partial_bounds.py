@@ -24,7 +24,7 @@ from gradleak.bounds.oracle import decide, free_places, list_words
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Sampling
 from gradleak.core.streams import Streams
-from gradleak.defenses.accounting import analytic_epsilon, opacus_epsilon
+from gradleak.defenses.differential_privacy import analytic_epsilon, opacus_epsilon
 from gradleak.matching.noisy_channel import GradientSums
 from gradleak.records.statistics import interval
 from gradleak.views import Everything, PartsView

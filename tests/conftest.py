@@ -64,7 +64,7 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from gradleak.core.batch import Batch, Example, PrivateBatch  # noqa: E402
+from gradleak.core.batch import Batch, Example, Label, PrivateBatch  # noqa: E402
 from gradleak.core.defense import Defense, protect_in_turn  # noqa: E402
 from gradleak.core.observation import Knowledge, Observation, Round, View  # noqa: E402
 from gradleak.core.protocol import Protocol  # noqa: E402
@@ -184,7 +184,7 @@ def make_private() -> Callable[..., PrivateBatch]:
     """Makes one client's secret of texts; labels count 0, 1, 0, 1 … where not given."""
 
     def make(
-        target: Target, texts: Sequence[str] = TEXTS, labels: Sequence[int] | None = None
+        target: Target, texts: Sequence[str] = TEXTS, labels: Sequence[Label] | None = None
     ) -> PrivateBatch:
         chosen = labels or [place % 2 for place in range(len(texts))]
         return target.private_batch(
@@ -201,7 +201,7 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
     def make(
         target: Target,
         texts: Sequence[str] = TEXTS,
-        labels: Sequence[int] | None = None,
+        labels: Sequence[Label] | None = None,
         *,
         index: int = 0,
         protocol: Protocol | None = None,
@@ -217,7 +217,8 @@ def observe(make_private: Callable[..., PrivateBatch]) -> Callable[..., Observat
         )
         sent = protect_in_turn(defenses, update, rngs)
         seen = (view or Everything()).show(target, sent).detached_clone()
-        known = None if target.labels_are_tokens else private.batch.labels.clone()
+        untold = target.labels_are_tokens or target.labels_are_open
+        known = None if untold else private.batch.labels.clone()
         knows = Knowledge(known, private.lengths, len(texts), defenses)
         return Observation(index, (Round(target, seen),), knows, protocol)
 

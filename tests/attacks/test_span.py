@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from gradleak.attacks.certificate import certify
 from gradleak.attacks.span import Span
 from gradleak.attacks.span.assemble import reorder_worst
 from gradleak.attacks.span.blend import BlendSearch, write_out_attention
-from gradleak.attacks.span.row_space import find_row_space, read_row_space
+from gradleak.attacks.span.row_space import (
+    RowSpace,
+    find_row_space,
+    find_row_space_among_errors,
+    read_row_space,
+)
 from gradleak.attacks.span.scan import Scan
 from gradleak.attacks.span.span_attack import SentenceSearch
 from gradleak.core.attack import Bench, Reconstruction
@@ -22,7 +29,7 @@ from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
@@ -376,25 +383,39 @@ def test_words_and_positions_held_against_a_span_apart_miss_it_as_together(
     assert torch.allclose(additive.misses(directions), slowly, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("weak", "rank"),
-    [
-        ((), 6),
-        ((2e-6,), 7),  # beyond the furthest fall, far from rounding
-        ((2e-6, 1e-6), 8),
-        ((1.5e-7,), 6),  # six times rounding only
-    ],
-)
-def test_weak_directions_beyond_the_furthest_fall_count_where_they_end_clearly(
-    weak: tuple[float, ...], rank: int
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("strength", [1e-2, 1e-3, 1e-4])
+def test_an_input_that_is_nearly_a_sum_of_others_counts_among_a_gradients_directions(
+    strength: float, seed: int
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
-    left, right = (
-        torch.linalg.qr(torch.randn(size, 32, generator=generator, dtype=torch.float64)).Q
-        for size in (96, 32)
-    )
-    strong = torch.logspace(0, -1, 6, dtype=torch.float64).tolist()
-    rounding = torch.linspace(2.5e-8, 1e-9, 32 - 6 - len(weak), dtype=torch.float64).tolist()
-    values = torch.tensor([*strong, *weak, *rounding], dtype=torch.float64)
-    space = find_row_space((left * values) @ right.mT, torch.float32)
-    assert space.exact and space.rank == rank
+    assert _space_of_sums(strength, seed).rank == 7  # far above rounding, far below the others
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_direction_under_what_rounding_makes_does_not_count(seed: int) -> None:
+    space = _space_of_sums(1e-9, seed)
+    assert space.exact and space.rank == 6
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_rounded_weights_have_the_span_of_the_gradient(rate: float) -> None:
+    gradient = _gradient_of_sums(1e-2, 0)
+    weights = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(1)) * 0.02
+    difference = (weights - (weights - rate * gradient)) / rate
+    unit = torch.nextafter(weights.abs(), torch.tensor(torch.inf)) - weights.abs()
+    errors = unit / rate / 12**0.5
+    space = find_row_space_among_errors(difference, errors)
+    assert space.exact and space.rank == 7
+
+
+def _space_of_sums(strength: float, seed: int) -> RowSpace:
+    return find_row_space(_gradient_of_sums(strength, seed))
+
+
+def _gradient_of_sums(strength: float, seed: int) -> Float[Tensor, "outputs inputs"]:
+    """A gradient of seven inputs; the last leaves the span of the others by so much."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(7, 32, generator=generator)
+    inputs[6] = inputs[:6].mean(0) + strength * inputs[6]
+    slopes = torch.randn(7, 96, generator=generator)
+    return slopes.mT @ inputs

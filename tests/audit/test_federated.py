@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.audit.federated import attack_round, group_rounds, list_refusals, observe_round
 from gradleak.audit.own_update import observe_capture
+from gradleak.audit.rounds import attack_round, group_rounds, list_refusals, observe_round
 from gradleak.captures import subtract_states, survey_federation
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError

@@ -9,14 +9,10 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.dp_sgd import DpSgd
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.half_precision import Rounding
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.quantisation import Quantisation
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import DpSgd
+from gradleak.defenses.few_bits import Quantisation, Rounding, Sign
+from gradleak.defenses.sparsification import Masking, Pruning
 from gradleak.matching.exact import gradients_of
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD

@@ -15,8 +15,8 @@ from gradleak.core.observation import Observation, Round
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.dp_sgd import DpSgd
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
+from gradleak.defenses.differential_privacy import DpSgd
 from gradleak.matching.noisy_channel import Likelihood, read_channel
 from gradleak.protocols.fedsgd import FedSGD
 

@@ -23,7 +23,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
 import gradleak
-from gradleak.audit.federated import (
+from gradleak.audit.rounds import (
     attack_round,
     group_rounds,
     list_budgets,

@@ -15,6 +15,7 @@ from gradleak.core.target import Target
 from gradleak.targets import hub_ids, resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import TinyCausal, tiny_tokenizer
+from gradleak.targets.token_classifier import TokenClassifier
 
 CPU = torch.device("cpu")
 MASKED = ["Bert", "DistilBert", "Roberta", "MPNet", "Electra", "Albert"]
@@ -181,22 +182,32 @@ def test_the_fingerprint_follows_the_weights(bert_folder: Path, random_model: Mo
     assert resolve_target(str(bert_folder)).fingerprint() != before
 
 
-@pytest.mark.parametrize("changes", [{"num_labels": 1}, {"problem_type": "regression"}])
-def test_regression_is_refused(folder: Path, random_model: Model, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "learns"),
+    [
+        ({"num_labels": 1}, "1 numbers"),
+        ({"problem_type": "regression"}, "2 numbers"),
+        ({"problem_type": "multi_label_classification"}, "2 labels, any number at once"),
+    ],
+)
+def test_a_head_learns_what_its_config_says(
+    folder: Path, random_model: Model, changes: dict[str, Any], learns: str
+) -> None:
     random_model("Bert", **changes).save_pretrained(folder)
-    with pytest.raises(
-        GradleakError,
-        match=(
-            r"model is a regression model .*gradleak audits classifiers\. Use one with two or more"
-        ),
-    ):
-        opened(folder)
+    target = opened(folder)
+    assert target.labels_are_open and learns in target.in_words
+    assert resolve_target(str(folder)).labels_are_open
 
 
-def test_several_labels_at_once_are_refused(folder: Path, random_model: Model) -> None:
-    random_model("Bert", problem_type="multi_label_classification").save_pretrained(folder)
-    with pytest.raises(GradleakError, match="predicts several labels at once"):
-        opened(folder)
+def test_a_folder_of_a_token_classifier_is_opened_as_one(folder: Path, random_model: Model) -> None:
+    from transformers import BertForTokenClassification
+
+    model = BertForTokenClassification(random_model("Bert").config)
+    model.save_pretrained(folder)
+    assert isinstance(opened(folder), TokenClassifier)
+    assert resolve_target(str(folder)).labels_are_open
+    other = resolve_target(f"huggingface:path={folder},problem_type=multi_label_classification")
+    assert "2 labels, any number at once)" in other.open(CPU).in_words
 
 
 def test_pickled_weights_are_refused_unless_trusted(folder: Path, random_model: Model) -> None:

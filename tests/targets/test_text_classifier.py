@@ -7,7 +7,8 @@ import pytest
 from gradleak.core.batch import ClassNumber, Example
 from gradleak.core.errors import GradleakError
 from gradleak.core.target import Target
-from gradleak.targets.text_classifier import ClassNames, TextClassifier
+from gradleak.targets.class_names import ClassNames
+from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import Tiny, tiny_tokenizer
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack
-from gradleak.core.batch import Example, PrivateBatch
+from gradleak.core.batch import Example, Label, PrivateBatch
 from gradleak.core.defense import protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Knowledge, Observation, Round, check_update
@@ -78,10 +78,10 @@ def private_batches(
 
 def _refuse_labels(target: Target, examples: Sequence[Example]) -> None:
     """Says of all labels at once which the model does not know."""
-    if target.labels_are_tokens or target.medium != "text":
+    if target.labels_are_tokens or target.labels_are_open or target.medium != "text":
         return
     counts = Counter(example.label for example in examples if example.label is not None)
-    unknown: dict[int | str, GradleakError] = {}
+    unknown: dict[Label, GradleakError] = {}
     for label in counts:
         try:
             target.class_of(label)
@@ -139,19 +139,17 @@ def remarks_on(spec: AuditSpec, private: Sequence[PrivateBatch]) -> tuple[str, .
 
 def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Observation:
     """Runs the client on one secret and keeps what the server sees of what leaves it."""
-    return look(spec, target, private, send(spec, target, private, index), index)
-
-
-def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
-    """All that one client sends, whatever is seen of it."""
-    return protect(spec, compute(spec, target, private, index), index)
+    sent = protect(spec, compute(spec, target, private, index), index)
+    return look(spec, target, private, sent, index)
 
 
 def compute(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """What the client computes, before any defense."""
-    per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
     return spec.protocol.update(
-        target, private.batch[None], per_example=per_example, rngs=[stream_of(spec, index)]
+        target,
+        private.batch[None],
+        per_example=bool(spec.defenses) and spec.defenses[0].wants_per_example,
+        rngs=[stream_of(spec, index)],
     )
 
 
@@ -166,8 +164,9 @@ def look(
     """What the server has of it: detached clones of the visible tensors, and the granted facts."""
     seen = spec.view.show(target, sent).detached_clone()
     check_update(target, seen, f"The update of batch {index}")
+    untold = target.labels_are_tokens or target.labels_are_open
     knows = Knowledge(
-        labels=None if target.labels_are_tokens else private.batch.labels.detach().clone(),
+        labels=None if untold else private.batch.labels.detach().clone(),
         lengths=private.lengths,
         batch_size=len(private.examples),
         defenses=spec.defenses,

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradleak.attacks import evidence
+from gradleak.attacks.certificate.answers import solve_labels
 from gradleak.audit.own_update import grant, list_lines, observe_capture
 from gradleak.audit.record import WITHOUT_WORDS
 from gradleak.audit.spec import read
 from gradleak.captures import Capture
-from gradleak.core.attack import Attack, Bench, Reconstruction, TrainableAttack
+from gradleak.core.attack import (
+    Attack,
+    Bench,
+    Reconstruction,
+    TrainableAttack,
+    refuse_open_labels,
+)
 from gradleak.core.errors import GradleakError
 from gradleak.core.memory import limit_by_default, measured_peak, parse_memory
 from gradleak.core.observation import Fact, Observation, Round
@@ -30,9 +38,13 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching.linear_algebra import solve_least_squares
 from gradleak.targets.in_memory import hash_weights
+from gradleak.targets.opened import OpenedTransformer
+from gradleak.targets.token_classifier import TokenClassifier
 
 NOTHING = 1e-13  # of an update's square: a tensor with less has rounding only
 MOST_LABELLINGS = 64  # tried to see how much of an update a guess explains
+# Of the sentences of a guess: tried or solved for; none where they are the text itself
+Labelling = tuple[int, ...] | Tensor | None
 # Words for sources of labels and lengths that nobody granted: an attack reads them off the update.
 DERIVED = "derived"
 
@@ -100,11 +112,14 @@ class Reconstructions(Sequence[RebuiltText]):
         found, explained = one.found[update], one.explained[update]
         sentences = [(place, ids) for place, ids in enumerate(found.sentences) if ids]
         adds = explained.adds or (None,) * len(sentences)
+        # A row may be several texts that were packed, with a token that ends each.
+        split = target.split_row if isinstance(target, OpenedTransformer) else lambda ids: [ids]
         return [
             RebuiltText(
-                target.decode(ids), found.certified, explained.share, more, attack, update, place
+                target.decode(text), found.certified, explained.share, more, attack, update, place
             )
             for (place, ids), more in zip(sentences, adds, strict=True)
+            for text in split(ids)
         ]
 
     def _best(self, update: int) -> str:
@@ -169,8 +184,9 @@ class Reconstructions(Sequence[RebuiltText]):
         except ImportError as error:
             raise GradleakError("to_pandas() needs pandas: pip install pandas.") from error
         columns = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
-        rows = [[getattr(one, name) for name in columns] for one in self]
-        return pandas.DataFrame(rows, columns=list(columns))
+        return pandas.DataFrame(
+            [[getattr(one, name) for name in columns] for one in self], columns=list(columns)
+        )
 
 
 def reconstruct(
@@ -194,19 +210,19 @@ def reconstruct(
     anew what the attacker is told: which of the facts that were granted, or with their values
     facts that were not: `{"batch_size": 1}`. `time_limit` is in seconds for each attack.
     """
-    every = list(observed) if isinstance(observed, (list, tuple)) else [observed]
+    every: list[Any] = list(observed) if isinstance(observed, (list, tuple)) else [observed]
     if not every:
         raise GradleakError("There is no update to attack.")
-    observations = [
-        replace(_as_observation(one, model, tokenizer, device), index=index)
-        for index, one in enumerate(every)
-    ]
+    opened = (
+        one if isinstance(one, Observation) else observe_capture(one, model, tokenizer, device)
+        for one in every
+    )
+    observations = [replace(one, index=index) for index, one in enumerate(opened)]
     if know is not None:
         observations = [grant(one, know) for one in observations]
     target = observations[0].target
     if any(one.target is not target for one in observations):
         observations = [_share_target(one, target) for one in observations]
-    chosen = _choose_attacks(attacks, observations)
     spec: PriorSpec = read("prior", prior, PriorSpec)
     bench = Bench(
         Streams.root("attacker", seed),
@@ -215,10 +231,11 @@ def reconstruct(
         or limit_by_default(target.device),
     )
     attacked, most = dict[str, Attacked](), None
-    for attack in chosen:
+    for attack in _choose_attacks(attacks, observations):
         told = [one.limit_to(choose_facts(attack, one)) for one in observations]
         with measured_peak(target.device) as peak:
-            found = attack.reconstruct(told, replace(bench, deadline=_deadline(time_limit)))
+            deadline = None if time_limit is None else time.monotonic() + time_limit
+            found = attack.reconstruct(told, replace(bench, deadline=deadline))
         most = max(most or 0, peak.bytes or 0) or None
         explained = tuple(explain(one, guess) for one, guess in zip(told, found, strict=True))
         attacked[to_string(attack)] = Attacked(attack, tuple(found), explained)
@@ -233,18 +250,16 @@ def reconstruct(
     )
 
 
-def _as_observation(one: Any, model: Any, tokenizer: Any, device: str) -> Observation:
-    if isinstance(one, Observation):
-        return one
-    return observe_capture(one, model, tokenizer, device)
-
-
 def _share_target(observation: Observation, target: Target) -> Observation:
     """Returns the observation with one opened copy for all, where the weights are the same."""
-    mine = observation.target
-    if hash_weights(mine.module) != hash_weights(target.module):
+    if hash_weights(observation.target.module) != hash_weights(target.module):
         raise GradleakError(
             "These updates were computed at different weights: attack them one by one."
+        )
+    if getattr(observation.target, "loss_over", None) != getattr(target, "loss_over", None):
+        raise GradleakError(
+            "The loss of some of these updates is a mean over tokens, and of others over texts:"
+            " attack them one by one."
         )
     return replace(observation, rounds=(Round(target, observation.update),))
 
@@ -253,7 +268,8 @@ def _choose_attacks(
     attacks: str | Sequence[str] | None, observations: Sequence[Observation]
 ) -> list[Attack]:
     granted = frozenset(Fact).intersection(*(one.knows.facts for one in observations))
-    if observations[0].target.labels_are_tokens:
+    target = observations[0].target
+    if target.labels_are_tokens:
         granted |= {Fact.LABELS}
     if attacks is None:
         attacks = "portfolio" if Fact.BATCH_SIZE in granted else "span"
@@ -265,8 +281,9 @@ def _choose_attacks(
                 f"{attack.name} learns first, from public data: use gradleak audit for it."
             )
         fields = {one.name for one in list_fields(type(attack))}
-        missing = attack.requires - granted
-        unknown = [fact for fact in (Fact.LABELS, Fact.LENGTHS) if fact in missing]
+        if target.labels_are_open:
+            refuse_open_labels(attack)
+        unknown = {Fact.LABELS, Fact.LENGTHS} & (attack.requires - granted)
         derived = {str(fact): DERIVED for fact in unknown if str(fact) in fields}
         attack = replace(attack, **derived)  # type: ignore[type-var]
         if still := sorted(attack.requires - granted):
@@ -302,7 +319,7 @@ def explain(observation: Observation, guess: Reconstruction) -> Explained:
 
 def _list_labellings(
     observation: Observation, guess: Reconstruction, count: int
-) -> list[tuple[int, ...] | None]:
+) -> list[Labelling]:
     """Returns the labels that the sentences of a guess may have, beside each of them.
 
     There are none where there would be too many ways to try.
@@ -310,24 +327,25 @@ def _list_labellings(
     target = observation.target
     if target.labels_are_tokens:
         return [None]
+    if target.labels_are_open:
+        solved = solve_labels(observation, tuple(one for one in guess.sentences if one))
+        return [] if solved is None else [solved]
     if guess.labels is not None and len(guess.labels) == count:
         return [guess.labels]
-    known = observation.knows.labels
-    seen = None if known is not None else evidence.labels(observation)
-    bag = known.tolist() if known is not None else list(seen.values) if seen is not None else None
+    bag = evidence.find_labels(observation)
     if bag is not None and len(bag) == count:
         alike = math.prod(math.factorial(times) for times in Counter(bag).values())
         if math.factorial(count) // alike > MOST_LABELLINGS:
             return []
         return list(dict.fromkeys(itertools.permutations(bag)))
-    if target.classes**count <= MOST_LABELLINGS:
-        return list(itertools.product(range(target.classes), repeat=count))
-    return []
+    if target.classes**count > MOST_LABELLINGS:
+        return []
+    return list(itertools.product(range(target.classes), repeat=count))
 
 
 @torch.no_grad()
 def _explain(
-    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: Labelling
 ) -> Explained:
     batch = observation.target.batch_of(sentences, labels)[None]
     # What is drawn at random would be drawn otherwise: it is left out.
@@ -354,7 +372,7 @@ def _explain(
 
 
 def _weigh_each(
-    observation: Observation, sentences: Sequence[Sequence[int]], labels: tuple[int, ...] | None
+    observation: Observation, sentences: Sequence[Sequence[int]], labels: Labelling
 ) -> tuple[float, ...]:
     """Returns how much less of an update multiples of the others' gradients account for, without
     each sentence: nothing where a guess is of no use."""
@@ -362,6 +380,9 @@ def _weigh_each(
     rows = []
     for place, sentence in enumerate(sentences):
         label = None if labels is None else labels[place : place + 1]
+        if isinstance(target, TokenClassifier):
+            assert isinstance(label, Tensor)
+            label = label[:, : len(sentence)]
         batch = target.batch_of([sentence], label)[None]
         made = observation.simulate_undefended(batch, [Streams.root("attacker", 0)]).tensors
         rows.append(torch.cat([made[name].detach().double().flatten() for name in seen]))
@@ -387,7 +408,3 @@ def _weigh_each(
 
 def _write_share(share: float | None) -> str:
     return "—" if share is None else f"{share:.1%}"
-
-
-def _deadline(seconds: float | None) -> float | None:
-    return None if seconds is None else time.monotonic() + seconds

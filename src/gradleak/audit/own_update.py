@@ -7,7 +7,7 @@ have. `observe` makes an observation of it; `own_guesses` attacks that and score
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from gradleak.targets.in_memory import (
     refuse_strange,
     unwrap,
 )
-from gradleak.targets.opened import OpenedTransformer
+from gradleak.targets.opened import LossOver, OpenedTransformer
 
 Gradients = Mapping[str, Tensor] | Sequence[Tensor]
 HALF = {torch.bfloat16: "rounding:dtype=bf16", torch.float16: "rounding:dtype=fp16"}
@@ -44,6 +44,7 @@ def observe(
     defense: str | Sequence[str] = (),
     protocol: str = "fedsgd",
     scale: float = 1.0,
+    loss_over: LossOver = "tokens",
     device: str = "cpu",
 ) -> Observation:
     """Makes an observation of tensors that a client sent for this model, at the weights it has.
@@ -53,10 +54,12 @@ def observe(
     weights after it. What an attacker is to know beside it is said by the other arguments, and
     nothing else is known: `batch_size`, the `lengths` of the texts in tokens, their `labels`, what
     `defense` was applied. `scale` is what the mean gradient was multiplied by, such as the number
-    of batches that were summed.
+    of batches that were summed. Where tokens have labels, the loss is taken to be one mean over the
+    tokens of the batch, as in transformers, or with `loss_over="texts"` a mean over texts of such
+    means.
     """
-    target = _open(model, tokenizer, gradients, device)
     facts = Facts(batch_size, _tuple(lengths), _tuple(labels), list_lines(defense), protocol, scale)
+    target = _open(model, tokenizer, gradients, device, loss_over)
     return observe_tensors(target, gradients, facts)
 
 
@@ -91,17 +94,12 @@ def observe_capture(
     if header.kind == "difference":  # as files hold it: after minus before
         tensors = {name: -tensor for name, tensor in tensors.items()}
     if target is None:
-        target = _open(model, tokenizer, tensors, device)
-    granted, protocol = header.granted, header.protocol
-    facts = Facts(
-        granted.batch_size,
-        granted.lengths,
-        granted.labels,
-        header.defenses,
-        describe_protocol(header),
-        protocol.scale,
+        target = _open(model, tokenizer, tensors, device, "tokens")
+    if isinstance(target, OpenedTransformer):
+        target = target.with_loss_over(cast(LossOver, header.protocol.loss_over))
+    return observe_tensors(
+        target, tensors, read_facts(header, header.defenses, describe_protocol(header))
     )
-    return observe_tensors(target, tensors, facts)
 
 
 @dataclass(frozen=True)
@@ -131,10 +129,20 @@ class Facts:
     @property
     def size(self) -> int | None:
         """How many texts there are, if anything says so."""
-        for values in (self.lengths, self.labels):
-            if values is not None:
-                return len(values)
-        return self.batch_size
+        told = self.labels if self.lengths is None else self.lengths
+        return self.batch_size if told is None else len(told)
+
+
+def read_facts(
+    header: CaptureHeader, defenses: tuple[str, ...], protocol: str, batch_size: int | None = None
+) -> Facts:
+    """Returns what a capture grants of an update, sent through these defenses by this protocol.
+
+    `batch_size` is what is known where the capture does not say.
+    """
+    told, scale = header.granted, header.protocol.scale
+    size = told.batch_size or batch_size
+    return Facts(size, told.lengths, told.labels, defenses, protocol, scale)
 
 
 def grant(observation: Observation, know: Mapping[str, Any] | Sequence[str]) -> Observation:
@@ -189,7 +197,9 @@ def observe_tensors(target: Target, gradients: Gradients, facts: Facts) -> Obser
     return Observation(0, (Round(target, update),), knows, protocol)
 
 
-def _open(model: Any, tokenizer: Any, gradients: Gradients, device: str) -> Target:
+def _open(
+    model: Any, tokenizer: Any, gradients: Gradients, device: str, loss_over: LossOver
+) -> Target:
     """Opens a copy of the model in which all trains that trains in it, or that was sent."""
     inner = unwrap(model)
     refuse_strange(inner, type(inner).__name__)
@@ -199,7 +209,8 @@ def _open(model: Any, tokenizer: Any, gradients: Gradients, device: str) -> Targ
         shapes = {name: tuple(tensor.shape) for name, tensor in gradients.items()}
         expected = {name: tuple(value.shape) for name, value in named.items()}
         trained |= set(match_names(shapes, expected).values())
-    return open_in_memory(model, tokenizer, torch.device(device), frozenset(trained))
+    opened = torch.device(device)
+    return open_in_memory(model, tokenizer, opened, frozenset(trained), loss_over)
 
 
 def _name_tensors(target: Target, gradients: Gradients) -> dict[str, Tensor]:
@@ -211,8 +222,7 @@ def _name_tensors(target: Target, gradients: Gradients) -> dict[str, Tensor]:
     )
     if not named:
         raise GradleakError("There is no tensor in this update: nothing was sent.")
-    named_parameters = target.module.named_parameters()
-    expected = {name: tuple(value.shape) for name, value in named_parameters}
+    expected = {name: tuple(value.shape) for name, value in target.module.named_parameters()}
     names = match_names({name: tuple(one.shape) for name, one in named.items()}, expected)
     return {names[name]: tensor for name, tensor in named.items() if name in names}
 
@@ -222,16 +232,14 @@ def _read_defenses(facts: Facts, tensors: Mapping[str, Tensor]) -> Iterator[Defe
     stated = [read("defense", one, Defense) for one in facts.defenses]
     refuse_wrong_order(stated)
     yield from stated
-    if any(one.name == "rounding" for one in stated):
-        return
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
-        if dtype in HALF:
-            yield read("defense", HALF[dtype], Defense)
+    if not any(one.name == "rounding" for one in stated):
+        halves = dict.fromkeys(tensor.dtype for tensor in tensors.values() if tensor.dtype in HALF)
+        yield from (read("defense", HALF[dtype], Defense) for dtype in halves)
 
 
 def _classes(target: Target, labels: Sequence[int]) -> Tensor | None:
-    if target.labels_are_tokens:
-        return None  # of a language model they are the text
+    if target.labels_are_tokens or target.labels_are_open:
+        return None  # of a language model they are the text, and others are never told
     return torch.tensor([target.class_of(label) for label in labels], device=target.device)
 
 

@@ -20,7 +20,12 @@ from gradleak.core.observation import Observation
 from gradleak.core.protocol import Protocol
 from gradleak.core.specs import to_string
 from gradleak.matching.exact import Gradients
-from gradleak.matching.noisy_channel import GradientSums, NoisyChannel, sum_others
+from gradleak.matching.noisy_channel import (
+    GradientSums,
+    NoisyChannel,
+    refuse_other_losses,
+    sum_others,
+)
 
 # Of a tensor's largest entry: what two computations of one gradient are surely nearer than (float32
 # leaves 1e-6), and two words' gradients hardly ever are. Rounding can only make more words fit.
@@ -63,6 +68,7 @@ def count_fitting(
     Short tensors are compared first, so that matrices are built for the few words that fit those.
     """
     target = observation.target
+    refuse_other_losses(target, batch)
     sums = GradientSums(target, tuple(observation.update.tensors), needs_whole=False)
     seen = sums.cut(observation.update)
     others = sum_others(target, batch, place, NoisyChannel(0.0))
@@ -70,7 +76,8 @@ def count_fitting(
     whole = {part.name for part in sums.seen if part.cut is None}
     row, fitting = batch[place : place + 1], 1
     for some in torch.split(ids[1:], AT_ONCE):
-        labels = some if row.labels.ndim > 1 else row.labels.expand(len(some))
+        labels = row.labels.expand(len(some), *row.labels.shape[1:])
+        labels = some if target.labels_are_tokens else labels
         made = replace(row, ids=some, mask=row.mask.expand(len(some), -1), labels=labels)
         found = sums.gradients.of(made, double=False, sums=target.dtype)
         left = torch.arange(len(some))

@@ -53,6 +53,9 @@ class ProtocolFacts:
     optimiser: str = "sgd"
     # What was sent is this many times the mean gradient: sums over accumulated batches are
     scale: float = 1.0
+    # Where tokens have labels: what was sent is of a mean over "tokens", as transformers takes it
+    # of a batch, or over "texts", as where batches of one text were accumulated
+    loss_over: str = "tokens"
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def check_header(header: CaptureHeader) -> None:
     """Refuses a header whose values cannot be."""
     _check_choice("kind", header.kind, KINDS)
     _check_choice("protocol.name", header.protocol.name, PROTOCOLS)
+    _check_choice("protocol.loss_over", header.protocol.loss_over, ("tokens", "texts"))
     texts = {
         "model.class_name": header.model.class_name,
         "protocol.optimiser": header.protocol.optimiser,

@@ -38,6 +38,7 @@ EXTRAS = {  # module: what installs it, what it is for
     "flwr": ("flower", "captures of Flower's clients"),
     "nvflare": ("nvflare", "captures of NVFlare's clients"),
     "peft": ("lora", "models with adapters of LoRA"),
+    "gguf": ("gguf", "language models in GGUF files, smollm2 among them"),
     "accelerate": ("accelerate", "captures of the Trainer's and accelerate's steps"),
     "datasets": ("hub", "data sets of the Hugging Face hub"),
     "opacus": ("dp", "the epsilon of a whole training"),

@@ -22,7 +22,7 @@ from gradleak.cli.command import (
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
-    from gradleak.audit.federated import AttackedRound, ClientRound
+    from gradleak.audit.rounds import AttackedRound, ClientRound
     from gradleak.captures import Federation
 
 federated_app = typer.Typer(
@@ -96,7 +96,7 @@ def audit(
     """
     import torch
 
-    from gradleak.audit.federated import attack_round, group_rounds, list_refusals
+    from gradleak.audit.rounds import attack_round, group_rounds, list_refusals
     from gradleak.captures import survey_federation
     from gradleak.datasets import read_client_texts
     from gradleak.report.terminal.console import open_console
@@ -196,7 +196,7 @@ def print_rest(federation: "Federation", refusals: Sequence[str]) -> None:
 
 def list_lines(federation: "Federation") -> list[str]:
     """Returns, in sentences, what left beside the arrays, and what the platform says of itself."""
-    from gradleak.audit.federated import list_applied, list_beside, list_budgets
+    from gradleak.audit.rounds import list_applied, list_beside, list_budgets
 
     headers = [message.header for message in federation.messages]
     names = list(dict.fromkeys(name for header in headers for name in list_beside(header)))

@@ -216,6 +216,8 @@ class Attack(Component, ABC):
     medium: ClassVar[Medium] = "text"
     # Raised by its author when its answers change: published rows of two versions are never mixed
     version: ClassVar[int] = 1
+    # It supposes that each text has one class, told or tried
+    wants_classes: ClassVar[bool] = True
 
     @property
     def members(self) -> "tuple[Attack, ...]":
@@ -269,6 +271,15 @@ class Attack(Component, ABC):
         """What its search adds to the objective for texts that are unlikely beforehand, in the
         objective's unit."""
         return 0.0
+
+
+def refuse_open_labels(attack: Attack) -> None:
+    """Refuses an attack that supposes classes, of a model whose labels are none."""
+    if attack.wants_classes:
+        raise GradleakError(
+            f"{attack.name} tells or tries one class for each text, and this model learns several"
+            " labels at once, numbers or a class for each token: use span, energy or portfolio."
+        )
 
 
 READING_PASSES = 10  # that take about as long as an inverter's answer, once it has learnt

@@ -17,14 +17,18 @@ class ClassNumber(int):
     themselves."""
 
 
+# A class by its number, or by the name that the target knows it by; a number that is to be
+# predicted; or several of them: of a text, or one of each of its words
+Label = int | str | float | tuple[int | str | float, ...]
+
+
 @dataclass(frozen=True)
 class Example:
     """One private text with its label and the spans of it (character offsets) that would hurt
     most; or one private picture."""
 
     content: str | Picture
-    # A class by its number, or by the name that the target knows it by
-    label: int | str | None = None
+    label: Label | None = None
     secrets: tuple[tuple[int, int], ...] = ()
     # Its number in the split it comes from, counted from 0
     row: int | None = field(default=None, compare=False)
@@ -53,8 +57,10 @@ class Batch:
 
     Leading axes are free: [examples] for one client, [clients, examples] for many at once. Exactly
     one of `ids`, `embeddings` and `pixels` (between 0 and 1) is given; a picture is a single
-    position. `labels` are class numbers or probabilities over the classes; of a language model they
-    are the tokens themselves, one a position, as ids or as probabilities over the vocabulary.
+    position. `labels` are class numbers or probabilities over the classes, or the numbers that a
+    model with several labels or a regression learns; of a language model they are the tokens
+    themselves, one a position, as ids or as probabilities over the vocabulary; of a token
+    classifier the class of each token, -100 where it has none.
     """
 
     mask: Bool[Tensor, "*lead tokens"]  # positions the model attends to
@@ -92,6 +98,18 @@ class Batch:
         """Labels of classes, hard or soft, all leading axes as one."""
         hard = self.labels.dtype == torch.int64
         return self.labels.flatten() if hard else self.labels.flatten(0, -2)
+
+    @property
+    def apart(self) -> "Batch":
+        """Each example as a batch of its own."""
+        return replace(
+            self,
+            mask=self.mask[:, None],
+            labels=self.labels[:, None],
+            ids=None if self.ids is None else self.ids[:, None],
+            embeddings=None if self.embeddings is None else self.embeddings[:, None],
+            pixels=None if self.pixels is None else self.pixels[:, None],
+        )
 
     @property
     def asks_for_gradients(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gradleak.core.batch import Batch, Example, PrivateBatch, pad_rows
+from gradleak.core.batch import Batch, Example, Label, PrivateBatch, pad_rows
 from gradleak.core.errors import GradleakError, did_you_mean
 from gradleak.core.parts import Part, by_name
 from gradleak.core.registry import Component, Medium
@@ -74,6 +74,8 @@ class Target(ABC):
     padding_is_free: bool
     # Word embeddings tied to the output layer: every row has a gradient whatever the text
     words_are_outputs: bool = False
+    # Labels are several at once, numbers, or one a token: nobody is told them or tries them all
+    labels_are_open: bool = False
 
     @property
     @abstractmethod
@@ -101,11 +103,16 @@ class Target(ABC):
         self, batch: Batch, parameters: Mapping[str, Tensor] | None = None
     ) -> Float[Tensor, "*lead"]:
         """The loss of each example, differentiable in embeddings, soft labels and the given
-        parameters.
+        parameters; their mean over the last leading axis is that of a client's batch.
 
         A language model takes its labels from the batch's ids, and from its labels only where
         embeddings are given.
         """
+
+    def weigh(self, batch: Batch) -> Float[Tensor, "*lead"]:
+        """How much each example counts in the mean of its batch, against its own loss alone: as
+        much as any other, unless a subclass takes the mean over tokens."""
+        return torch.ones(batch.lead, dtype=self.dtype, device=self.device)
 
     @abstractmethod
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
@@ -125,9 +132,9 @@ class Target(ABC):
         """One client's batch, tokenised, truncated to what the model reads and padded; refuses
         empty texts and unknown labels."""
 
-    def class_of(self, label: int | str) -> int:
+    def class_of(self, label: Label) -> int:
         """The class that the data means by a label; refuses what is none of the model's."""
-        if isinstance(label, str) or not 0 <= label < self.classes:
+        if not isinstance(label, int) or not 0 <= label < self.classes:
             raise GradleakError(
                 f"label {str(label)[:40]!r} is none of this model's {self.classes} classes,"
                 " numbered from 0."
@@ -175,7 +182,9 @@ class Target(ABC):
 
     def any_labels(
         self, examples: int, tokens: int
-    ) -> Int[Tensor, "examples"] | Int[Tensor, "examples tokens"]:
+    ) -> (
+        Int[Tensor, "examples"] | Int[Tensor, "examples tokens"] | Float[Tensor, "examples outputs"]
+    ):
         """Labels as different as can be, for passes that ask how the model computes and not
         what."""
         shape = (examples, tokens) if self.labels_are_tokens else (examples,)
@@ -215,15 +224,25 @@ class Target(ABC):
         return Batch(
             ids=ids,
             mask=torch.ones_like(ids).bool(),
-            labels=torch.zeros(8, dtype=torch.int64, device=ids.device),
+            labels=self.any_labels(*ids.shape)
+            if self.labels_are_open
+            else torch.zeros(8, dtype=torch.int64, device=ids.device),
         )
 
-    def batch_of(self, sentences: Sequence[Sequence[int]], labels: Sequence[int] | None) -> Batch:
-        """Sentences as a client would batch them; without labels the sentences themselves are
-        the labels."""
+    def batch_of(
+        self, sentences: Sequence[Sequence[int]], labels: Sequence[int] | Tensor | None
+    ) -> Batch:
+        """Sentences as a client would batch them.
+
+        Without labels the sentences themselves are the labels, or, where labels are open, those
+        that are as good as any.
+        """
         lengths = [len(sentence) for sentence in sentences]
         ids = pad_rows(sentences, self.vocabulary.pad)
-        classes = ids if labels is None else torch.tensor(list(labels))
+        if labels is None:
+            classes = self.any_labels(*ids.shape) if self.labels_are_open else ids
+        else:
+            classes = labels if isinstance(labels, Tensor) else torch.tensor(list(labels))
         return Batch(
             ids=ids.to(self.device),
             mask=self.attention_mask(lengths),
@@ -246,6 +265,11 @@ class TargetSpec(Component, ABC):
 
     medium: ClassVar[Medium] = "text"
     labels_are_tokens: ClassVar[bool] = False  # as the target it opens
+
+    @property
+    def labels_are_open(self) -> bool:
+        """As of the target it opens."""
+        return False
 
     @abstractmethod
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:

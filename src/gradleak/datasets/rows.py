@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradleak.core.batch import ClassNumber, Example
+from gradleak.core.batch import ClassNumber, Example, Label
 from gradleak.core.errors import GradleakError, did_you_mean, near_paths
 
 Format = Literal["auto", "tsv", "csv", "jsonl", "parquet", "text"]
@@ -281,6 +281,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         yield Row(f"row {number}", values)
 
 
+WITH_FRACTION = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")  # 1.0 is what spreadsheets and pandas make of a 1
 PLACES = 12  # lines that are named for each kind of problem
 
@@ -373,7 +374,13 @@ class TextColumns:
             raise _Unfit(f"no column {column!r}")
         return row.values[column]
 
-    def _label(self, value: Any) -> int | str:
+    def _label(self, value: Any) -> Label:
+        """A class by number or name, or a number with a fraction; in a list, several of them."""
+        if isinstance(value, (list, tuple)) or type(value).__name__ == "ndarray":
+            return tuple(self._one_label(one) for one in value)
+        return self._one_label(value)
+
+    def _one_label(self, value: Any) -> int | str | float:
         written = (
             str(value).strip()
             if isinstance(value, (str, int, float)) and not isinstance(value, bool)
@@ -381,10 +388,10 @@ class TextColumns:
         )
         if value is None or written == "":
             raise _Unfit("the label is empty")
-        if written is None or (isinstance(value, float) and not value.is_integer()):
-            raise _Unfit(
-                f"the label must be a whole number or a name, not {written or type(value).__name__}"
-            )
+        if written is None:
+            raise _Unfit(f"the label must be a number or a name, not {type(value).__name__}")
+        if not self.labels and WITH_FRACTION.fullmatch(written) and not WHOLE.fullmatch(written):
+            return float(written)
         number = int(written.split(".")[0]) if WHOLE.fullmatch(written) else None
         if not self.labels:
             return written if number is None else number

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from gradleak.captures import (
 )
 from gradleak.core.errors import GradleakError
 from gradleak.targets.in_memory import hash_vocabulary, hash_weights, unwrap
+from gradleak.targets.loading import is_language_model
 
 Kind = Literal["gradients", "difference"]
 FACTS = ("batch_size", "lengths", "labels")
@@ -64,10 +66,11 @@ def capture(
         yield
     if kind == "gradients":
         tensors, when = take_gradients(inner), "as .grad held it at the end of the block"
-        protocol = ProtocolFacts("fedsgd", learning_rate, steps, optimiser, notes.scale(scale))
+        sent = "fedsgd", learning_rate, steps, optimiser, notes.scale(scale)
     else:
         tensors, when = _take_difference(inner, state), "weights after the block less before"
-        protocol = ProtocolFacts("fedavg", learning_rate, steps, optimiser, scale or 1.0)
+        sent = "fedavg", learning_rate, steps, optimiser, scale or 1.0
+    protocol = ProtocolFacts(*sent, notes.loss_over(steps))
     stated = (defense,) if isinstance(defense, str) else tuple(defense)
     header = CaptureHeader(
         kind, facts, protocol, notes.list_granted(), stated, when, round=round, client=client
@@ -87,6 +90,8 @@ class Notes:
         self.size = 0
         self.lengths: list[int] = []
         self.labels: list[int] = []
+        self.labels_are_open = False
+        self.calls = 0  # of the model, that are learnt from
         self.slopes: list[float] = []  # of what was differentiated, by each loss of the model
         self.shares_tokens = False  # each loss was divided by the tokens of all batches
 
@@ -106,17 +111,19 @@ class Notes:
         self, _: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
     ) -> None:
         ids = named.get("input_ids", arguments[0] if arguments else None)
-        if not self.know or not torch.is_grad_enabled():  # nothing of an evaluation is sent
+        if not torch.is_grad_enabled():  # nothing of an evaluation is sent
             return
-        if not isinstance(ids, Tensor) or ids.ndim != 2:
+        self.calls += 1
+        if not self.know or not isinstance(ids, Tensor) or ids.ndim != 2:
             return
-        self.size += len(ids)
-        mask = named.get("attention_mask")
-        whole = [ids.shape[1]] * len(ids)
-        self.lengths += whole if mask is None else mask.sum(-1).long().tolist()
+        lengths = list_lengths(ids, named.get("attention_mask"), named.get("position_ids"))
+        self.size += len(lengths)
+        self.lengths += lengths
         labels = named.get("labels")
         if isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point():
             self.labels += labels.tolist()
+        elif isinstance(labels, Tensor):
+            self.labels_are_open = True
 
     def _note_loss(
         self, _: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Any
@@ -125,7 +132,7 @@ class Notes:
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
             return
         # Hugging Face's language models divide by this number, its classifiers ignore it
-        if isinstance(labels, Tensor) and labels.ndim == 2:
+        if isinstance(labels, Tensor) and is_language_model((type(unwrap(self.model)).__name__,)):
             self.shares_tokens = named.get("num_items_in_batch") is not None
         note: Any = loss.register_hook  # untyped in torch
         note(lambda slope: self.slopes.append(float(slope)))
@@ -144,6 +151,14 @@ class Notes:
             )
         return found
 
+    def loss_over(self, steps: int | None = None) -> str:
+        """Returns what the loss is a mean over, where tokens have labels.
+
+        Of one batch a step it is its tokens; of several that are added up, and not divided by the
+        tokens of all, it is taken to be texts, as if each were one.
+        """
+        return "texts" if self.calls > (steps or 1) and not self.shares_tokens else "tokens"
+
     def list_granted(self) -> Granted:
         """Returns what the attacker may be told; refuses what the calls did not show."""
         if not self.know:
@@ -152,6 +167,11 @@ class Notes:
             raise GradleakError(
                 "know= asks for facts of the batch, and the model was not called inside the block:"
                 " move the forward pass into it, or leave know= out."
+            )
+        if "labels" in self.know and self.labels_are_open:
+            raise GradleakError(
+                "know= asks for labels, and those of this model are several at once, numbers or one"
+                " a token, which attackers are never told: leave labels out of know=."
             )
         if "labels" in self.know and len(self.labels) != self.size:
             raise GradleakError(
@@ -163,6 +183,20 @@ class Notes:
             tuple(self.lengths) if "lengths" in self.know else None,
             tuple(self.labels) if "labels" in self.know else None,
         )
+
+
+def list_lengths(ids: Tensor, mask: Any, positions: Any) -> list[int]:
+    """Returns the tokens of each text of a batch; of texts that are packed into rows, whose
+    positions begin anew with each, of each text."""
+    if isinstance(mask, Tensor):
+        return [int(count) for count in mask.sum(-1).tolist()]
+    if not isinstance(positions, Tensor) or positions.ndim != 2:
+        return [ids.shape[1]] * len(ids)
+    lengths = list[int]()
+    for row in positions.expand(len(ids), -1).tolist():
+        starts = [place for place, position in enumerate(row) if not place or position == 0]
+        lengths += [end - start for start, end in pairwise([*starts, len(row)])]
+    return lengths
 
 
 def refuse_strange(model: Any, know: Sequence[str]) -> None:

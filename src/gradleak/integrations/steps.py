@@ -91,7 +91,13 @@ class StepRecorder:
         header = CaptureHeader(
             "gradients",
             describe_model(self.model),
-            ProtocolFacts("fedsgd", None, None, scale=self.notes.scale(scale)),
+            ProtocolFacts(
+                "fedsgd",
+                None,
+                None,
+                scale=self.notes.scale(scale),
+                loss_over=self.notes.loss_over(),
+            ),
             self.notes.list_granted(),
             defenses,
             "as .grad held it before the optimiser's step",

@@ -23,6 +23,7 @@ from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import fingerprint_of
 from gradleak.targets.opened import OpenedTransformer
 from gradleak.targets.text_classifier import TextClassifier
+from gradleak.targets.token_classifier import TokenClassifier
 
 PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT")
 
@@ -87,6 +88,10 @@ class Lora(TargetSpec):
     modules: tuple[str, ...] = ()  # peft's own choice for the architecture
     seed: int = 0
 
+    @property
+    def labels_are_open(self) -> bool:
+        return _read_base(self.base).labels_are_open
+
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         return _open(self, "SEQ_CLS", device, dtype)
 
@@ -122,6 +127,11 @@ def _open(
         opened.labels_are_tokens != spec.labels_are_tokens
     ):
         raise GradleakError(f"{spec.base} cannot take adapters here: use lora or causal_lora.")
+    if isinstance(opened, TokenClassifier):
+        raise GradleakError(
+            f"{spec.base} is a token classifier, which is opened with adapters from a captured"
+            " update alone: capture a step of your own loop (gradleak.capture)."
+        )
     with torch.random.fork_rng(devices=[]):
         if spec.path is None:
             config = peft.LoraConfig(

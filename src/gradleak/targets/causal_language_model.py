@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradleak.core.batch import Batch, Example, PrivateBatch
 from gradleak.core.errors import GradleakError
-from gradleak.targets.opened import OpenedTransformer, name_example, same_logits
+from gradleak.targets.opened import LossOver, OpenedTransformer, name_example, same_logits
 from gradleak.targets.weights import weights_of
 
 
@@ -19,8 +19,9 @@ class CausalLanguageModel(OpenedTransformer):
     """Labels are the tokens themselves; a label of the data is not read.
 
     The loss of an example is the mean over its predicted tokens, all but the first; padding does
-    not count. A batch's loss is the mean over its examples. (Hugging Face takes one mean over all
-    tokens of a batch, where long texts weigh more: at one example the two are the same.)
+    not count. A batch's loss is the mean over its examples, or with `loss_over="tokens"` one mean
+    over all tokens that are predicted, as transformers takes it, where long texts weigh more. Texts
+    that are packed into one row, whose positions begin anew with each, are a batch of that kind.
     """
 
     labels_are_tokens: ClassVar[bool] = True
@@ -33,8 +34,10 @@ class CausalLanguageModel(OpenedTransformer):
         tokenizer: Any,
         frozen: Sequence[str] = (),
         reads_ahead: bool = False,
+        loss_over: LossOver = "texts",
     ) -> None:
         super().__init__(name, model, tokenizer)
+        self.loss_over = loss_over
         self.reads_ahead = reads_ahead  # no causal mask, and meant so
         model.config.use_cache = False  # of keys and values, which only generating needs
         self.classes = len(self.vocabulary.embeddings)
@@ -56,7 +59,13 @@ class CausalLanguageModel(OpenedTransformer):
         values = F.cross_entropy(
             logits[:, :-1].flatten(0, 1), self._next_tokens(batch), reduction="none"
         ).view(counted.shape)
-        return ((values * counted).sum(1) / counted.sum(1).clamp_min(1)).view(batch.lead)
+        sums, counts = (values * counted).sum(1), counted.sum(1).to(values)
+        return self._share_out(sums.view(batch.lead), counts.view(batch.lead))
+
+    def weigh(self, batch: Batch) -> Float[Tensor, "*lead"]:
+        if self.loss_over == "texts":
+            return super().weigh(batch)
+        return batch.mask[..., 1:].sum(-1).to(self.dtype)
 
     def probabilities(self, batch: Batch) -> Float[Tensor, "*lead classes"]:
         logits = self._logits(batch, None)

@@ -1,10 +1,10 @@
-"""Any Hugging Face sequence classifier or causal language model, by hub id or local folder."""
+"""Any Hugging Face classifier of texts or tokens, or causal language model, by hub id or folder."""
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -15,20 +15,28 @@ from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import (
+    architectures_of,
     fingerprint_of,
     is_language_model,
     load_model,
     load_tokenizer,
     source_of,
 )
+from gradleak.targets.opened import LossOver
+from gradleak.targets.problems import PROBLEMS, ProblemName
 from gradleak.targets.text_classifier import TextClassifier
+from gradleak.targets.token_classifier import TokenClassifier
+
+TOKENS: ProblemName = "token_classification"
 
 
 @register("target", "huggingface")
 @dataclass(frozen=True)
 class HuggingFace(TargetSpec):
-    """A sequence classifier by hub id or folder (BERT, DistilBERT, RoBERTa, MPNet, ELECTRA …).
+    """A sequence or token classifier by hub id or folder (BERT, DistilBERT, RoBERTa, MPNet …).
     Code from the hub is never run."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"problem_type"})
 
     path: str
     classes: Count | None = None  # the checkpoint's own number, or 2 where it has no head
@@ -38,6 +46,13 @@ class HuggingFace(TargetSpec):
     frozen: tuple[str, ...] = ()
     attend_padding: bool = False  # pass no attention mask, as LAMP's released code does at B > 1
     allow_pickle: bool = False  # load .bin weights, which can run code
+    # What its head learns, in transformers' words; by itself what config.json says
+    problem_type: ProblemName | None = None
+
+    @property
+    def labels_are_open(self) -> bool:
+        stated = self.problem_type or stated_problem(self.path, self.classes)
+        return stated != "single_label_classification"
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         return open_classifier(
@@ -51,6 +66,7 @@ class HuggingFace(TargetSpec):
             frozen=self.frozen,
             attend_padding=self.attend_padding,
             safetensors_only=not self.allow_pickle,
+            problem=self.problem_type or stated_problem(self.path, self.classes),
         )
 
     def fingerprint(self) -> str:
@@ -60,31 +76,56 @@ class HuggingFace(TargetSpec):
 @register("target", "causal_lm")
 @dataclass(frozen=True)
 class CausalLM(TargetSpec):
-    """A causal language model by hub id or folder (GPT-2, Llama …), trained to predict the next
-    token. Hub code is never run."""
+    """A causal language model by hub id, folder or GGUF file (GPT-2, Llama …), trained to predict
+    the next token. Hub code is never run."""
 
     labels_are_tokens: ClassVar[bool] = True
+    added_later: ClassVar[frozenset[str]] = frozenset({"loss_over"})
 
     path: str
     # groups, modules or layers (layers:1-3) that do not train, hence are not sent
     frozen: tuple[str, ...] = ()
     allow_pickle: bool = False  # load .bin weights, which can run code
+    # A batch's loss is the mean over its texts, or over its tokens, as transformers has it
+    loss_over: LossOver = "texts"
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
-        source, auto_class = source_of(self.path), quiet_transformers().AutoModelForCausalLM
-        tokenizer = load_tokenizer(self.path, source)
-        model, missing = load_model(
-            auto_class, "causal language model", self.path, source, dtype, not self.allow_pickle, {}
+        return open_language_model(
+            self.path,
+            source_of(self.path),
+            device,
+            dtype,
+            frozen=self.frozen,
+            safetensors_only=not self.allow_pickle,
+            loss_over=self.loss_over,
         )
-        if missing:
-            raise GradleakError(
-                f"The checkpoint {self.path} has no {min(missing)}: it is not a whole causal"
-                " language model, and a random part would make the audit another model's."
-            )
-        return CausalLanguageModel(self.path, model.to(device), tokenizer, self.frozen)
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.path)
+
+
+def open_language_model(
+    name: str,
+    source: str | Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    frozen: tuple[str, ...] = (),
+    safetensors_only: bool = True,
+    loss_over: LossOver = "texts",
+) -> CausalLanguageModel:
+    """Loads model and tokenizer of a whole causal language model."""
+    auto_class = quiet_transformers().AutoModelForCausalLM
+    tokenizer = load_tokenizer(name, source)
+    model, missing = load_model(
+        auto_class, "causal language model", name, source, dtype, safetensors_only, {}
+    )
+    if missing:
+        raise GradleakError(
+            f"The checkpoint {name} has no {min(missing)}: it is not a whole causal language model,"
+            " and a random part would make the audit another model's."
+        )
+    return CausalLanguageModel(name, model.to(device), tokenizer, frozen, loss_over=loss_over)
 
 
 def open_classifier(
@@ -99,21 +140,25 @@ def open_classifier(
     frozen: tuple[str, ...] = (),
     attend_padding: bool = False,
     safetensors_only: bool = True,
-) -> TextClassifier:
+    problem: ProblemName = "single_label_classification",
+) -> TextClassifier | TokenClassifier:
     """Loads model and tokenizer and draws a missing head."""
-    auto_class = quiet_transformers().AutoModelForSequenceClassification
-    tokenizer = load_tokenizer(name, source)
-    if isinstance(source, Path):
-        _refuse_regression(name, source, classes)
-    options: dict[str, Any] = {} if classes is None else {"num_labels": classes}
-    model, missing = load_model(
-        auto_class, "sequence classifier", name, source, dtype, safetensors_only, options
+    of_tokens, library = problem == TOKENS, quiet_transformers()
+    auto_class, called = (
+        (library.AutoModelForTokenClassification, "token classifier")
+        if of_tokens
+        else (library.AutoModelForSequenceClassification, "sequence classifier")
     )
+    tokenizer = load_tokenizer(name, source)
+    options: dict[str, Any] = {} if classes is None else {"num_labels": classes}
+    model, missing = load_model(auto_class, called, name, source, dtype, safetensors_only, options)
+    _refuse_other_problem(name, model.config, problem, classes)
+    model.config.problem_type = None if of_tokens else problem
     _draw_missing(model, missing, head_std, head_seed)
     stated = tuple(model.config.architectures or ())
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
-    return TextClassifier(
+    return (TokenClassifier if of_tokens else TextClassifier)(
         name,
         model.to(device),
         tokenizer,
@@ -141,13 +186,35 @@ def describe_drawn_parts(name: str, missing: Iterable[str], architectures: Seque
     return f"with {part} ({shown}), which {of} does not have{advice}"
 
 
-def _refuse_regression(name: str, folder: Path, classes: int | None) -> None:
-    config = folder / "config.json"
-    stated = json.loads(config.read_text()).get("id2label") if config.exists() else None
-    if classes is None and stated is not None and len(stated) == 1:
+def stated_problem(path: str, classes: int | None = None) -> ProblemName:
+    """What the head of a folder's model learns by its config.json, as transformers reads it; of a
+    hub id, which is not read yet, one class."""
+    if any(name.endswith("ForTokenClassification") for name in architectures_of(path)):
+        return TOKENS
+    config = Path(path).expanduser() / "config.json"
+    try:
+        stated = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        stated = {}  # whoever opens the model says what is wrong with it
+    stated = stated if isinstance(stated, dict) else {}
+    problem = stated.get("problem_type")
+    if problem in PROBLEMS:
+        return cast(ProblemName, problem)
+    outputs = len(stated.get("id2label") or (0, 1)) if classes is None else classes
+    return "regression" if outputs == 1 else "single_label_classification"
+
+
+def _refuse_other_problem(
+    name: str, config: Any, problem: ProblemName, classes: int | None
+) -> None:
+    """Refuses a checkpoint of the hub whose head learns something else than was asked for."""
+    stated = config.problem_type or ("regression" if config.num_labels == 1 else None)
+    if any(one.endswith("ForTokenClassification") for one in config.architectures or ()):
+        stated = TOKENS
+    if stated not in (None, problem) and problem == "single_label_classification":
         raise GradleakError(
-            f"{name} is a regression model (1 output): gradleak audits classifiers. Use one with"
-            " two or more labels."
+            f"{name} is a model of the kind {stated}: add problem_type={stated} to the target, or"
+            " problem_type=single_label_classification and classes=… with a folder of it."
         )
 
 

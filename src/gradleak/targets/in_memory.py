@@ -15,11 +15,14 @@ from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.adapters import add_adapters, has_adapters, refuse_other_adapters
 from gradleak.targets.causal_language_model import CausalLanguageModel
 from gradleak.targets.loading import is_language_model
+from gradleak.targets.opened import LossOver
 from gradleak.targets.text_classifier import TextClassifier
+from gradleak.targets.token_classifier import TokenClassifier
 
 # What puts a model inside another module, and the attribute under which it lies there:
 # DistributedDataParallel and DataParallel, torch.compile, Opacus.
 WRAPPERS = ("module", "_orig_mod", "_module")
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 @register("target", "in_memory")
@@ -69,6 +72,7 @@ def open_in_memory(
     tokenizer: Any,
     device: torch.device,
     trained: frozenset[str] | None = None,
+    loss_over: LossOver = "tokens",
 ) -> Target:
     """Opens a copy of a model; `trained` names the parameters that do, if not as they say."""
     inner = unwrap(model)
@@ -80,7 +84,9 @@ def open_in_memory(
     if copied.config.pad_token_id is None:
         copied.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     if is_language_model((name,)):
-        return CausalLanguageModel(name, copied, tokenizer, frozen)
+        return CausalLanguageModel(name, copied, tokenizer, frozen, loss_over=loss_over)
+    if name.endswith("ForTokenClassification"):
+        return TokenClassifier(name, copied, tokenizer, frozen, loss_over=loss_over)
     return TextClassifier(name, copied, tokenizer, frozen)
 
 
@@ -89,14 +95,14 @@ def refuse_strange(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise GradleakError(
             f"gradleak audits Hugging Face models, and this is a {name} without a config: pass a"
-            " sequence classifier or a causal language model of transformers."
+            " sequence or token classifier or a causal language model of transformers."
         )
     if has_adapters(model):
         refuse_other_adapters(model.peft_config)  # type: ignore[arg-type]
-    if not (is_language_model((name,)) or name.endswith("ForSequenceClassification")):
+    if not (is_language_model((name,)) or name.endswith(CLASSIFIERS)):
         raise GradleakError(
-            f"gradleak audits sequence classifiers and causal language models, and this is a"
-            f" {name}."
+            f"gradleak audits sequence classifiers, token classifiers and causal language models,"
+            f" and this is a {name}."
         )
 
 

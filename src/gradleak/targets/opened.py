@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,10 @@ from gradleak.core.batch import Batch, Example, pad_rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.target import Target, Vocabulary
+from gradleak.matching.kinds import owners_of
 from gradleak.targets.weights import Weights
 
+LossOver = Literal["texts", "tokens"]  # what a batch's loss is the mean over
 UNUSED = re.compile(r"^[\[<]unused_?\d+[\]>]$")  # BERT's spare ids: never in a text
 
 
@@ -41,6 +44,7 @@ class OpenedTransformer(Target):
     no `.grad` is left behind.
     """
 
+    loss_over: LossOver = "texts"
     _weights: Weights
 
     def __init__(self, name: str, model: Any, tokenizer: Any) -> None:
@@ -49,7 +53,11 @@ class OpenedTransformer(Target):
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary_of(name, model, tokenizer)
         self.hidden_size = int(self.vocabulary.embeddings.shape[1])
-        self._aliases = aliases_of(model)
+        # Of every parameter, the names under which modules hold it: several where weights are tied
+        self._aliases = {
+            name: [f"{module}.{attribute}".lstrip(".") for module, attribute in owners]
+            for name, owners in owners_of(model).items()
+        }
         self.longest = longest_of(model.config, tokenizer)
 
     @property
@@ -76,8 +84,35 @@ class OpenedTransformer(Target):
         twin.module = copy.deepcopy(self.module).double()
         trained = {name: twin.module.get_parameter(name) for name in self.parameters}
         twin._weights = replace(self._weights, parameters=trained)
-        twin.vocabulary = replace(self.vocabulary, embeddings=self.vocabulary.embeddings.double())
+        table = twin.module.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        twin.vocabulary = replace(self.vocabulary, embeddings=table)
         return twin
+
+    def with_loss_over(self, loss_over: LossOver) -> "OpenedTransformer":
+        """The same model with a batch's loss a mean over texts or over tokens, where it has labels
+        of tokens."""
+        if loss_over == self.loss_over or not self.learns_tokens:
+            return self
+        twin = copy.copy(self)
+        twin.__dict__.pop("in_double", None)  # one with the other loss is made where it is needed
+        twin.loss_over = loss_over
+        return twin
+
+    @property
+    def learns_tokens(self) -> bool:
+        """Whether each token has a label of its own, so that long texts may weigh more."""
+        return self.labels_are_tokens
+
+    def _share_out(
+        self, sums: Float[Tensor, "*lead"], counts: Float[Tensor, "*lead"]
+    ) -> Float[Tensor, "*lead"]:
+        """Each example's loss from its sum over tokens that count and how many do."""
+        own = counts.clamp_min(1)
+        if self.loss_over == "texts" or not counts.ndim:
+            return sums / own
+        # Of a batch [examples] the mean over tokens is the mean over examples of these.
+        mean = counts.mean(-1, keepdim=True)
+        return sums / torch.where(mean > 0, mean, torch.ones_like(mean))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._tokenize(texts, {"truncation": False})
@@ -90,6 +125,16 @@ class OpenedTransformer(Target):
                 list(ids), skip_special_tokens=not keep_special, clean_up_tokenization_spaces=True
             )
         )
+
+    def split_row(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        """Cuts a language model's row behind each token that ends a text."""
+        end = self.tokenizer.eos_token_id
+        if not self.labels_are_tokens or end is None:
+            return [ids]
+        ends = [place + 1 for place, token in enumerate(ids) if token == end]
+        cuts = [0, *ends, *([len(ids)] if not ends or ends[-1] < len(ids) else [])]
+        texts = [ids[start:stop] for start, stop in pairwise(cuts)]
+        return [text for text in texts if set(text) != {end}] or [ids]
 
     def _tokenize(self, texts: Sequence[str], cut: Mapping[str, Any]) -> list[list[int]]:
         encoded = self.tokenizer(list(texts), add_special_tokens=True, verbose=False, **cut)
@@ -124,9 +169,8 @@ class OpenedTransformer(Target):
     def _refuse_lengths(self, examples: Sequence[Example], lengths: Sequence[int]) -> None:
         """Refuses empty texts, and texts of different lengths where padding is read. Errors never
         quote a text."""
-        specials = self.vocabulary.frame_length
         for place, (example, tokens) in enumerate(zip(examples, lengths, strict=True), start=1):
-            if tokens <= specials:
+            if tokens <= self.vocabulary.frame_length:
                 raise GradleakError(
                     f"{name_example(example, place)} is empty after tokenising: remove it from the"
                     " data."
@@ -193,10 +237,30 @@ class OpenedTransformer(Target):
         """Sentences with some padding behind them."""
         return F.pad(ids, (0, 3), value=self.vocabulary.pad)
 
+    @torch.no_grad()
+    def _probe_framed(self) -> bool:
+        """Refuses a model that does not accept embeddings as it accepts ids; tells whether
+        padding changes anything."""
+        words = self._ordinary_words(5)
+        ids = torch.tensor(
+            [[*self.vocabulary.prefix, *words, *self.vocabulary.suffix]], device=self.device
+        )
+        by_ids = self._read_ids(ids)
+        self._refuse_unreachable(ids, by_ids)
+        padded = self._pad(ids)
+        # RoBERTa: the attacker's embeddings could never match, and every search would look failed
+        if self.attend_padding and not same_logits(
+            self._read_ids(padded), self._read_embeddings(padded)
+        ):
+            raise GradleakError(
+                f"{self.name} numbers positions by its padding tokens: attend_padding cannot be"
+                " audited on it."
+            )
+        return self._ignores_padding(ids, by_ids)
+
     def _ignores_padding(self, ids: Tensor, by_ids: Tensor) -> bool:
         """Whether padding that is masked changes nothing."""
-        mask = F.pad(torch.ones_like(ids).bool(), (0, 3))
-        padded = self._read_embeddings(self._pad(ids), mask)
+        padded = self._read_embeddings(self._pad(ids), F.pad(torch.ones_like(ids).bool(), (0, 3)))
         return same_logits(by_ids, padded[:, : by_ids.shape[1]])
 
 
@@ -231,17 +295,6 @@ def vocabulary_of(name: str, model: Any, tokenizer: Any) -> Vocabulary:
         pad=int(pad),
         specials=tuple(sorted(special)),
     )
-
-
-def aliases_of(model: nn.Module) -> dict[str, list[str]]:
-    """For every parameter name, the names under which modules hold it: more than one where
-    weights are tied."""
-    holders: dict[int, list[str]] = {}
-    # Each module once, whatever the number of its names
-    for module_name, part in model.named_modules():
-        for attribute, parameter in part.named_parameters(recurse=False):
-            holders.setdefault(id(parameter), []).append(f"{module_name}.{attribute}".lstrip("."))
-    return {name: holders[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 def longest_of(config: Any, tokenizer: Any) -> int:

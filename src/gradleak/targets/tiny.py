@@ -9,7 +9,10 @@ from gradleak.core.registry import Count, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, TargetSpec
 from gradleak.targets.causal_language_model import CausalLanguageModel
+from gradleak.targets.opened import LossOver
+from gradleak.targets.problems import ProblemName
 from gradleak.targets.text_classifier import TextClassifier
+from gradleak.targets.token_classifier import TokenClassifier
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
@@ -29,6 +32,8 @@ class Tiny(TargetSpec):
     """A random BERT with a vocabulary of about a hundred words and the letters and digits as
     word pieces."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"problem_type"})
+
     layers: Count = 2
     hidden: Count = 32
     heads: Count = 2
@@ -36,10 +41,20 @@ class Tiny(TargetSpec):
     seed: int = 0
     frozen: tuple[str, ...] = ()
     attend_padding: bool = False
+    problem_type: ProblemName = "single_label_classification"  # what its head learns
+
+    @property
+    def labels_are_open(self) -> bool:
+        return self.problem_type != "single_label_classification"
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
-        from transformers import BertConfig, BertForSequenceClassification
+        from transformers import (
+            BertConfig,
+            BertForSequenceClassification,
+            BertForTokenClassification,
+        )
 
+        of_tokens = self.problem_type == "token_classification"
         tokenizer = tiny_tokenizer()
         config = BertConfig(
             vocab_size=len(tokenizer),
@@ -52,11 +67,13 @@ class Tiny(TargetSpec):
             pad_token_id=0,
             attn_implementation="eager",
         )
+        config.problem_type = None if of_tokens else self.problem_type
         # The library draws from the global generator what is redrawn below
         with torch.random.fork_rng(devices=[]):
-            model = BertForSequenceClassification(config).to(dtype)
+            head = BertForTokenClassification if of_tokens else BertForSequenceClassification
+            model = head(config).to(dtype)
         redraw(model, Streams.root("tiny", self.seed))
-        return TextClassifier(
+        return (TokenClassifier if of_tokens else TextClassifier)(
             "tiny",
             model.to(device),
             tokenizer,
@@ -116,6 +133,7 @@ class TinyCausal(TargetSpec):
     the words of `tiny`."""
 
     labels_are_tokens: ClassVar[bool] = True
+    added_later: ClassVar[frozenset[str]] = frozenset({"loss_over"})
 
     layers: Count = 2
     hidden: Count = 32
@@ -123,6 +141,7 @@ class TinyCausal(TargetSpec):
     shape: Literal["gpt2", "llama"] = "gpt2"
     seed: int = 0
     frozen: tuple[str, ...] = ()
+    loss_over: LossOver = "texts"  # the mean over texts, or over tokens, as transformers has it
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
         tokenizer = tiny_tokenizer(FRAMES[self.shape])
@@ -130,7 +149,9 @@ class TinyCausal(TargetSpec):
         with torch.random.fork_rng(devices=[]):
             model = {"gpt2": self._gpt2, "llama": self._llama}[self.shape](len(tokenizer)).to(dtype)
         redraw(model, Streams.root("tiny_causal", self.seed))
-        return CausalLanguageModel("tiny_causal", model.to(device), tokenizer, self.frozen)
+        return CausalLanguageModel(
+            "tiny_causal", model.to(device), tokenizer, self.frozen, loss_over=self.loss_over
+        )
 
     def fingerprint(self) -> str:
         return f"made:seed={self.seed}"

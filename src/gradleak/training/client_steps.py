@@ -22,7 +22,7 @@ from gradleak.core.protocol import Protocol
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.differential_privacy import DpSgd
 
 
 def refuse_unfit(defenses: Sequence[Defense]) -> None:

@@ -104,6 +104,11 @@ def dev_split(data: Dataset) -> Dataset | None:
 def lessons(target: TextClassifier, examples: Sequence[Example], called: str) -> tuple[Lesson, ...]:
     """Tokenises and truncates; what the target refuses in an audit (empty, no or unknown label)
     it refuses here."""
+    if target.labels_are_open:
+        raise GradleakError(
+            f"{target.name} learns {target.problem.in_words}, and only models that tell one class"
+            " of each text are trained here."
+        )
     made: list[Lesson] = []
     # Sentences of different lengths may not share a private batch
     size = CHECKED_AT_ONCE if target.padding_is_free else 1

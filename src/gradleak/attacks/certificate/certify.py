@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from gradleak.attacks.certificate.answers import find_answers, join_answers
 from gradleak.attacks.certificate.contributions import (
     Contributions,
     compute_gradients,
@@ -16,7 +17,7 @@ from gradleak.attacks.certificate.contributions import (
     drop_repeats,
     make_contributions,
 )
-from gradleak.attacks.certificate.counting import Counting, Occurrences
+from gradleak.attacks.certificate.counting import CLEAR, Counting, Occurrences
 from gradleak.attacks.certificate.neighbourhood import NO_TIME, CannotTell, Neighbourhood
 from gradleak.core.attack import Bench, Reconstruction, Sentences
 from gradleak.core.observation import Observation
@@ -61,6 +62,16 @@ def certify_all(
         for place, note in enumerate(map(name_obstacle, observations, each))
         if note
     }
+    answers = {
+        place: find_answers(observations[place], guess)
+        for place, guess in enumerate(each)
+        if place not in found
+    }
+    found |= {
+        place: Certificate(False, note=one.obstacle)
+        for place, one in answers.items()
+        if one.obstacle
+    }
     left = [place for place in range(len(each)) if place not in found]
     for group in _group(observations, each, left):
         if bench is not None and bench.out_of_time:
@@ -68,7 +79,12 @@ def certify_all(
             continue
         every = tuple(sentence for place in group for sentence in each[place])
         # One pass for the columns of all guesses of a group; each takes its own.
-        made, start = compute_gradients(observations[group[0]], every), 0
+        joined = join_answers(
+            observations[group[0]].target,
+            [answers[place] for place in group],
+            [len(each[place]) for place in group],
+        )
+        made, start = compute_gradients(observations[group[0]], every, joined), 0
         for place in group:
             stop = start + len(each[place]) * count_labels(observations[place].target)
             if bench is not None and bench.out_of_time:
@@ -125,7 +141,11 @@ def fits(observation: Observation, sentences: Sequence[Sequence[int]]) -> bool:
     guess = drop_repeats(sentences)
     if name_obstacle(observation, guess):
         return False
-    columns = make_contributions(observation, guess, compute_gradients(observation, guess))
+    answers = find_answers(observation, guess)
+    if answers.obstacle:
+        return False
+    made = compute_gradients(observation, guess, answers)
+    columns = make_contributions(observation, guess, made)
     return any(_find_fitting(columns, size) for size in _list_sizes(columns))
 
 
@@ -198,6 +218,15 @@ def _judge(columns: Contributions, bench: Bench | None) -> Certificate:
     return Certificate(False, misfit=least, note="The update does not follow from the guess.")
 
 
+def _needs_each(columns: Contributions, count: Occurrences) -> bool:
+    """Whether what was seen does not fit without any one of the sentences."""
+    shares = count.shares()
+    without = [shares.clone() for _ in shares]
+    for place, row in enumerate(without):
+        row[place] = 0.0
+    return all(columns.measure_misfit(row, count.scale) > CLEAR for row in without)
+
+
 def _conclude(
     columns: Contributions, counts: Sequence[Occurrences], bench: Bench | None
 ) -> Certificate:
@@ -206,7 +235,7 @@ def _conclude(
     pairs = zip(columns.sentences, count.totals, strict=True)
     repeated = tuple(sentence for sentence, total in pairs for _ in range(total))
     labels = None
-    if not columns.observation.target.labels_are_tokens:
+    if columns.labels > 1:
         numbers = (number for row in count.numbers for number in enumerate(row))
         labels = tuple(label for label, number in numbers for _ in range(number))
     misfit = columns.measure_misfit(count.shares(), count.scale)
@@ -222,6 +251,10 @@ def _conclude(
     if min(count.totals) == 0:  # a sentence of the guess is not needed
         (again,) = certify_all([columns.observation], [repeated], bench)
         return again
+    if columns.observation.target.labels_are_open and not _needs_each(columns, count):
+        return unproven(
+            "A sentence of the guess changes nothing: the model gives its very label already."
+        )
     if _find_size(columns.observation) is None:
         return unproven(
             "The batch size is not known, and the same batch several times over gives the same"

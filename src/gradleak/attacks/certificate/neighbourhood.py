@@ -42,6 +42,7 @@ MOST_FORWARD = 40_000
 MOST_EXACT = 600  # guesses whose gradient is computed
 TOKENS_AT_ONCE = 2**12
 TOO_MANY = "Too many words fit as well as those of the guess for all of them to be tried."
+OTHER_LABELS = "Another word might do as well with other labels, which cannot all be tried."
 NO_TIME = "There was no time to hold the guess against the update."
 # Another label may go with another word: all are tried where there are no more than this.
 LABELS_TRIED = 4
@@ -72,7 +73,8 @@ class Neighbourhood:
         self.columns, self.count, self.bench = columns, count, bench
         self.observation, self.target = columns.observation, columns.observation.target
         self.shares, self.floors = count.shares(), columns.compute_floors(count.scale)
-        self.first = make_word_sieve(columns, count, self.floors)
+        self.span_floors = columns.compute_span_floors(count.scale)
+        self.first = make_word_sieve(columns, count, self.span_floors)
 
     def count_others(self) -> int:
         """Counts those that fit as well, of those whose gradient was computed.
@@ -87,6 +89,8 @@ class Neighbourhood:
         left = self._pass_forward(changes)
         if len(left) > MOST_EXACT:
             raise CannotTell(TOO_MANY)
+        if left and self.target.labels_are_open:
+            raise CannotTell(OTHER_LABELS)
         return sum(misfit <= CLEAR for misfit in self._measure_misfits(left))
 
     def _list_neighbours(self) -> Iterator[Neighbour]:
@@ -226,7 +230,7 @@ class Neighbourhood:
         ]
 
     def _find_floor(self, part: Part) -> float:
-        return float(self.floors[self.columns.names.index(part.name)])
+        return float(self.span_floors[self.columns.names.index(part.name)])
 
     @torch.no_grad()
     def _feed(
@@ -283,7 +287,11 @@ class Neighbourhood:
             for change in changes
             for place, sentence in zip(change.places, change.sentences, strict=True)
         ]
-        made = exact.of(self._lay_out_neighbours(flat, shift))
+        batch = self._lay_out_neighbours(flat, shift)
+        weights = columns.weights
+        if weights is not None:
+            weights = weights[[self._find_column(place) for place, _ in flat]]
+        made = exact.of(batch, weights=weights)
         # A change of one sentence has one new column, one of two has two: `owner` says whose
         # each is, `firsts` and `lasts` where a change's own begin and end.
         counts = torch.tensor([len(change.places) for change in changes])

@@ -81,6 +81,7 @@ class EnergyAttack(Attack):
     cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
 
     version = 2  # the first layer says which words are tried, where few entries arrive
+    wants_classes = False
 
     words: int = 48
     proposals: int = 32

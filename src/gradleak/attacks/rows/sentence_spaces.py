@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gradleak.attacks.span.row_space import RowSpace, find_row_space, read_row_space
+from gradleak.attacks.span.row_space import RowSpace, find_row_space_by_fall, read_row_space
 from gradleak.core.attack import TokenIds
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import ModuleInputs, linear_parts, module_of
+from gradleak.matching.kinds import capture_calls, find_slopes
 
 SENTENCES_AT_ONCE = 64  # of one length or nearly, in a pass
 SMALLEST = 1e-14  # of a squared miss in single precision: what lies under it is rounding
@@ -81,7 +81,8 @@ class SentenceSpaces:
         """Returns the spans of what is left of the gradients."""
         dtype = self.target.dtype
         spaces = tuple(
-            _cut(find_row_space(left[part.name], dtype), self.rank - 1) for part in self.parts
+            _cut(find_row_space_by_fall(left[part.name], dtype), self.rank - 1)
+            for part in self.parts
         )
         return _make(self.target, self.parts, spaces, self.at_end)
 

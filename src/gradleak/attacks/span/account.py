@@ -112,6 +112,8 @@ def open_remainder(observation: Observation, space: RowSpace, check: Check) -> R
     target = observation.target
     if not observation.protocol.one_gradient or target.labels_are_tokens or target.attend_padding:
         return None
+    if target.labels_are_open:  # with any label a sentence's own part is another one
+        return None
     first = visible_linear_parts(observation, 1, ATTENTION_INPUTS)
     if any(part.cut for part in first) or not visible_linear_parts(observation, 1, ("ffn_in",)):
         return None
@@ -130,11 +132,13 @@ def append_last_words(observation: Observation, sentences: Sequence[TokenIds]) -
     seen = torch.cat([tensors[part.name][0].flatten() for part in parts]).double() * len(sentences)
     words = [int(target.vocabulary.allowed.nonzero()[0, 0])] * len(sentences)
     made = [compute_gradient(target, parts, (*one, words[0]), 0) for one in sentences]
+    whole = target.batch_of([(*one, words[0]) for one in sentences], None)
+    weights = target.weigh(whole) / target.weigh(whole).mean()  # where long texts count more
     # A sentence's last word is found from what the others leave, whose last words change meanwhile.
     for _ in range(1 if len(sentences) == 1 else SWEEPS):
         for place, sentence in enumerate(sentences):
-            others = [one for other, one in enumerate(made) if other != place]
-            rest = seen - torch.stack(others or [seen * 0]).sum(0)
+            others = [weights[other] * one for other, one in enumerate(made) if other != place]
+            rest = (seen - torch.stack(others or [seen * 0]).sum(0)) / weights[place]
             words[place], made[place] = _find_last_word(target, parts, sentence, rest)
     return [(*sentence, word) for sentence, word in zip(sentences, words, strict=True)]
 

@@ -20,7 +20,7 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import ATTENTION_INPUTS, Part
 from gradleak.matching.inputs import ModuleInputs, matrix_of, visible_linear_parts
 from gradleak.matching.linear_algebra import decompose_rows, find_singular_values, orthonormalise
-from gradleak.matching.precision import gradient_difference
+from gradleak.matching.precision import gradient_difference, unit_rounding
 
 # Singular values under this many units of rounding of the largest are taken as equal: their ratios
 # mean nothing.
@@ -28,16 +28,16 @@ ROUNDING = 0.05
 # The rank is where singular values fall furthest from one to the next. A fall by a smaller factor
 # than this is no edge between signal and rounding.
 CLEAR_GAP = 30.0
-# Inputs that are nearly sums of others leave weak directions beyond the furthest fall. They end in
-# a fall by this much, which starts as far above rounding as a clear gap is wide. Rounding's own
-# values fall by up to 3.5, and begin at 12 times the floor (40 updates of canaries, MiniLM).
-LATER_FALL = 6.0
-# Times what a declared channel adds, which varies by a hundredth from draw to draw. A weakest
-# direction nearer to it may not be the weakest: the search is then told less than there is.
+# By how much a draw of declared errors may fall short of those that came: of large matrices a
+# hundredth, but few bounds of sizes are that good. Small matrices vary by more (`_spread_of`).
 SPREAD = 1.1
-CLEAR_OF_FLOOR = 1.2
-# Times the same: beyond a clear gap, what is nearer than this is more of it
-MORE_OF_IT = 3.0
+# The size of a client's own rounding is read off what lies beyond the span, its pattern over the
+# entries is a guess: the largest was up to 1.9 times the drawn one in 999 of 1,000 gradients
+# (benchmarks/row_spaces.py, and docs/log).
+OWN_SPREAD = 2.0
+# Of the values beyond the span, the strongest quarter may be weak directions and not rounding.
+STRONGEST = 0.25
+SETTLED_AFTER = 8  # each time, weak directions join the span or nothing changes
 # Expected errors that an input may lie outside of the span. More words than the true ones may pass:
 # the search decides between them.
 INSIDE = 1.5
@@ -132,8 +132,10 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     rows = torch.cat([matrix_of(target, part, seen[part.name])[0] for part in parts])
     steps = observation.protocol.local_steps(observation.knows.batch_size or 1)
     # Several steps differ in more than their rounding: there, the span ends where its values fall
-    if channel.exact or (channel.only_scaled and not channel.rounding and steps > 1):
-        space = find_row_space(rows, rows.dtype)
+    if channel.only_scaled and not channel.rounding and steps > 1:
+        space = find_row_space_by_fall(rows, rows.dtype)
+    elif channel.exact:
+        space = find_row_space(rows)
     else:
         errors = torch.cat(
             [matrix_of(target, part, observation.errors(part.name)[None])[0] for part in parts]
@@ -145,50 +147,128 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
     return replace(space, exact=False) if blurred else space
 
 
-def find_row_space(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
-    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest,
-    or fall clearly for the last time."""
+def find_row_space_by_fall(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
+    """Finds the span of a gradient's rows; its dimension is where singular values fall furthest."""
     values, directions = decompose_rows(matrix)
     floor = (values[0] * torch.finfo(dtype).eps * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
-    ratios = ladder[:-1] / ladder[1:]
-    furthest = int(ratios.argmax()) + 1
+    falls = ladder[:-1] / ladder[1:]
+    rank = int(falls.argmax()) + 1
     # Of a full rank nothing is outside of the span, and no word could be told from another.
-    exact = furthest < min(matrix.shape) and float(ratios.max()) > CLEAR_GAP
-    if exact:
-        falls = (ratios > LATER_FALL) & (ladder[:-1] > CLEAR_GAP * floor)
-        rank = int(falls[: min(matrix.shape) - 1].nonzero()[-1]) + 1
-    else:
+    exact = rank < min(matrix.shape) and float(falls.max()) > CLEAR_GAP
+    if not exact:
         rank = _count_above_noise(values, matrix.shape)
     noise = float(ladder[rank]) if exact else float(values.median())
-    return RowSpace(directions, ladder[:rank], noise, _estimate_input_rounding(matrix), exact)
+    rounding = _estimate_input_rounding(matrix)
+    return RowSpace(directions, ladder[:rank], noise, rounding, exact)
+
+
+def find_row_space(matrix: Float[Tensor, "outputs inputs"]) -> RowSpace:
+    """Finds the span of the rows of a gradient as it was computed.
+
+    Inputs that are nearly sums of others leave weak directions beyond the furthest fall of the
+    singular values. They count as long as they are stronger than what rounding makes, whose size is
+    that of the weakest values.
+    """
+    space = find_row_space_by_fall(matrix, matrix.dtype)
+    if not space.exact:
+        return space
+    errors = DrawnErrors(matrix, torch.zeros_like(matrix))
+    rank, _ = errors.settle(space.rank)
+    values = errors.values
+    if rank == min(matrix.shape):
+        return space
+    floor = values[0] * torch.finfo(matrix.dtype).eps * ROUNDING
+    strengths, noise = values[:rank].clamp_min(floor), float(values[rank].clamp_min(floor))
+    return replace(space, strengths=strengths, noise=noise)
 
 
 def find_row_space_among_errors(
     matrix: Float[Tensor, "outputs inputs"], errors: Float[Tensor, "outputs inputs"]
 ) -> RowSpace:
-    """Finds the span of a gradient's rows whose entries are known to be wrong by so much.
-
-    The client's own sums are rounded too. A sum of few terms is off by less than half a unit of its
-    last digit in the mean, and at large learning rates that is what reaches beyond the span.
-    """
-    values, directions = decompose_rows(matrix)
-    own = matrix.double().abs() * (torch.finfo(matrix.dtype).eps / 2)
-    errors = torch.hypot(errors.double(), own)
-    # The largest singular value of such errors: that of some drawn at their sizes, which varies
-    # little from draw to draw (Bandeira & van Handel 2016 bound it)
-    drawn = torch.randn(errors.shape, generator=torch.Generator().manual_seed(0)).to(errors)
-    floor = SPREAD * float(find_singular_values(drawn * errors)[0])
-    ladder = values.clamp_min(floor)
-    falls = ladder[:-1] / ladder[1:]
-    beyond = int(falls.argmax()) + 1
-    if float(falls.max()) > CLEAR_GAP and float(values[beyond]) < MORE_OF_IT * floor:
-        floor = max(floor, float(values[beyond]))
-    rank = min(int((values > floor).sum()), min(matrix.shape) - 1)
-    clear = CLEAR_OF_FLOOR * floor
+    """Finds the span of a gradient's rows whose entries are known to be wrong by so much."""
+    drawn = DrawnErrors(matrix, errors)
+    rank, floor = drawn.settle()
+    rank = min(rank, min(matrix.shape) - 1)
+    values = drawn.values
+    # A weakest direction that is hardly above the floor may not be the weakest: the search is then
+    # told less than there is
+    clear = floor * _spread_of([size - rank for size in matrix.shape])
     exact = rank > 0 and float(values[rank - 1]) > clear
     rounding = _estimate_input_rounding(matrix)
-    return RowSpace(directions, values[: max(rank, 1)], floor, rounding, exact, True)
+    return RowSpace(drawn.directions, values[: max(rank, 1)], floor, rounding, exact, True)
+
+
+class DrawnErrors:
+    """Errors drawn at the sizes that a gradient's may have, and what they leave outside of a span.
+
+    Each entry has the error that is declared for it, and the client's own rounding: half a unit of
+    the last digit of the entry, and of the sums on the way to it, which are as large as the entry's
+    row and column.
+    """
+
+    def __init__(
+        self,
+        matrix: Float[Tensor, "outputs inputs"],
+        declared: Float[Tensor, "outputs inputs"],
+    ) -> None:
+        self.matrix, self.declared = matrix.double(), declared.double()
+        self.values, self.directions = decompose_rows(matrix)
+        self.is_declared, self.most = bool(declared.any()), min(matrix.shape)
+        rows, columns = (self.matrix.norm(dim=axis, keepdim=True) for axis in (1, 0))
+        sums = rows * columns / self.matrix.norm().clamp_min(1e-300)
+        rounding = unit_rounding(matrix.dtype) / math.sqrt(2)
+        self.own = torch.hypot(self.matrix, sums) * rounding
+        generator = torch.Generator().manual_seed(0)
+        self.drawn = torch.randn(matrix.shape, generator=generator).to(self.matrix)
+
+    def settle(self, rank: int = 0) -> tuple[int, float]:
+        """Returns how many directions stand out of what errors make, and the largest that errors
+        make; begins with a span of `rank` directions."""
+        floor = 0.0
+        for _ in range(SETTLED_AFTER):
+            spread = _spread_of([size - rank for size in self.matrix.shape])
+            floor = self.find_largest(rank, self.fit_scale(rank), spread, OWN_SPREAD * spread)
+            above = int((self.values > floor).sum())
+            if not self.is_declared:
+                above = max(rank, above)
+            if above in (rank, self.most):
+                return above, floor
+            rank = above
+        return rank, floor
+
+    def fit_scale(self, rank: int) -> float:
+        """Returns how large the client's rounding is in units of what is drawn: the weaker values
+        beyond the span are nothing else."""
+        if not rank:
+            return 1.0
+        weak = slice(int(STRONGEST * (self.most - rank)), None)
+        expected = self._leave_outside(rank, torch.hypot(self.declared, self.own))[weak].norm()
+        scale = float(self.values[rank:][weak].norm() / expected.clamp_min(1e-300))
+        return max(scale, 1.0) if self.is_declared else scale
+
+    def find_largest(
+        self, rank: int, scale: float, spread: float = 1.0, own_spread: float = 1.0
+    ) -> float:
+        """Returns the largest singular value that errors leave outside of the first directions."""
+        sizes = torch.hypot(spread * self.declared, own_spread * scale * self.own)
+        return float(self._leave_outside(rank, sizes)[0])
+
+    def _leave_outside(self, rank: int, sizes: Tensor) -> Float[Tensor, "values"]:
+        left = (self.matrix @ self.directions[:rank].mT) / self.values[:rank].clamp_min(1e-300)
+        beyond = (self.drawn * sizes) @ self.directions[rank:].mT
+        return find_singular_values(beyond - left @ (left.mT @ beyond))[: self.most - rank]
+
+
+def _spread_of(sizes: Sequence[int]) -> float:
+    """Returns by how much the largest singular values of two draws of errors may differ.
+
+    For Gaussian entries the square of the largest is (√m + √n)² give or take 1.27 · (√m + √n) ·
+    (1/√m + 1/√n)^⅓ (Johnstone 2001, Theorem 1.1); three times that, for the difference of two.
+    """
+    roots = [math.sqrt(max(1, size)) for size in sizes]
+    relative = 1.27 / 2 * math.cbrt(sum(1 / root for root in roots)) / sum(roots)
+    return max(SPREAD, 1 + 3 * math.sqrt(2) * relative)
 
 
 def _estimate_input_rounding(matrix: Float[Tensor, "outputs inputs"]) -> float:

@@ -60,7 +60,8 @@ class Span(Attack):
 
     cites = "Petrov et al., NeurIPS 2024 (DAGER); sparse choice of pairs: Wipf & Rao 2007"
 
-    version = 2  # weak directions of a span count, and known errors of its entries
+    version = 3  # what counts as a direction of a span follows from drawn errors
+    wants_classes = False
 
     longest: Count = 256  # positions to try
     attempts: Count = 16  # sentences searched at once
