@@ -276,7 +276,7 @@ def _multiply(one: Tensors, other: Tensors) -> Tensor:
 
 
 def refuse_other_losses(target: Target, batch: Batch) -> None:
-    """Refuses what is no mean over texts of which each has one class, or is learnt for its words."""
+    """Refuses what is no mean over texts, each with one class or learnt for its words."""
     weights = target.weigh(batch)
     if target.labels_are_open or bool((weights != weights[0]).any()):
         raise GradleakError(
