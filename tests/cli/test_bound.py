@@ -24,7 +24,7 @@ def data(tmp_path: Path) -> str:
     return str(path)
 
 
-def make_spec(data: str, defense: str, batch_size: int = 1) -> AuditSpec:
+def make_spec(data: str, defense: str | list[str], batch_size: int = 1) -> AuditSpec:
     return AuditSpec.from_plain(
         {
             "target": TARGET,
@@ -98,8 +98,9 @@ def test_more_noise_leaves_less(data: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "Nothing is noised"),
-        (["--defense", "quantisation"], "last digit"),
+        (["--defense", "clipping"], "Nothing is noised"),
+        (["--defense", "quantisation", "--defense", "gaussian_noise"], "last digit"),
+        (["--defense", "sign", "--protocol", "fedsgd:dropout=true"], "cannot be counted"),
         ([*NOISE, "--protocol", "fedsgd:dropout=true"], "No exact likelihood"),
     ],
 )
@@ -150,7 +151,7 @@ def test_records_that_have_no_bound_are_named_and_left(
     tmp_path: Path, data: str, capsys: Captured
 ) -> None:
     out = ["--data", data, "--out", str(tmp_path / "run")]
-    assert main([*AUDIT, *out]) == 0
+    assert main([*AUDIT, *out, "--defense", "clipping"]) == 0
     assert main(["bound", str(tmp_path / "run"), "--device", "cpu"]) == 2
     assert "No record got a bound. Nothing is noised" in capsys.readouterr().err
     assert main([*AUDIT, *out, "--defense", "gaussian_noise:std=0.01"]) == 0
@@ -159,3 +160,37 @@ def test_records_that_have_no_bound_are_named_and_left(
     assert "Nothing is noised" in printed
     bounds = [read_record(path).bounds for path in record_paths(tmp_path / "run")]
     assert sorted(one is None for one in bounds) == [False, True]
+
+
+@pytest.mark.parametrize("defense", ["sign", "pruning", "quantisation", "masking", "rounding", ""])
+def test_without_noise_the_words_that_fit_are_counted(data: str, defense: str) -> None:
+    found = bound_setting(make_spec(data, defense, 2) if defense else make_spec(data, []), words=9)
+    (counted,) = found.bounds
+    assert (counted.bound, counted.unit, counted.without_update) == ("count", "words", 9)
+    assert 1 <= counted.mean <= 9
+    assert any("No noise stands between" in remark for remark in found.remarks)
+
+
+def test_counts_are_said_and_pass_no_gate(tmp_path: Path, data: str, capsys: Captured) -> None:
+    run = ["--defense", "sign", "--data", data, "--bounds", "--out", str(tmp_path)]
+    assert main([*AUDIT, *run]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fit what arrived on average" in said
+    assert main(["gate", str(tmp_path), "--max-possible", "bits=1"]) != 0
+    assert "No theorem bounds bits here" in capsys.readouterr().out
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page")]) == 0
+
+
+def test_a_model_that_moves_adds_the_likelihoods_of_its_rounds(data: str) -> None:
+    spec = make_spec(data, "dp_sgd:clip=0.5,noise_multiplier=0.2,steps=10")
+    still, moved, once = (
+        bound_setting(spec, words=20, rounds=rounds, learning_rate=rate)
+        for rounds, rate in ((30, 0.0), (30, 1e-2), (1, 0.0))
+    )
+    assert once.bounds[0].mean < moved.bounds[0].mean
+    # Theorems do not ask whether it moves
+    for of in ("information", "guarantee"):
+        one, other = ([each for each in some.bounds if each.bound == of] for some in (still, moved))
+        assert [each.mean for each in one] == [each.mean for each in other]
+    with pytest.raises(GradleakError, match="ask for more rounds"):
+        bound_setting(spec, learning_rate=0.1)

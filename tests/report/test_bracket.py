@@ -87,8 +87,28 @@ def test_every_form_shows_the_bracket(bounded: Record, tmp_path: Path) -> None:
     assert "What no attack could do" in page
     assert "rebuilt 12.0 [8.0, 17.0], at most 40.0 [35.0, 46.0]" in page
     assert "at most 7,213 bits about one example" in page
+    assert 'class="limit"' in page  # the guarantee, of 75 %
+    assert 'class="small">100 %</text>' in page
     assert "| tag | 12.0 [8.0, 17.0] | 40.0 [35.0, 46.0] | 75.0 | 24.0 |" in write_markdown(report)
     assert '"bounded"' in write_json(report)
+
+
+def test_a_guarantee_of_nothing_is_said_and_not_drawn(bounded: Record, tmp_path: Path) -> None:
+    write_record(tmp_path, replace(bounded, bounds=make_bounds(guaranteed=1.0)))
+    page = write_html(build_report(tmp_path, lambda record: {}))
+    assert "The noise alone guarantees nothing for token_accuracy." in page
+    assert 'class="limit"' not in page
+
+
+def test_words_that_fit_are_said_without_a_picture(bounded: Record, tmp_path: Path) -> None:
+    counted = BoundRecord(
+        *("count", "words", 1.25, 1.0, 1.5, 150.0, "words", "count", 80, "Counted on these texts.")
+    )
+    bounds = BoundsRecord("english", 150, 1, (counted,), remarks=("One word alone fits.",))
+    write_record(tmp_path, replace(bounded, bounds=bounds))
+    page = write_html(build_report(tmp_path, lambda record: {}))
+    assert "Of 150 words that were tried at each place, with all else given, 1.2 fit" in page
+    assert "The numbers behind it" not in page.split('id="bounds"')[1].split("</section>")[0]
 
 
 def test_records_without_bounds_have_no_section(
@@ -135,6 +155,28 @@ def test_the_gate_needs_bounds_that_were_computed(
     (found,) = judge(tmp_path, [read_bound("bits=1", upper=True, possible=True)])
     assert found.shuts
     assert "gradleak bound" in found.message
+
+
+@pytest.mark.parametrize(("asked", "passed"), [("exposure=4", True), ("exposure=2", False)])
+def test_the_gate_asks_how_far_secrets_stand_out(
+    bounded: Record, tmp_path: Path, asked: str, passed: bool
+) -> None:
+    tried = BoundRecord(
+        *("exposure", "bits of 4 digits", 1.5, 0.2, 3.1, 0.0, "bits", "estimate", 9, "Told all.")
+    )
+    bounds = make_bounds()
+    bounds = replace(bounds, bounds=(*bounds.bounds, tried))
+    write_record(tmp_path, replace(bounded, bounds=bounds))
+    (found,) = judge(tmp_path, [read_bound(asked, upper=True, possible=True)])
+    assert (found.rule, found.passed) == ("exposure", passed)
+    assert "bits of 4 digits" in found.message
+
+
+def test_the_gate_says_when_no_secret_was_tried(bounded: Record, tmp_path: Path) -> None:
+    write_record(tmp_path, bounded)
+    (found,) = judge(tmp_path, [read_bound("exposure=3", upper=True, possible=True)])
+    assert found.shuts
+    assert "gradleak bound --secrets" in found.message
 
 
 @pytest.mark.parametrize("asked", ["rouge1=0.1", "bits=-1", "bits"])

@@ -1,24 +1,44 @@
 """What no attack could do on the setting of an audit: computed on the client's side, where the
 secrets are, from the very updates that attacks were given."""
 
+import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from gradleak.audit.bound_records import (
+    record_chains,
+    record_counts,
+    record_exposure,
+    record_guarantees,
+    record_oracle,
+    remark_on_counts,
+    remark_on_exposure,
+    remark_on_noise,
+)
 from gradleak.audit.client import compute, look, private_batches, protect, stream_of
 from gradleak.audit.ready import Opened, open_prior, open_target
 from gradleak.audit.spec import AuditSpec
-from gradleak.bounds.ceiling import ceiling_of, walk_chain
+from gradleak.bounds.ceiling import walk_chain
 from gradleak.bounds.exposure import Exposure, expose, list_forms
-from gradleak.bounds.information import largest_shift, most_bits, most_success
-from gradleak.bounds.oracle import SentenceOdds, ask_oracle, free_places
+from gradleak.bounds.fitting import count_fitting, read_deterministic
+from gradleak.bounds.information import largest_shift, most_bits
+from gradleak.bounds.oracle import (
+    Score,
+    SentenceLists,
+    SentenceOdds,
+    decide_all,
+    free_places,
+    list_sentences,
+)
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.batch import Example, PrivateBatch
-from gradleak.core.defense import protect_in_turn
+from gradleak.core.defense import Channel, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation, Round
 from gradleak.core.prior import prior_of_texts
@@ -31,34 +51,11 @@ from gradleak.records.schema import BoundRecord, BoundsRecord
 from gradleak.records.statistics import Interval, interval
 
 WORDS = 150  # on each list, the true one among them
-ORACLE = (
-    "The attacker is told the labels, the lengths, the defense and every other word of the batch,"
-    " and has unlimited time. For secrets drawn from the prior it is a theorem; on these texts it"
-    " is an estimate. At the words' places: a guess that is aligned with the secrets afterwards has"
-    " more chances."
-)
 INFORMATION = "Whatever the prior and the attacker: a theorem about clipping and Gaussian noise."
 MEASURED = (
     "As the bound by the clip, with the size that the clipped gradients of these secrets have in"
     " what is seen, or their distance from their mean: an estimate for secrets like these, whatever"
     " the attacker."
-)
-GUARANTEE = (
-    "Whatever the attacker: a theorem, for an event of the chance that stands beside it. That is"
-    " the upper end of the 95 % interval of what the oracle gets right without the update. Nothing"
-    " is subtracted for not knowing who takes part."
-)
-
-
-CEILING = (
-    "As the oracle, but not told the other words: the root of the share of words that a chain"
-    " which starts at the truth still has. For secrets drawn from the prior it is a theorem; on"
-    " these texts it is an estimate."
-)
-EXPOSURE = (
-    "The attacker is told the form, the labels, the lengths, the defense and all of the text but"
-    " the secret, which is one of {:,} or fewer, all alike likely. For secrets drawn so it is a"
-    " theorem; on these it is an estimate."
 )
 
 
@@ -72,10 +69,33 @@ class Setting:
     channel: NoisyChannel
     words: int | None
     rounds: int
+    learning_rate: float  # of the server, between two rounds
+    kept: "ListCache"
 
     @property
     def target(self) -> Target:
         return self.opened.target
+
+    def list_sentences(self, private: PrivateBatch, example: int) -> SentenceLists:
+        """Returns the oracle's lists for one example: they depend on neither noise nor view."""
+        assert private.batch.ids is not None
+        spec, length = self.spec, private.lengths[example]
+        key = (
+            *(to_string(spec.target), to_string(spec.prior), spec.dtype, self.words, length),
+            *private.batch.ids[example].tolist(),
+        )
+        if key not in self.kept:
+            prior = prior_of_texts(self.opened.prior)
+            vocabulary = self.target.vocabulary
+            found = list_sentences(private.batch, example, length, vocabulary, prior, self.words)
+            if self.words is None:  # too large to keep
+                return found
+            self.kept[key] = found
+        return self.kept[key]
+
+
+# Of settings that differ in noise, view or defense, by target, prior and sentence
+ListCache = dict[tuple[object, ...], SentenceLists]
 
 
 def bound_setting(
@@ -87,14 +107,20 @@ def bound_setting(
     device: str = "cpu",
     secrets: bool = False,
     sweeps: int = 0,
+    learning_rate: float = 0.0,
     display: Display | None = None,
+    kept: ListCache | None = None,
 ) -> BoundsRecord:
     """Returns what no attack could do on an audit's own updates.
 
     `words` are on each of the oracle's lists, none for the whole vocabulary. Of several `rounds`
-    of the same batch, while the model stands still, all are seen. With `secrets`, marked ones that
-    have a form (digits, a day, a made-up name) are held against all others of that form. With
-    `sweeps`, chains that start at the truth bound searches that are not told the other words.
+    of the same batch all are seen; between two of them the server moves its model against the
+    update by `learning_rate`, or not at all. With `secrets`, marked ones that have a form (digits,
+    a day, a made-up name) are held against all others of that form. With `sweeps`, chains that
+    start at the truth bound searches that are not told the other words. Lists of words are `kept`
+    for settings that are bounded after this one.
+
+    Where one defense adds no noise, the words that fit what arrived are counted instead.
     """
     began, display = time.monotonic(), display or Silent()
     if spec.target.medium != "text":
@@ -105,62 +131,98 @@ def bound_setting(
         )
     if sweeps and words is not None:
         raise GradleakError("The chains of a ceiling go over the whole vocabulary: use words all.")
-    channel = read_channel(spec.defenses, spec.protocol, spec.batch_size, rounds)
+    if learning_rate and rounds == 1:
+        raise GradleakError("A model moves between rounds, and there is one: ask for more rounds.")
+    counted = read_deterministic(spec.defenses, spec.protocol, spec.batch_size)
+    channel = (
+        NoisyChannel(0.0)
+        if counted is not None
+        else read_channel(spec.defenses, spec.protocol, spec.batch_size, rounds)
+    )
     target = open_target(spec, device)
     private = private_batches(spec, target, examples) * spec.draws
-    setting = Setting(spec, open_prior(spec, target), private, channel, words, rounds)
+    opened = open_prior(spec, target)
+    cache = {} if kept is None else kept
+    setting = Setting(spec, opened, private, channel, words, rounds, learning_rate, cache)
+    if counted is not None:
+        counts = list(_count_words(setting, counted, display))
+        return _record(setting, began, [record_counts(counts)], remark_on_counts(counts))
     progress = Progress()
     odds: list[tuple[int, SentenceOdds]] = []
     exposed: list[tuple[int, Exposure]] = []
-    kept: list[tuple[int, float]] = []  # words that a chain still has
+    walked: list[tuple[int, float]] = []  # words that a chain still has
     with display.watch(f"bounds on {len(private)} batches", progress):
         for index, one in enumerate(private):
-            seen, batch = _see_rounds(setting, one, index), index % spec.limit
-            odds += [(batch, each) for each in _ask(setting, one, seen)]
+            scores, batch = _score_by_likelihood(setting, one, index), index % spec.limit
+            odds += [(batch, each) for each in _ask(setting, one, scores)]
             if secrets:
-                exposed += [(batch, each) for each in _expose(setting, one, seen)]
+                exposed += [(batch, each) for each in _expose(setting, one, scores)]
             if sweeps:
-                kept += [(batch, each) for each in _walk(setting, one, seen, sweeps)]
+                walked += [(batch, each) for each in _walk(setting, one, scores, index, sweeps)]
             progress.report(index + 1, len(private))
+    prior, shift = to_string(spec.prior), _find_shift(setting)
+    runs = [each.sampling() for each in spec.defenses]
+    run = next((one for one in runs if one is not None), None)
     found = [
-        *_bound_by_oracle(odds, to_string(spec.prior)),
-        *_bound_by_chains(kept, to_string(spec.prior)),
-        *_bound_by_exposure(exposed),
+        *record_oracle(odds, prior),
+        *record_chains(walked, prior),
+        *record_exposure(exposed),
         *_bound_by_noise(setting),
-        *_guarantee(setting, odds),
+        *([] if shift is None else record_guarantees(odds, shift, run, _name_protected(setting))),
     ]
-    remarks = _remark(setting, odds)
+    remarks = remark_on_noise(odds, words, channel.clip is not None, run)
     if secrets:
-        remarks += _remark_on_exposure(exposed)
+        remarks += remark_on_exposure(exposed)
+    return _record(setting, began, found, remarks)
+
+
+def _record(
+    setting: Setting, began: float, found: Sequence[BoundRecord], remarks: tuple[str, ...]
+) -> BoundsRecord:
     return BoundsRecord(
-        to_string(spec.prior), words, rounds, tuple(found), time.monotonic() - began, remarks
+        to_string(setting.spec.prior),
+        setting.words,
+        setting.rounds,
+        tuple(found),
+        time.monotonic() - began,
+        remarks,
+        setting.learning_rate,
     )
 
 
-def _ask(setting: Setting, private: PrivateBatch, seen: Observation) -> list[SentenceOdds]:
-    prior = prior_of_texts(setting.opened.prior)
-    found = []
-    for example, length in enumerate(private.lengths):
-        likelihood = Likelihood(seen, private.batch, example, setting.channel)
-        found.append(
-            ask_oracle(
-                private.batch,
-                example,
-                length,
-                setting.target.vocabulary,
-                prior,
-                likelihood,
-                setting.words,
-            )
-        )
-    return found
+def _count_words(
+    setting: Setting, channel: Channel, display: Display
+) -> Iterator[tuple[int, int, int]]:
+    """Yields of each place its batch, how many words of its list fit what arrived, and how many
+    were tried."""
+    progress = Progress()
+    with display.watch(f"words that fit on {len(setting.private)} batches", progress):
+        for index, private in enumerate(setting.private):
+            seen = _see_rounds(setting, private, index)
+            for example in range(len(private.lengths)):
+                lists = setting.list_sentences(private, example)
+                sizes = [len(one.words) for one in lists.words]
+                for ids in torch.split(lists.ids, sizes):
+                    fitting = count_fitting(seen, private.batch, example, ids, channel)
+                    yield index % setting.spec.limit, fitting, len(ids)
+            progress.report(index + 1, len(setting.private))
 
 
-def _walk(setting: Setting, private: PrivateBatch, seen: Observation, sweeps: int) -> list[float]:
+def _ask(
+    setting: Setting, private: PrivateBatch, scores: Sequence[Score]
+) -> Iterator[SentenceOdds]:
+    for example, score in enumerate(scores):
+        lists = setting.list_sentences(private, example)
+        yield decide_all(lists, score(lists.ids))
+
+
+def _walk(
+    setting: Setting, private: PrivateBatch, scores: Sequence[Score], index: int, sweeps: int
+) -> list[float]:
     """Returns the share of words that a chain has left after its sweeps, of each example."""
     assert private.batch.ids is not None
     vocabulary, found = setting.target.vocabulary, []
-    streams = Streams.root("ceiling", setting.spec.seed).child("batch", seen.index)
+    streams = Streams.root("ceiling", setting.spec.seed).child("batch", index)
     for place, length in enumerate(private.lengths):
         row = private.batch.ids[place]
         found.append(
@@ -170,7 +232,7 @@ def _walk(setting: Setting, private: PrivateBatch, seen: Observation, sweeps: in
                 free_places(vocabulary, row.tolist(), length),
                 vocabulary,
                 prior_of_texts(setting.opened.prior),
-                Likelihood(seen, private.batch, place, setting.channel),
+                scores[place],
                 sweeps,
                 streams.child("example", place).generator(),
             )[-1]
@@ -178,7 +240,7 @@ def _walk(setting: Setting, private: PrivateBatch, seen: Observation, sweeps: in
     return found
 
 
-def _expose(setting: Setting, private: PrivateBatch, seen: Observation) -> list[Exposure]:
+def _expose(setting: Setting, private: PrivateBatch, scores: Sequence[Score]) -> list[Exposure]:
     found = []
     for place, example in enumerate(private.examples):
         for span, form in list_forms(example):
@@ -190,10 +252,51 @@ def _expose(setting: Setting, private: PrivateBatch, seen: Observation) -> list[
                 private.lengths[place],
                 span,
                 form,
-                Likelihood(seen, private.batch, place, setting.channel),
+                scores[place],
             )
             found += [] if exposure is None else [exposure]
     return found
+
+
+def _score_by_likelihood(setting: Setting, private: PrivateBatch, index: int) -> list[Score]:
+    """Returns, for each example of a batch, how likely all that is seen is for candidates."""
+    examples = range(len(private.lengths))
+    if not setting.learning_rate:
+        seen = _see_rounds(setting, private, index)
+
+        # One at a time: each holds the sum of all the others' gradients
+        @lru_cache(maxsize=1)
+        def prepare(example: int) -> Likelihood:
+            return Likelihood(seen, private.batch, example, setting.channel)
+
+        return [partial(lambda one, ids: prepare(one)(ids), one) for one in examples]
+    noise = setting.channel.noise_std * math.sqrt(setting.rounds)
+    channel = replace(setting.channel, noise_std=noise)  # of one round
+
+    def score(example: int, ids: Tensor) -> Tensor:
+        # Noise is drawn anew in each round, so that log-likelihoods add. The model goes the same
+        # way each time that it is asked.
+        rounds = _see_moving_model(setting, private, index)
+        found = [Likelihood(seen, private.batch, example, channel)(ids) for seen in rounds]
+        return torch.stack(found).sum(0)
+
+    return [partial(score, one) for one in examples]
+
+
+def _see_moving_model(setting: Setting, private: PrivateBatch, index: int) -> Iterator[Observation]:
+    """Yields what is seen in each round of a model that the server moves against each update; a
+    client draws its noise anew in each."""
+    spec, target = setting.spec, copy.deepcopy(setting.target)
+    for number in range(setting.rounds):
+        streams = stream_of(spec, index)
+        rngs = [streams if number == 0 else streams.child("round", number)]
+        each = bool(spec.defenses) and spec.defenses[0].wants_per_example
+        computed = spec.protocol.update(target, private.batch[None], per_example=each, rngs=rngs)
+        sent = protect_in_turn(spec.defenses, computed, rngs)
+        yield look(spec, target, private, sent, index)
+        with torch.no_grad():
+            for name, tensor in sent.tensors.items():
+                target.parameters[name].sub_(setting.learning_rate * tensor[0])
 
 
 def _see_rounds(setting: Setting, private: PrivateBatch, index: int) -> Observation:
@@ -202,7 +305,7 @@ def _see_rounds(setting: Setting, private: PrivateBatch, index: int) -> Observat
     spec = setting.spec
     computed = compute(spec, setting.target, private, index)
     seen = look(spec, setting.target, private, protect(spec, computed, index), index)
-    if setting.rounds == 1:
+    if setting.rounds == 1 or not setting.channel.noise_std:
         return seen
     quiet = show_quiet(spec, setting.target, computed, index).tensors
     mean = {
@@ -218,86 +321,6 @@ def show_quiet(spec: AuditSpec, target: Target, computed: Update, index: int) ->
     return spec.view.show(target, protect_in_turn(defenses, computed, [stream_of(spec, index)]))
 
 
-def _bound_by_oracle(odds: Sequence[tuple[int, SentenceOdds]], prior: str) -> list[BoundRecord]:
-    batches = [batch for batch, _ in odds]
-    sentences = [one for _, one in odds]
-    assumes = f"Prior: {prior}. {ORACLE}"
-
-    def estimate(of: str, values: list[float], without: list[float], unit: str) -> BoundRecord:
-        found = interval(values, batches)
-        chance = sum(without) / len(without)
-        return BoundRecord(
-            *("oracle", of, found.mean, found.low, found.high, chance, unit, "estimate", found.n),
-            assumes,
-        )
-
-    made = [
-        estimate(
-            "token_accuracy",
-            [one.mean(lambda word: word.is_right) for one in sentences],
-            [one.mean(lambda word: word.is_right_without) for one in sentences],
-            "fraction",
-        ),
-        estimate(
-            "exact_match",
-            [float(one.is_right) for one in sentences],
-            [float(one.is_right_without) for one in sentences],
-            "fraction",
-        ),
-    ]
-    if all(word.is_whole for one in sentences for word in one.words):
-        made += [
-            estimate(
-                "largest_posterior",
-                [one.mean(lambda word: word.largest) for one in sentences],
-                [one.mean(lambda word: word.largest_prior) for one in sentences],
-                "fraction",
-            ),
-            estimate(
-                "bits_of_a_word",
-                [one.mean(lambda word: word.bits) for one in sentences],
-                [0.0] * len(sentences),
-                "bits",
-            ),
-        ]
-    return made
-
-
-def _bound_by_chains(kept: Sequence[tuple[int, float]], prior: str) -> list[BoundRecord]:
-    if not kept:
-        return []
-    found = interval([share for _, share in kept], [batch for batch, _ in kept])
-    mean, low, high = (ceiling_of(share) for share in (found.mean, found.low, found.high))
-    assumes = f"Prior: {prior}. {CEILING}"
-    return [
-        BoundRecord(
-            *("ceiling", "token_accuracy", mean, low, high, None, "fraction", "estimate"),
-            *(found.n, assumes),
-        )
-    ]
-
-
-def _bound_by_exposure(exposed: Sequence[tuple[int, Exposure]]) -> list[BoundRecord]:
-    """Returns, by form, how many bits the right secret stands out by, and how often it is first."""
-    made = []
-    for form in dict.fromkeys(one.form for _, one in exposed):
-        some = [(batch, one) for batch, one in exposed if one.form == form]
-        batches, most = [batch for batch, _ in some], max(one.options for _, one in some)
-        bits = interval([one.bits for _, one in some], batches)
-        first = interval([float(one.rank == 1) for _, one in some], batches)
-        chance = sum(1 / one.options for _, one in some) / len(some)
-        assumes = EXPOSURE.format(most)
-        for of, found, without, unit in (
-            (f"bits of {form}", bits, 0.0, "bits"),
-            (f"{form} first", first, chance, "fraction"),
-        ):
-            ends = (found.mean, found.low, found.high)
-            made.append(
-                BoundRecord("exposure", of, *ends, without, unit, "estimate", found.n, assumes)
-            )
-    return made
-
-
 def _bound_by_noise(setting: Setting) -> list[BoundRecord]:
     """Returns the information that updates carry: by the clip for certain, by what was sent as an
     estimate."""
@@ -310,7 +333,8 @@ def _bound_by_noise(setting: Setting) -> list[BoundRecord]:
                 *(len(setting.private), INFORMATION, protects),
             )
         )
-    found = measure_information(setting)
+    # Of a model that moves only the first gradients are here
+    found = None if setting.learning_rate else measure_information(setting)
     if found is not None:
         made.append(
             BoundRecord(
@@ -368,26 +392,6 @@ def _list_contributions(setting: Setting, index: int, pieces: bool) -> Sequence[
     return found
 
 
-def _guarantee(setting: Setting, odds: Sequence[tuple[int, SentenceOdds]]) -> list[BoundRecord]:
-    shift = _find_shift(setting)
-    if shift is None:
-        return []
-    chances = {
-        "token_accuracy": [one.mean(lambda word: word.is_right_without) for _, one in odds],
-        "exact_match": [float(one.is_right_without) for _, one in odds],
-    }
-    made = []
-    for of, values in chances.items():
-        chance = interval(values, [batch for batch, _ in odds])
-        made.append(
-            BoundRecord(
-                *("guarantee", of, most_success(chance.high, shift), None, None, chance.high),
-                *("fraction", "theorem", chance.n, GUARANTEE, _name_protected(setting)),
-            )
-        )
-    return made
-
-
 def _find_shift(setting: Setting) -> float | None:
     return largest_shift(setting.channel, setting.spec.batch_size)
 
@@ -395,37 +399,3 @@ def _find_shift(setting: Setting) -> float | None:
 def _name_protected(setting: Setting) -> str:
     channel = setting.channel
     return "example" if channel.clip is None or channel.clips_each else "client"
-
-
-def _remark_on_exposure(exposed: Sequence[tuple[int, Exposure]]) -> tuple[str, ...]:
-    if not exposed:
-        return ("No marked secret has a form whose members can be listed.",)
-    dropped = sum(one.dropped for _, one in exposed)
-    if not dropped:
-        return ()
-    total = sum(one.options + one.dropped for _, one in exposed)
-    return (
-        f"Of {total} secrets that were tried for {len(exposed)} marked ones, {dropped} give the"
-        " text another number of tokens than is known and were left out.",
-    )
-
-
-def _remark(setting: Setting, odds: Sequence[tuple[int, SentenceOdds]]) -> tuple[str, ...]:
-    remarks = []
-    if setting.channel.clip is None:
-        remarks.append(
-            "Nothing is clipped, so that no guarantee holds for every text: one with a larger"
-            " gradient stands out more."
-        )
-    else:
-        remarks.append(
-            "The guarantee is for who knows that the example took part. One for who does not, by"
-            " the sampling rate of the run, is not computed here."
-        )
-    if not all(word.is_whole for _, one in odds for word in one.words):
-        remarks.append(
-            f"The oracle chooses among {setting.words} words at each place, the true one and the"
-            " likeliest others: leaving words out makes it right more often, never less. How sure"
-            " it is, and bits, are given for the whole vocabulary only."
-        )
-    return tuple(remarks)

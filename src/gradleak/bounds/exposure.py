@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from gradleak.bounds.oracle import TIE, Score
 from gradleak.core.batch import Batch, Example
@@ -75,8 +77,16 @@ def make_names() -> tuple[str, ...]:
     return tuple(map("".join, itertools.product(BEGINNINGS, MIDDLES, ENDINGS)))
 
 
-@torch.no_grad()
-def expose(
+@dataclass(frozen=True)
+class Options:
+    """All that a marked secret could have been, as sentences; the true one first."""
+
+    form: str
+    ids: Int[Tensor, "options tokens"]
+    dropped: int
+
+
+def list_options(
     target: Target,
     example: Example,
     batch: Batch,
@@ -84,10 +94,9 @@ def expose(
     length: int,
     span: tuple[int, int],
     form: Form,
-    score: Score,
-) -> Exposure | None:
-    """Returns how far one marked secret stands out; none where the text the model reads does not
-    hold it whole, or nothing else of its form has as many tokens.
+) -> Options | None:
+    """Returns the sentence with each option in the place of the secret; none where the text the
+    model reads does not hold it whole, or nothing else of its form has as many tokens.
 
     Two options that the tokenizer reads alike count as one.
     """
@@ -102,11 +111,31 @@ def expose(
         return None
     ids = batch.ids[place].repeat(len(fitting) + 1, 1)
     ids[1:, :length] = torch.tensor(sorted(fitting), device=ids.device)
-    found = score(ids).double()
-    rank = 1 + int((found[1:] > found[0] + TIE).sum())
-    dropped = sum(len(row) != length for row in rows)
+    return Options(form.name, ids, sum(len(row) != length for row in rows))
+
+
+def rank(options: Options, log_likelihood: Float[Tensor, "options"]) -> Exposure:
+    """Returns how far the true one stands out."""
+    found = log_likelihood.double()
+    place = 1 + int((found[1:] > found[0] + TIE).sum())
     posterior = float(found.softmax(0)[0])
-    return Exposure(form.name, len(fitting) + 1, dropped, rank, posterior)
+    return Exposure(options.form, len(found), options.dropped, place, posterior)
+
+
+@torch.no_grad()
+def expose(
+    target: Target,
+    example: Example,
+    batch: Batch,
+    place: int,
+    length: int,
+    span: tuple[int, int],
+    form: Form,
+    score: Score,
+) -> Exposure | None:
+    """Returns how far one marked secret stands out; none where nothing can be held against it."""
+    options = list_options(target, example, batch, place, length, span, form)
+    return None if options is None else rank(options, score(options.ids))
 
 
 def list_forms(example: Example) -> Sequence[tuple[tuple[int, int], Form]]:

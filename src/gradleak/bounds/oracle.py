@@ -125,6 +125,43 @@ def free_places(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list
     return [place for place in range(first, last) if ids[place] not in vocabulary.specials]
 
 
+@dataclass(frozen=True)
+class SentenceLists:
+    """The lists of all places of one example, and its sentence with each of their words."""
+
+    words: tuple[WordList, ...]
+    ids: Int[Tensor, "candidates tokens"]  # one list after the other
+
+
+def list_sentences(
+    batch: Batch,
+    example: int,
+    length: int,
+    vocabulary: Vocabulary,
+    prior: Prior,
+    most: int | None,
+) -> SentenceLists:
+    """Returns the words that may stand at each place of an example's own."""
+    if batch.ids is None:
+        raise GradleakError("The oracle of words is for texts; this batch holds pictures.")
+    row, words, ids = batch.ids[example], [], []
+    for place in free_places(vocabulary, row.tolist(), length):
+        words.append(list_words(prior, vocabulary, row[:length], place, most))
+        ids.append(row.repeat(len(words[-1].words), 1))
+        ids[-1][:, place] = words[-1].words
+    if not words:
+        raise GradleakError("A secret has no word of its own: only special tokens.")
+    return SentenceLists(tuple(words), torch.cat(ids))
+
+
+def decide_all(lists: SentenceLists, log_likelihood: Float[Tensor, "candidates"]) -> SentenceOdds:
+    """Returns what Bayes makes of every word of one example."""
+    pieces = torch.split(log_likelihood, [len(one.words) for one in lists.words])
+    return SentenceOdds(
+        tuple(decide(one, piece) for one, piece in zip(lists.words, pieces, strict=True))
+    )
+
+
 def ask_oracle(
     batch: Batch,
     example: int,
@@ -134,16 +171,7 @@ def ask_oracle(
     score: Score,
     most: int | None,
 ) -> SentenceOdds:
-    """Returns what the oracle makes of each word of one example of a batch."""
-    if batch.ids is None:
-        raise GradleakError("The oracle of words is for texts; this batch holds pictures.")
-    row = batch.ids[example]
-    found = []
-    for place in free_places(vocabulary, row.tolist(), length):
-        words = list_words(prior, vocabulary, row[:length], place, most)
-        ids = row.repeat(len(words.words), 1)
-        ids[:, place] = words.words
-        found.append(decide(words, score(ids)))
-    if not found:
-        raise GradleakError("A secret has no word of its own: only special tokens.")
-    return SentenceOdds(tuple(found))
+    """Returns what the oracle makes of each word of one example of a batch; all that may stand
+    at all its places is scored in one go."""
+    lists = list_sentences(batch, example, length, vocabulary, prior, most)
+    return decide_all(lists, score(lists.ids))

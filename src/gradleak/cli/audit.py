@@ -212,11 +212,14 @@ def audit(
 
 def refuse_unbounded(spec: "AuditSpec") -> None:
     """Refuses a setting that has no bound before it is attacked."""
+    from gradleak.bounds.fitting import read_deterministic
     from gradleak.matching.noisy_channel import read_channel
 
     if spec.target.medium != "text":
         raise GradleakError("--bounds are for texts, and this audit is of pictures.")
-    read_channel(spec.defenses, spec.protocol, spec.batch_size)
+    setting = (spec.defenses, spec.protocol, spec.batch_size)
+    if read_deterministic(*setting) is None:
+        read_channel(*setting)
 
 
 def bound_finished(record: "Record", device: str, display: "Display", out: Path) -> "Record":

@@ -13,6 +13,7 @@ from gradleak.cli.command import (
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
+    from gradleak.audit.bounding import ListCache
     from gradleak.core.attack import Display
     from gradleak.core.batch import Example
     from gradleak.records.schema import Record
@@ -29,9 +30,14 @@ def bound(
             " whole vocabulary. [150]"
         ),
     ] = "150",
-    rounds: Annotated[
-        int, option("Updates of the same batch that are seen while the model stands still. [1]")
-    ] = 1,
+    rounds: Annotated[int, option("Updates of the same batch that are seen. [1]")] = 1,
+    learning_rate: Annotated[
+        float,
+        option(
+            "By how much of each update the server moves its model before the next round; takes a"
+            " pass over every list in every round. [0: the model stands still]"
+        ),
+    ] = 0.0,
     secrets: Annotated[
         bool,
         option(
@@ -52,7 +58,8 @@ def bound(
     """Computes what no attack could do on each record's setting, and writes it into the record.
 
     For updates that were clipped and noised (dp_sgd, client_dp, gaussian_noise): an oracle that is
-    told everything but one word, the information in an update, and what the noise guarantees.
+    told everything but one word, the information in an update, and what the noise guarantees. For
+    updates without noise (sign, pruning, quantisation, ...): how many words fit what arrived.
     docs/bounds.md says what each rests on. Secrets are read again from the data, as score does.
     Records of other settings are named and left as they are.
     """
@@ -61,6 +68,7 @@ def bound(
     from gradleak.study.private_data import SecretFinder
 
     most = read_words(words)
+    kept: ListCache = {}
     where, finder = resolve_device(device), SecretFinder(run, network=True)
     console, display = open_terminal(), open_display()
     paths, refused = record_paths(run), list[GradleakError]()
@@ -68,7 +76,10 @@ def bound(
         record = read_record(path)
         try:
             examples = finder.require(record, path)
-            bounded = add_bounds(record, examples, most, where, display, rounds, secrets, sweeps)
+            bounded = add_bounds(
+                *(record, examples, most, where, display, rounds, secrets, sweeps),
+                *(learning_rate, kept),
+            )
         except GradleakError as error:
             refused.append(error)
             console.print(f"{path.name}: {error}", soft_wrap=True)
@@ -89,6 +100,8 @@ def add_bounds(
     rounds: int = 1,
     secrets: bool = False,
     sweeps: int = 0,
+    learning_rate: float = 0.0,
+    kept: "ListCache | None" = None,
 ) -> "Record":
     """Returns the record with what no attack could do on its setting."""
     from dataclasses import replace
@@ -104,7 +117,9 @@ def add_bounds(
         device=device,
         secrets=secrets,
         sweeps=sweeps,
+        learning_rate=learning_rate,
         display=display,
+        kept=kept,
     )
     return replace(record, bounds=bounds)
 

@@ -41,7 +41,7 @@ def gate(
         list[str] | None,
         option(
             "Bound for what any attack could do, of records that gradleak bound went over:"
-            " --max-possible exact_match=0.05; of token_accuracy, exact_match or bits.",
+            " --max-possible exact_match=0.05; of token_accuracy, exact_match, bits or exposure.",
             "--max-possible",
         ),
     ] = None,

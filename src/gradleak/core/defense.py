@@ -41,6 +41,7 @@ class Channel:
     signs_only: bool = False
     # Between zero and the largest entry; rounded at random, right in the mean
     quantisation_levels: int | None = None
+    quantisation_bucket: int | None = None  # entries of a tensor, in order, that share a largest
     # The norm above which an update (an example's, in DP-SGD) is scaled down, by nobody knows how
     # much
     clip: float | None = None
@@ -135,6 +136,7 @@ class Channel:
                 if after.quantisation_levels is None
                 else after.quantisation_levels
             ),
+            quantisation_bucket=after.quantisation_bucket or self.quantisation_bucket,
             clip=self.clip if after.clip is None else after.clip,
             randomised=self.randomised or after.randomised,
             after_server=self.after_server or after.after_server,
@@ -157,6 +159,15 @@ class Guarantee:
     epsilon: float | None  # none where the accountant fails at this noise
     delta: float
     epsilon_in_words: str = ""  # where it is no finite number: what it is instead, a colon, and why
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A training run of a noised mean: what takes part in each step is drawn anew."""
+
+    noise_multiplier: float  # of the largest contribution
+    rate: float  # the chance to take part in a step
+    steps: int
 
 
 class Defense(Component, ABC):
@@ -182,6 +193,10 @@ class Defense(Component, ABC):
     def guarantees(self) -> tuple[Guarantee, ...]:
         """What it proves; nothing, unless it is differential privacy."""
         return ()
+
+    def sampling(self) -> Sampling | None:
+        """The run that it is part of, where it is differential privacy."""
+        return None
 
 
 def want_each_example(defenses: Sequence[Defense]) -> bool:

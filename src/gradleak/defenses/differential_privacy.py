@@ -13,7 +13,7 @@ from typing import Annotated
 
 from scipy.special import log_ndtr
 
-from gradleak.core.defense import Channel, Defense, Guarantee
+from gradleak.core.defense import Channel, Defense, Guarantee, Sampling
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Bounds, register
 from gradleak.core.streams import Streams
@@ -87,6 +87,9 @@ class DpSgd(Defense):
             "example", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
         )
 
+    def sampling(self) -> Sampling:
+        return Sampling(self.noise_multiplier, self.sampling_rate, self.steps)
+
 
 @register("defense", "client_dp")
 @dataclass(frozen=True)
@@ -123,6 +126,9 @@ class ClientDp(Defense):
         return gaussian_guarantees(
             "client", self.noise_multiplier, self.sampling_rate, self.steps, self.delta
         )
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.noise_multiplier, self.sampling_rate, self.steps)
 
 
 @register("defense", "central_dp")

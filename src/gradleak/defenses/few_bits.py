@@ -87,7 +87,9 @@ class Quantisation(Defense):
         return (buckets.sign() * whole * steps).flatten()[: len(flat)].view(tensor.shape)
 
     def channel(self) -> Channel:
-        return Channel(quantisation_levels=self.levels, randomised=True)
+        return Channel(
+            quantisation_levels=self.levels, quantisation_bucket=self.bucket, randomised=True
+        )
 
 
 @register("defense", "sign")

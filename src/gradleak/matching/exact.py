@@ -70,6 +70,10 @@ class Gradients(ABC):
         """Returns the product of each with the other's at the same place; with itself, the squared
         norms."""
 
+    @abstractmethod
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        """Returns them as whole tensors: of few sentences only."""
+
 
 @dataclass(frozen=True, eq=False)
 class OuterSums(Gradients):
@@ -99,6 +103,10 @@ class OuterSums(Gradients):
     def summands(self) -> Float[Tensor, "sentences"]:
         return torch.sum(self.inputs.norm(dim=2) * self.deltas.norm(dim=2), 1)
 
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        made = self.deltas.mT @ self.inputs
+        return made.mT if self.turned else made
+
     def take(self, rows: Int[Tensor, "some"]) -> "OuterSums":
         return OuterSums(self.inputs[rows], self.deltas[rows], self.turned)
 
@@ -125,6 +133,12 @@ class Lookups(Gradients):
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return torch.sum(self.deltas.norm(dim=2), 1)
+
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        made = self.deltas.new_zeros(len(self.ids), *shape)
+        for rows, ids, deltas in zip(made, self.ids, self.deltas, strict=True):
+            rows.index_add_(0, ids, deltas)
+        return made
 
     def take(self, rows: Int[Tensor, "some"]) -> "Lookups":
         return Lookups(self.ids[rows], self.deltas[rows])
@@ -155,6 +169,9 @@ class Tied(Gradients):
     def summands(self) -> Float[Tensor, "sentences"]:
         return self.read.summands() + self.predicted.summands()
 
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        return self.read.build(shape) + self.predicted.build(shape)
+
     def take(self, rows: Int[Tensor, "some"]) -> "Tied":
         return Tied(self.read.take(rows), self.predicted.take(rows))
 
@@ -177,6 +194,9 @@ class Vectors(Gradients):
 
     def summands(self) -> Float[Tensor, "sentences"]:
         return self.sizes
+
+    def build(self, shape: tuple[int, ...]) -> Float[Tensor, "sentences *shape"]:
+        return self.values.view(len(self.values), *shape)
 
     def take(self, rows: Int[Tensor, "some"]) -> "Vectors":
         return Vectors(self.values[rows], self.sizes[rows])
@@ -310,6 +330,11 @@ def _multiply_by_token(
     return torch.cat(rows)
 
 
+def _join(calls: Sequence[Tensor]) -> Tensor:
+    """Returns the tokens of a module's calls one after another; of a single call, uncopied."""
+    return calls[0] if len(calls) == 1 else torch.cat(list(calls), dim=1)
+
+
 def _multiply_across(read: Lookups, predicted: OuterSums) -> Float[Tensor, "sentences others"]:
     """Returns products of looked up rows with predicted ones: Σ_{t,u} δ_u[word t] (δ_t·x_u)."""
     others, places = predicted.inputs.shape[:2]
@@ -347,13 +372,13 @@ def _take_form(
         cuts = [part.of(_by_token(one).to(sums)) for one in terms]
         values = torch.stack([cut.sum(1) for cut in cuts]).sum(0)
         return Vectors(values, torch.stack([cut.norm(dim=2).sum(1) for cut in cuts]).sum(0))
-    deltas = torch.cat([_by_token(slope) for _, slope in used], dim=1).to(sums)
+    deltas = _join([_by_token(slope) for _, slope in used]).to(sums)
     if kind is Kind.EMBEDDING:
-        ids = torch.cat([use.inputs.reshape(len(use.inputs), -1) for use, _ in used], dim=1)
+        ids = _join([use.inputs.reshape(len(use.inputs), -1) for use, _ in used])
         return Lookups(ids, leave_out_padding(module, ids, deltas))
     cut = deltas if part.cut is None else part.cut.of(deltas, axis=-1)
     return OuterSums(
-        torch.cat([_by_token(use.inputs) for use, _ in used], dim=1).to(sums),
+        _join([_by_token(use.inputs) for use, _ in used]).to(sums),
         cut,
         kind is Kind.CONV1D,
     )

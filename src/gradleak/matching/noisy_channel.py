@@ -186,7 +186,7 @@ class Likelihood:
         self.channel, self.batch, self.place = channel, batch, place
         target = observation.target
         _refuse_other_content(batch)
-        _refuse_other_losses(target, batch)
+        refuse_other_losses(target, batch)
         self.sums = GradientSums(
             target, tuple(observation.update.tensors), channel.clip is not None
         )
@@ -217,7 +217,11 @@ class Likelihood:
             row,
             ids=ids,
             mask=row.mask.expand(len(ids), -1),
-            labels=ids if row.labels.ndim > 1 else row.labels.expand(len(ids)),
+            labels=(
+                ids
+                if self.sums.target.labels_are_tokens
+                else row.labels.expand(len(ids), *row.labels.shape[1:])
+            ),
         )
 
     def __call__(self, ids: Int[Tensor, "candidates tokens"]) -> Float[Tensor, "candidates"]:
@@ -271,7 +275,8 @@ def _multiply(one: Tensors, other: Tensors) -> Tensor:
     return torch.stack([(one[name].double() * other[name].double()).sum() for name in one]).sum()
 
 
-def _refuse_other_losses(target: Target, batch: Batch) -> None:
+def refuse_other_losses(target: Target, batch: Batch) -> None:
+    """Refuses what is no mean over texts, each with one class or learnt for its words."""
     weights = target.weigh(batch)
     if target.labels_are_open or bool((weights != weights[0]).any()):
         raise GradleakError(

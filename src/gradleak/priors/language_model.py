@@ -1,6 +1,7 @@
 """A causal language model as a prior, over the target's own vocabulary or through a tokenizer of
 its own."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from gradleak.core.target import Target
 
 # Of sentences scored in one pass: the logits are the large part
 TOKENS_AT_ONCE = {"cuda": 60_000, "cpu": 8_000}
+LOGITS_AT_ONCE = {"cuda": 2**30, "cpu": 2**22}  # of words at a place; on a core what a cache holds
 BEAMS = 20  # kept in the search of a blind guess
 SAMPLES = 20  # texts drawn for a blind guess in another vocabulary, of which the likeliest counts
 TYPICAL_WORDS = 10
@@ -93,24 +95,37 @@ class SameVocabulary(Prior):
     def score_words(
         self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]
     ) -> Float[Tensor, "words"]:
-        """From what stands before the place in one pass, and from what follows in one for each
-        word."""
-        after = len(sentence) - 1 - place
+        """What stands before the place is read in one pass for all words, what follows in one for
+        each."""
         scores = self.screen_words(sentence, place, words)
-        if after == 0:
+        following = sentence[place + 1 :]
+        if not len(following):
             return scores
-        following = sentence[place + 1 :].expand(len(words), -1)
-        most = max(1, TOKENS_AT_ONCE.get(sentence.device.type, 8_000) // len(sentence))
-        found = []
-        for some in torch.split(torch.arange(len(words), device=sentence.device), most):
-            ids = sentence[:-1].repeat(len(some), 1)
-            ids[:, place] = words[some]
-            logits = self.model(input_ids=ids, logits_to_keep=after).logits.float()
-            losses = F.cross_entropy(
-                logits.flatten(0, 1), following[some].flatten(), reduction="none"
+        before = None
+        if place:
+            before = self.model(input_ids=sentence[None, :place], use_cache=True).get(
+                "past_key_values"
             )
-            found.append(losses.view(len(some), -1).double().sum(1))
-        return scores - torch.cat(found)
+        first = 0 if before is None else place  # a model that keeps nothing reads it all again
+        logits_each = len(following) * len(self.vocabulary.allowed)
+        most = max(
+            1, LOGITS_AT_ONCE.get(sentence.device.type, LOGITS_AT_ONCE["cpu"]) // logits_each
+        )
+        found = []
+        for some in torch.split(words, most):
+            ids = sentence[first:-1].repeat(len(some), 1)
+            ids[:, place - first] = some
+            state = copy.deepcopy(before)
+            if state is not None:
+                state.batch_repeat_interleave(len(some))
+            # As places and not as a number: of a slice the logits take five times as long
+            kept = torch.arange(place - first, ids.shape[1], device=ids.device)
+            logits = self.model(
+                input_ids=ids, past_key_values=state, logits_to_keep=kept
+            ).logits.float()
+            said = logits.gather(-1, following.expand(len(some), -1)[..., None])[..., 0]
+            found.append((said - logits.logsumexp(-1)).double().sum(1))
+        return scores + torch.cat(found)
 
     @torch.no_grad()
     def screen_words(

@@ -319,7 +319,8 @@ class Coverage:
 
 MEASURES = ("token_accuracy", "exact_match")
 ORACLE, GUARANTEE, INFORMATION = "oracle", "guarantee", "information"
-SECRETS, CEILING = "exposure", "ceiling"
+SECRETS, CEILING, COUNT = "exposure", "ceiling", "count"
+GUARANTEE_OF_RUN = "guarantee if participation is unknown"
 
 
 @dataclass(frozen=True)

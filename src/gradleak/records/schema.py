@@ -130,14 +130,14 @@ class NoiseRecord:
 class BoundRecord:
     """One thing that no attack could do better on this setting, and what that rests on."""
 
-    bound: str  # oracle, information, guarantee or exposure
-    of: str  # what it bounds: token_accuracy, exact_match, bits
+    bound: str  # oracle, information, guarantee, exposure or count
+    of: str  # what it bounds: token_accuracy, exact_match, bits, words
     mean: float  # of what holds for certain, the number itself
     low: float | None  # ends of the 95 % interval over client batches
     high: float | None
     without_update: float | None  # the same for who is told as much, but not the update
-    unit: str  # fraction or bits
-    kind: str  # "theorem" or "estimate"
+    unit: str  # fraction, bits or words
+    kind: str  # "theorem", "estimate" or, of what was found on these texts alone, "count"
     n: int  # secrets it was measured on
     assumes: str  # in sentences
     protects: str = "example"  # or client
@@ -149,10 +149,12 @@ class BoundsRecord:
 
     prior: str
     words: int | None  # on each of the oracle's lists; none: the whole vocabulary
-    rounds: int  # updates of the same batch that are seen while the model stands still
+    rounds: int  # updates of the same batch that are seen
     bounds: tuple[BoundRecord, ...]
     seconds: float = 0.0
     remarks: tuple[str, ...] = ()  # what is not bounded, and why, in sentences
+    # By how much of each update the server moves its model before the next; 0: it stands still
+    learning_rate: float = 0.0
 
 
 @dataclass(frozen=True)

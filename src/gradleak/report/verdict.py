@@ -12,6 +12,8 @@ from itertools import groupby
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import (
     CEILING,
+    COUNT,
+    GUARANTEE_OF_RUN,
     INFORMATION,
     LEAKS,
     NO_FLAGS,
@@ -300,8 +302,9 @@ def describe_bounds(record: Record) -> Iterator[str]:
                 f"The attack has more {bracket.of} than the oracle: these texts are not as the"
                 " prior believes, or its guesses were aligned with the secrets."
             )
-        if bracket.guaranteed is not None and bracket.guaranteed.mean > FULL:
-            yield f"The noise alone guarantees nothing for {bracket.of}."
+    open_ended = [one.of for one in brackets if one.guaranteed and one.guaranteed.mean > FULL]
+    if open_ended:
+        yield f"The noise alone guarantees nothing for {' and '.join(open_ended)}."
     ceiling = find_bound(record, CEILING, "token_accuracy")
     if ceiling is not None:
         yield (
@@ -318,9 +321,24 @@ def describe_bounds(record: Record) -> Iterator[str]:
                 f"Marked secrets of {form}, n = {bound.n}: told all else, the right one stands out"
                 f" by {write_bits(bound.mean)} bits on average{told}."
             )
+    run = find_bound(record, GUARANTEE_OF_RUN, "token_accuracy")
+    if run is not None:
+        yield (
+            f"To who sees the whole run and does not know whether the {run.protects} took part:"
+            f" guaranteed at most {write_bound(run)} % of the words, where {write_without(run)} are"
+            " right without."
+        )
+    counted = find_bound(record, COUNT, "words")
+    if counted is not None:
+        yield (
+            f"Of {counted.without_update or 0:.0f} words that were tried at each place, with all"
+            f" else given, {counted.mean:.1f} fit what arrived on average (n = {counted.n})."
+        )
     rounds = record.bounds.rounds
     if rounds > 1:
-        yield f"All {rounds} rounds of the same batch are seen while the model stands still."
+        moved = record.bounds.learning_rate
+        still = f"moves by {moved:g} of each update" if moved else "stands still"
+        yield f"All {rounds} rounds of the same batch are seen while the model {still}."
     yield from record.bounds.remarks
 
 

@@ -24,13 +24,14 @@ from gradleak.records.judgement import (
     ORACLE,
     OTHER_DATA,
     OUTDATED,
+    SECRETS,
     Gap,
     find_bound,
     judge_setting,
     list_flags,
 )
 from gradleak.records.run_folder import PlannedCell, Run, read_run
-from gradleak.records.schema import Score
+from gradleak.records.schema import Record, Score
 from gradleak.records.settings import Ran, Setting, settings_of
 from gradleak.records.statistics import interval
 from gradleak.report.naming import Labels, rank_naturally
@@ -48,7 +49,7 @@ NAMED = (
 # What any attack could do is below the bound for texts like the prior's, and not for all
 PRIOR_DEPENDENT = "prior_dependent"
 ACCEPTABLE = (*DOUBTS, *NO_FLAGS, NAMES_WORDS, NO_BOUND, PRIOR_DEPENDENT, *GAPS)
-POSSIBLE = (*MEASURES, "bits")  # what --max-possible is about
+POSSIBLE = (*MEASURES, "bits", SECRETS)  # what --max-possible is about
 SHOWN = 10  # cells named in one message
 
 
@@ -331,13 +332,15 @@ def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
 
 def _hold_possible(setting: Setting, bound: Bound) -> GateCheck:
     """What no attack could pass: by a theorem about the noise, or else under the prior."""
-    unit = "bits" if bound.metric == "bits" else "fraction"
+    unit = "bits" if bound.metric in ("bits", SECRETS) else "fraction"
     title = bound.write(unit)
     bounded = [one for one in setting.summaries if one.record.bounds is not None]
     if not bounded:
         message = "What no attack could do was not computed. gradleak bound adds it to the record."
         return GateCheck("", _paths(setting), bound.metric, title, False, message)
     record, where = bounded[0].record, (bounded[0].path,)
+    if bound.metric == SECRETS:
+        return _hold_exposure(record, where, bound, title)
     proven = find_bound(record, INFORMATION if bound.metric == "bits" else GUARANTEE, bound.metric)
     most = math.inf if proven is None else proven.mean
     told = (
@@ -361,6 +364,24 @@ def _hold_possible(setting: Setting, bound: Bound) -> GateCheck:
         f" only for texts drawn from the prior {record.bounds.prior}."
     )
     return GateCheck("", where, PRIOR_DEPENDENT, title, False, message)
+
+
+def _hold_exposure(record: Record, where: tuple[Path, ...], bound: Bound, title: str) -> GateCheck:
+    """Marked secrets of a form, all of whose members were tried: by the upper ends."""
+    bounds = () if record.bounds is None else record.bounds.bounds
+    found = [one for one in bounds if one.bound == SECRETS and one.unit == "bits"]
+    ends = {one.of: one.mean if one.high is None else one.high for one in found}
+    if not ends:
+        message = (
+            "No marked secret was tried: gradleak bound --secrets does, of digits, days, names."
+        )
+        return GateCheck("", where, bound.metric, title, False, message)
+    worst = max(ends, key=ends.__getitem__)
+    message = (
+        f"Told all else, the right secret stands out by at most {write_share(ends[worst], 'bits')}"
+        f" ({worst})."
+    )
+    return GateCheck("", where, bound.metric, title, ends[worst] <= bound.limit, message)
 
 
 def _worst_first(setting: Setting, bound: Bound) -> tuple[Path, ...]:

@@ -20,14 +20,16 @@ from gradleak.report.table_markup import (
     number_columns,
 )
 from gradleak.report.verdict import (
+    FULL,
     describe_bounds,
     write_bound,
     write_bracket,
     write_rebuilt,
 )
 
-WIDTH, LEFT, TOP, ROW = 340, 12, 14, 46  # pixels
+WIDTH, LEFT, TOP, ROW = 340, 12, 14, 50  # pixels
 SCALE = WIDTH - 2 * LEFT
+TICKS = (0, 50, 100)  # percent
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,16 @@ class WhatNoAttackCouldDo(Section):
     title = heading = "What no attack could do"
     needs = "bounded"
     template = """
-<p>What attacks rebuilt is a lower end: the next attack may do better. The upper end is computed:
-  filled, what the first attack that was named rebuilt; the bar, what an oracle gets that is told
-  everything but one word, with its 95 % interval; the stroke, what the noise guarantees; the dots,
-  what is right without the update. The first is measured on these texts, the second is a theorem
-  for texts drawn from its prior and an estimate on these, the third is a theorem.</p>
+<p>What attacks rebuilt is a lower end: the next attack may do better. The upper end is computed.
+  <strong>Rebuilt</strong>, the filled bar, is what the first attack that was named got on these
+  texts. <strong>At most</strong>, the line in its band of 95 %, is what an oracle gets that is told
+  everything but one word: a theorem for texts drawn from its prior, an estimate on these.
+  <strong>Guaranteed</strong>, the black or white stroke, is by the noise alone, a theorem; it is
+  missing where that is everything. The dotted line is what is right without the update.</p>
 {% for one, picture, table in drawn %}
 <h3>{{ one.setting }}</h3>
-<div class="charts">{{ picture }}</div>
-<details><summary>The numbers behind it</summary>{{ table }}</details>
+{% if one.brackets %}<div class="charts">{{ picture }}</div>
+<details><summary>The numbers behind it</summary>{{ table }}</details>{% endif %}
 <ul class="soft">{% for sentence in one.sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>
 {% endfor %}
 """
@@ -115,22 +118,33 @@ def _list_cells(bracket: Bracket) -> list[str]:
 
 def draw_brackets(brackets: Sequence[Bracket]) -> str:
     """Draws one scale from 0 to 100 % for each measure."""
-    height = TOP + ROW * len(brackets) + 8
+    height = TOP + ROW * len(brackets) + 12
     said = "; ".join(
         f"{one.of}: rebuilt {write_rebuilt(one)}, at most {write_bound(one.at_most)}"
         for one in brackets
     )
     parts = (_draw_bracket(one, TOP + ROW * row) for row, one in enumerate(brackets))
+    scale = list[str]()
+    for tick in TICKS:
+        anchor = {0: "start", 100: "end"}.get(tick, "middle")
+        scale.append(
+            f'<text x="{_at(tick / 100):g}" y="{height - 8}" text-anchor="{anchor}" class="small">'
+            f"{tick} %</text>"
+        )
+    inside = "".join([*chain.from_iterable(parts), *scale])
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" aria-label="{escape(said)}">{"".join(chain.from_iterable(parts))}</svg>'
+        f'role="img" aria-label="{escape(said)}">{inside}</svg>'
     )
 
 
 def _draw_bracket(bracket: Bracket, top: int) -> Iterator[str]:
     most, bar = bracket.at_most, top + 8
+    got = None if bracket.rebuilt is None else bracket.rebuilt.mean
+    rebuilt = "" if got is None else f"rebuilt {100 * got:.1f}, "
+    said = f"{bracket.of}: {rebuilt}at most {write_bound(most)}"
     yield (
-        f'<text x="{LEFT}" y="{top}" class="small">{escape(bracket.of)}, %</text>'
+        f'<text x="{LEFT}" y="{top}" class="small">{escape(said)}</text>'
         f'<rect class="frame" x="{LEFT}" y="{bar}" width="{SCALE}" height="14"/>'
     )
     ends = [_at(end) for end in (most.low, most.high) if end is not None]
@@ -141,7 +155,7 @@ def _draw_bracket(bracket: Bracket, top: int) -> Iterator[str]:
     if bracket.rebuilt is not None and bracket.rebuilt.mean is not None:
         width = _at(bracket.rebuilt.mean) - LEFT
         yield f'<rect class="bar" x="{LEFT}" y="{bar + 3}" width="{width:g}" height="8"/>'
-    if bracket.guaranteed is not None:
+    if bracket.guaranteed is not None and bracket.guaranteed.mean <= FULL:
         yield f'<path class="limit" d="M{_at(bracket.guaranteed.mean):g} {bar - 5}v24"/>'
     if most.without_update is not None:
         yield f'<path class="absent" d="M{_at(most.without_update):g} {bar - 3}v20"/>'

@@ -147,7 +147,8 @@ def print_bracket(console: Console, record: Record) -> None:
     table = build_table("", *(Column(title, justify="right") for title in titles))
     for bracket in list_brackets(record):
         table.add_row(bracket.of, *write_bracket(bracket))
-    console.print(Padding(table, INDENTED))
+    if table.row_count:  # where words are counted there is no share
+        console.print(Padding(table, INDENTED))
     for sentence in describe_bounds(record):
         console.print(f"  {sentence}", style="dim", soft_wrap=False)
 
