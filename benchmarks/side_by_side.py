@@ -150,10 +150,11 @@ class SideBySide:
         together = Batch.of_pixels(pixels, torch.cat([batch.labels for batch in batches]))
         with multiply_in("float32", self.target.device):
             update = self.gradients(together)  # once, for all defenses
-            rows = [
-                one.defend(update, streams.child("defense", place), noisy)
-                for place, one in enumerate(self.simulated)
-            ]
+            rows = []
+            for place, one in enumerate(self.simulated):
+                own = streams.child("defense", place)
+                sent = one.simulation.defend(update, own)
+                rows.append(one.add_noise(one.features(sent), own, noisy))
         return torch.cat([row.view(len(batches), -1, row.shape[-1]) for row in rows])
 
     def _compare(self, batches: Sequence[Batch], streams: Streams) -> Errors:

@@ -28,7 +28,7 @@ from gradleak.core.registry import KINDS, Component, list_registered
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.priors.english import English
 

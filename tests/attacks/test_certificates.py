@@ -22,11 +22,11 @@ from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation, View
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.half_precision import Rounding
-from gradleak.defenses.sign import Sign
-from gradleak.matching.exact import gradients_of
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.few_bits import Rounding, Sign
+from gradleak.matching.exact import OuterSums, Tied, gradients_of
+from gradleak.matching.inputs import matrix_of
+from gradleak.matching.linear_algebra import orthonormalise
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
@@ -119,6 +119,42 @@ def test_exact_gradients_are_those_of_plain_autograd(
             assert float(mine.pair_up(mine)) == pytest.approx(
                 float(mine.products(mine)), abs=1e-12 * size
             )
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "GPT2", "Llama"])
+def test_errors_of_output_gradients_lie_in_the_span_of_the_inputs(
+    random_target: Callable[..., Target], observe: Observe, architecture: str
+) -> None:
+    target, texts = random_target(architecture), (A, "my dog was bad !")
+    seen = observe(target, texts, (0, 1))
+    guess = tuple(encode(target, *texts))
+    columns = make_contributions(seen, guess, compute_gradients(seen, guess))
+    whole, spans = columns.compute_floors(), columns.compute_span_floors()
+    assert bool((spans <= whole).all())
+    linear = [name for name in columns.names if isinstance(columns.gradients[name], OuterSums)]
+    assert linear
+    for name in linear:
+        rows = matrix_of(target, target.part(name), seen.update.tensors[name])[0].double()
+        basis = orthonormalise(columns.gradients[name].inputs.flatten(0, 1).mT)
+        outside = float((rows - (rows @ basis) @ basis.mT).norm())
+        assert outside <= float(spans[columns.names.index(name)])
+
+
+def test_a_tied_table_is_the_sum_of_what_is_read_and_predicted() -> None:
+    target = TinyCausal(shape="gpt2").open(torch.device("cpu"))
+    (name,) = target.groups["word_embedding"]
+    batch = target.batch_of(encode(target, A, "the cat is the red cat ."), None)
+    made = gradients_of(target, (name,)).of(batch)[name]
+    assert isinstance(made, Tied)
+    rows = [
+        FedSGD().update(target.in_double, batch[row : row + 1][None]).tensors[name].flatten()
+        for row in range(2)
+    ]
+    slow = torch.stack(rows)
+    torch.testing.assert_close(made.products(made), slow @ slow.mT)
+    turned = made.take(torch.tensor([1, 0]))
+    torch.testing.assert_close(made.pair_up(turned), (slow @ slow.mT)[[0, 1], [1, 0]])
+    torch.testing.assert_close(made.products(turned), (slow @ slow.mT)[:, [1, 0]])
 
 
 @pytest.mark.parametrize(

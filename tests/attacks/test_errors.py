@@ -12,11 +12,9 @@ from gradleak.core.defense import Defense
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.quantisation import Quantisation
-from gradleak.defenses.sign import Sign
-from gradleak.defenses.top_k import TopK
+from gradleak.defenses.clipping_and_noise import GaussianNoise
+from gradleak.defenses.few_bits import Quantisation, Sign
+from gradleak.defenses.sparsification import Masking, TopK
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 

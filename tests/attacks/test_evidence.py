@@ -10,7 +10,7 @@ from gradleak.attacks import evidence
 from gradleak.core.observation import Fact, Observation, Round, View
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.targets.tiny import TinyCausal
 from gradleak.views import Everything, Lamp, PartsView
 

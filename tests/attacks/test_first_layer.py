@@ -17,9 +17,8 @@ from gradleak.core.defense import Defense
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.pruning import Pruning
+from gradleak.defenses.clipping_and_noise import GaussianNoise
+from gradleak.defenses.sparsification import Masking, Pruning
 from gradleak.matching.inputs import ModuleInputs, first_inputs, module_of
 from gradleak.priors.english import FrequentWords
 from gradleak.views import Lamp

@@ -26,18 +26,11 @@ def test_every_coordinate_falls_into_exactly_one_bin(signed: bool) -> None:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("bins", [1, 100, 1003])
-def test_the_adjoint_is_exact(signed: bool, bins: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    made = hashing(bins=bins, signed=signed)
-    update, hashed = (
-        torch.randn(3, size, generator=generator, dtype=torch.float64) for size in (1003, bins)
-    )
-    torch.testing.assert_close(
-        (made(update) * hashed).sum(1),
-        (update * made.adjoint(hashed)).sum(1),
-        rtol=1e-12,
-        atol=1e-12,
-    )
+def test_what_single_coordinates_give_adds_up(signed: bool, bins: int) -> None:
+    made, generator = hashing(bins=bins, signed=signed), torch.Generator().manual_seed(0)
+    update = torch.randn(3, 1003, generator=generator, dtype=torch.float64)
+    matrix = made(torch.eye(1003, dtype=torch.float64))
+    torch.testing.assert_close(made(update), update @ matrix, rtol=1e-12, atol=1e-12)
 
 
 def test_a_seed_gives_one_map() -> None:

@@ -42,10 +42,9 @@ from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.clipping_and_noise import GaussianNoise
+from gradleak.defenses.few_bits import Sign
+from gradleak.defenses.sparsification import Masking, Pruning
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.tiny import WORDS, Tiny, TinyCausal

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradleak.attacks.bag_of_words import BagOfWords, Climb
+from gradleak.attacks.bag_of_words import BagOfWords, OrderClimb
 from gradleak.attacks.energy.energy_attack import EnergyAttack
 from gradleak.attacks.energy.lexicon import read_first_layer
 from gradleak.attacks.energy.objective import Energy
 from gradleak.attacks.gradient_matching import discrete, starts
 from gradleak.attacks.gradient_matching.discrete import WordPolish
 from gradleak.attacks.gradient_matching.loop import MatchingAttack, MatchingLoop
-from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.slopes import SlopesInPieces
 from gradleak.attacks.gradient_matching.starts import TwoStep
 from gradleak.attacks.portfolio import Portfolio
 from gradleak.attacks.recipes.baselines import Tag
@@ -281,7 +281,7 @@ def test_gradient_matching_ends_within_its_bound(
 ) -> None:
     counts = [
         counted(monkeypatch, WordSearch, "_plan_pass"),
-        counted(monkeypatch, Slopes, "__call__"),
+        counted(monkeypatch, SlopesInPieces, "__call__"),
     ]
     counts += [counted(monkeypatch, module, "score_in_passes") for module in (discrete, starts)]
     seen = batches_of(tiny, observe)[0]
@@ -302,7 +302,7 @@ def test_a_climb_ends_within_its_bound(
     tiny: Target, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = BagOfWords(steps=9, orders=8, repeats=4, labels="known")
-    passes = counted(monkeypatch, Climb, "measure_distances")
+    passes = counted(monkeypatch, OrderClimb, "measure_distances")
     attack.reconstruct(limited(attack, batches_of(tiny, observe)[:1]), made(Bench, tiny))
     # At first; for each sentence of every round and twice where rows begin anew; at last
     assert attack.steps < passes[0] <= 1 + attack.steps * (2 + 2) + 1

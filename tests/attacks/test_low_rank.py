@@ -105,3 +105,12 @@ def test_a_short_text_of_a_rotary_model_grows_by_its_values(observe: Observe) ->
     text = "my dog was bad"
     guess = rebuild(observe(target, (text,)))
     assert guess.sentences == (tuple(target.encode([text])[0]),)
+
+
+def test_a_fused_matrix_of_gpt2_gives_its_text_back(observe: Observe) -> None:
+    target = CausalLora(base="tiny_causal:hidden=64,heads=2", rank=4).open(torch.device("cpu"))
+    assert {part.module for part in target.parts} == {"adapter_in", "adapter_out"}
+    text = "my dog was bad and the cat is red ."
+    guess = rebuild(observe(target, (text,)))
+    assert guess.sentences == (tuple(target.encode([text])[0]),)
+    assert guess.certified

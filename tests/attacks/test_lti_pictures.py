@@ -28,7 +28,7 @@ from gradleak.core.specs import from_string
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.datasets.made_up import Shapes
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.few_bits import Sign
 from gradleak.priors.picture_priors import OnePicture
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.image_networks import TinyImage

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradleak.defenses.clipping import Clipping
 
 from gradleak.attacks import evidence
 from gradleak.attacks.certificate import certify
@@ -23,7 +24,6 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.clipping import Clipping
 from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import Tiny, TinyCausal
 from gradleak.views import PartsView

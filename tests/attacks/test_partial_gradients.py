@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gradleak.attacks.blind import Blind
-from gradleak.attacks.recipes.lamp import LampCos
-from gradleak.attacks.recipes.partial_gradients import PartialGradients
+from gradleak.attacks.recipes.lamp import LampCos, PartialGradients
 from gradleak.core.attack import Attack, Bench
 from gradleak.core.observation import Observation
 from gradleak.core.parts import MODULES

@@ -15,7 +15,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.priors.english import FrequentWords
 from gradleak.views import Everything, PartsView
 

@@ -19,12 +19,9 @@ from gradleak.core.defense import Defense
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.quantisation import Quantisation
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.few_bits import Quantisation, Sign
+from gradleak.defenses.sparsification import Masking, Pruning
 from gradleak.priors.english import FrequentWords
 from gradleak.views import Lamp
 

@@ -16,7 +16,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.views import Lamp, PartsView
@@ -176,4 +176,4 @@ def test_what_it_came_to_before_its_time_was_up_is_the_portfolios_guess(
         Stage("span", span.sentences, False, Cost()),
         Stage("rows", rows.sentences, False, Cost(), "cut", "Its time was up."),
     ]
-    assert PortfolioRun(seen, stages, [span, rows]).likeliest is rows
+    assert PortfolioRun(seen.index, stages, [span, rows]).likeliest is rows

@@ -16,7 +16,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.datasets.made_up import Shapes
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.few_bits import Sign
 from gradleak.priors.picture_priors import OnePicture
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD

@@ -29,7 +29,7 @@ from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs, visible_linear_parts
 from gradleak.priors.english import FrequentWords
 from gradleak.protocols.fedavg import FedAvg
@@ -140,6 +140,12 @@ def test_texts_of_a_language_model_come_back_with_their_last_word(
     guess = attacked(observe(target, texts))
     assert set(guess.sentences) == ids_of(target, texts)
     assert guess.certified
+
+
+def test_as_many_prefixes_live_as_a_batch_may_need(observe: Observe) -> None:
+    target = TinyCausal(layers=3, hidden=96, shape="llama").open(torch.device("cpu"))
+    guess = attacked(observe(target, TEXTS), Span(beam=1))
+    assert set(guess.sentences) == ids_of(target, TEXTS)
 
 
 @pytest.mark.parametrize("texts", [TEXTS[:2], TEXTS, (*TEXTS, TEXTS[1], "he sold the red car")])

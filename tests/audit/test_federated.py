@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradleak.audit.federated import attack_round, group_rounds, list_refusals, observe_round
 from gradleak.audit.own_update import observe_capture
+from gradleak.audit.rounds import attack_round, group_rounds, list_refusals, observe_round
 from gradleak.captures import subtract_states, survey_federation
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
@@ -18,7 +18,7 @@ from gradleak.core.target import Target
 from gradleak.datasets import read_client_texts
 from gradleak.integrations.messages import LocalTraining, MessageRecorder, Reply, make_plain
 from gradleak.records.run_folder import read_run
-from gradleak.report.clients import ClientLeak, list_client_leaks, tell_clients
+from gradleak.report.page.clients import ClientLeak, list_client_leaks, tell_clients
 from gradleak.targets.tiny import Tiny
 
 SPEC = Tiny(hidden=64, heads=4)

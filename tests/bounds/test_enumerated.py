@@ -22,7 +22,7 @@ from gradleak.core.prior import Prior
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target, Vocabulary
 from gradleak.core.update import Update
-from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.differential_privacy import DpSgd
 from gradleak.matching.noisy_channel import Likelihood, NoisyChannel, read_channel
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.targets.tiny import Tiny

@@ -9,7 +9,7 @@ import torch
 from gradleak.bounds.exposure import expose, find_form, list_forms, make_names
 from gradleak.core.batch import Example
 from gradleak.core.target import Target
-from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.differential_privacy import DpSgd
 from gradleak.matching.noisy_channel import Likelihood, read_channel
 
 

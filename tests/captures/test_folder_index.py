@@ -16,7 +16,7 @@ from gradleak.captures import (
     name_capture,
     survey_folder,
 )
-from gradleak.captures import folder_index as module
+from gradleak.captures import folders as module
 
 Write = Callable[..., Path]
 

@@ -7,7 +7,7 @@ import pytest
 from gradleak.audit import AuditSpec, bound_setting
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError
-from gradleak.records.brackets import find_bound, list_brackets
+from gradleak.records.judgement import find_bound, list_brackets
 from gradleak.records.store import read_record, record_paths
 
 TARGET = "tiny:layers=1,hidden=8,heads=1"

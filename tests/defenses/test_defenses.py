@@ -10,15 +10,10 @@ from gradleak.core.defense import Channel, Defense, Survivors, channel_of, prote
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
-from gradleak.defenses.central_dp import CentralDp
-from gradleak.defenses.client_dp import ClientDp
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.quantisation import Quantisation
-from gradleak.defenses.sign import Sign
-from gradleak.defenses.top_k import TopK
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import CentralDp, ClientDp
+from gradleak.defenses.few_bits import Quantisation, Sign
+from gradleak.defenses.sparsification import Masking, Pruning, TopK
 
 NO_STRENGTH = [
     GaussianNoise(0.0),

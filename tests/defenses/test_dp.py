@@ -18,10 +18,15 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.accounting import MOST_POINTS, analytic_epsilon, opacus_epsilon, prv_points
-from gradleak.defenses.central_dp import CentralDp
-from gradleak.defenses.client_dp import ClientDp
-from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.differential_privacy import (
+    MOST_POINTS,
+    CentralDp,
+    ClientDp,
+    DpSgd,
+    analytic_epsilon,
+    opacus_epsilon,
+    prv_points,
+)
 from gradleak.protocols.fedsgd import FedSGD
 
 TEXTS = ["the cat is red .", "my phone number is five five zero one .", "she left"]

@@ -16,8 +16,8 @@ from gradleak.core.parts import ATTENTION_INPUTS
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.half_precision import Rounding
+from gradleak.defenses.clipping_and_noise import GaussianNoise
+from gradleak.defenses.few_bits import Rounding
 from gradleak.matching.inputs import visible_linear_parts
 from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import Tiny

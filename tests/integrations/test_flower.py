@@ -23,7 +23,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
 import gradleak
-from gradleak.audit.federated import (
+from gradleak.audit.rounds import (
     attack_round,
     group_rounds,
     list_budgets,
@@ -38,7 +38,7 @@ from gradleak.datasets import read_client_texts
 from gradleak.integrations.flower import CaptureGrid, CaptureMod, attach
 from gradleak.integrations.flower_in_process import InProcessGrid
 from gradleak.records.run_folder import read_run
-from gradleak.report.clients import list_client_leaks, tell_clients
+from gradleak.report.page.clients import list_client_leaks, tell_clients
 from gradleak.targets.tiny import Tiny
 
 TEXTS = [

@@ -24,7 +24,7 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 import gradleak
-from gradleak.audit.federated import attack_round, group_rounds, list_budgets, list_refusals
+from gradleak.audit.rounds import attack_round, group_rounds, list_budgets, list_refusals
 from gradleak.captures import read_capture, survey_federation
 from gradleak.cli import main
 from gradleak.core.errors import GradleakError

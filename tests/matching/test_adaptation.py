@@ -12,14 +12,10 @@ from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.target import Target
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.dp_sgd import DpSgd
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.masking import Masking
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.quantisation import Quantisation
-from gradleak.defenses.sign import Sign
-from gradleak.defenses.top_k import TopK
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import DpSgd
+from gradleak.defenses.few_bits import Quantisation, Sign
+from gradleak.defenses.sparsification import Masking, Pruning, TopK
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.distances import WrongSigns, WrongSignSquares
 from gradleak.matching.factored import FactoredMatcher

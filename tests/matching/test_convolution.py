@@ -9,8 +9,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Knowledge, Observation, Round
 from gradleak.core.target import Target
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.few_bits import Sign
+from gradleak.defenses.sparsification import Pruning
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.factors import thin_factors
 from gradleak.matching.kinds import patches

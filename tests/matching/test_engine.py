@@ -13,7 +13,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation, Round
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
 from gradleak.matching import L2L1, Cosine, Distance, SquaredL2, for_observations
 from gradleak.matching.factored import FactoredMatcher
 from gradleak.matching.factors import Thin

@@ -9,8 +9,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
-from gradleak.matching.capture import capture_calls
 from gradleak.matching.inputs import ModuleInputs, first_inputs, linear_parts, matrix_of, module_of
+from gradleak.matching.kinds import capture_calls
 
 TEXTS = ("the cat is red .", "my dog was bad !")
 

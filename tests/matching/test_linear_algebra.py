@@ -335,7 +335,8 @@ def test_sums_are_off_by_about_what_rounding_expects(dtype: torch.dtype, signs: 
         found = found + one[:, place, None] * other[place]
     sizes = one.double().norm(dim=1)[:, None] * other.double().norm(dim=0)
     errors = (found.double() - exact).abs() / sizes
-    assert float(errors.max()) <= precision.sum_error_bound(terms, dtype)
+    share = terms * precision.unit_rounding(dtype)
+    assert float(errors.max()) <= share / (1 - share)  # γₙ, the most there can be
     spread = float(errors.square().mean().sqrt())
     expected = (
         precision.mixed_sum_error(dtype)
@@ -350,7 +351,9 @@ def test_what_rounding_leaves_in_a_product_of_low_rank_is_under_its_floor():
     one, other = draw(shape[0], tokens), draw(tokens, shape[1], seed=1)
     product = (one.float() @ other.float()).double()
     values = find_singular_values(product)
-    floor = precision.product_floor(shape, tokens, float(product.norm()), torch.float32)
+    # √terms·u times the factors' norms, over all entries where these do not cancel
+    error = precision.sum_error(tokens, torch.float32) * float(product.norm())
+    floor = precision.singular_floor(shape, error / math.sqrt(shape[0] * shape[1]))
     assert int(count_rank(values, floor)) == tokens
     assert float(values[tokens]) > floor / 1000  # it is a floor, not a wall
 

@@ -7,14 +7,10 @@ from gradleak.core.defense import Defense, protect_in_turn
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.client_dp import ClientDp
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.dp_sgd import DpSgd
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.half_precision import Rounding
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.quantisation import Quantisation
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import ClientDp, DpSgd
+from gradleak.defenses.few_bits import Quantisation, Rounding, Sign
+from gradleak.defenses.sparsification import Pruning
 from gradleak.matching.noisy_channel import Likelihood, read_channel
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD

@@ -149,6 +149,17 @@ def test_a_record_that_was_made_whole_is_read_as_one(record: Record, tmp_path: P
     assert len(found.summaries) == 1 and found.coverage == Coverage(None, 1)
 
 
+def test_a_worst_case_below_the_blind_attacks_guess_is_no_contradiction(
+    record: Record, tmp_path: Path
+) -> None:
+    """A worst case is over the attacks that look; blind is what it stands beside."""
+    looking = changed(record, mean=0.5)
+    blind = changed(record, mean=0.9).attacks["lamp_cos"]
+    both = {**looking.attacks, "blind": replace(blind, spec={"name": "blind"})}
+    write_record(tmp_path, replace(looking, attacks=both))
+    assert read_run(tmp_path).coverage == Coverage(None, 1)
+
+
 def test_flags_of_an_attack_do_not_stand_beside_what_another_proved_without_the_fault(
     record: Record,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.plain import from_plain, to_plain
 
 

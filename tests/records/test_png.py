@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradleak.records import png
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.png import A_ROW, GAP, SHORTEST_SIDE, draw_grid
 
 RANDOM = np.random.default_rng(0)

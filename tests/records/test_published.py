@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.published import (
     FORM,
     Mark,

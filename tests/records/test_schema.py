@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import SCHEMA, Record, now, spec_id
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradleak.records import store
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import (
     DETAILS,

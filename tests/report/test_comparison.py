@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import DataRecord, Record, Score, SecretRecord
 from gradleak.records.settings import settings_of
 from gradleak.records.statistics import Interval, paired_difference

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradleak.cli import main
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import write_record
 from gradleak.report.page import build_report

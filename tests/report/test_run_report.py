@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from report_schema import write_schema
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import FindingRecord, NoiseRecord, Record, Score, TargetRecord
 from gradleak.records.settings import settings_of
 from gradleak.records.store import columns_of, read_summaries, read_summary, write_record

@@ -198,7 +198,7 @@ def test_workers_have_a_bar_and_finished_cells_are_not_told_as_skipped(
     def work_here(devices: Sequence[str], workers: int, display: Display, *rest: object) -> None:
         """Stands for the processes, which take seconds to start."""
         watch = rest[-1]
-        assert isinstance(watch, engine.Watch)
+        assert isinstance(watch, engine.ProcessWatch)
 
         def is_alive() -> bool:
             run_cells(cells, tmp_path, "cpu", Silent(), retry=False)
@@ -208,7 +208,7 @@ def test_workers_have_a_bar_and_finished_cells_are_not_told_as_skipped(
         engine.follow(started, watch, display)
 
     monkeypatch.setattr(engine, "work_together", work_here)
-    monkeypatch.setattr(engine.Watch, "pause", 0.0)
+    monkeypatch.setattr(engine.ProcessWatch, "pause", 0.0)
     results = engine.run_on(["cpu"], 2, cells, tmp_path, display, retry=False)
     assert all(result.record for result in results)
     ((title, progress),) = display.watched

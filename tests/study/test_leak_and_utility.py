@@ -10,8 +10,7 @@ import torch
 
 from gradleak.core.attack import Silent
 from gradleak.core.errors import GradleakError, RunFailed
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
 from gradleak.records.store import read_record
 from gradleak.report.pictures.tradeoff_chart import Tradeoff
 from gradleak.study import grid

@@ -17,6 +17,7 @@ from gradleak.attacks.blind import Blind
 from gradleak.audit import run_audit
 from gradleak.audit.group import AuditGroup
 from gradleak.audit.runner import run_audits
+from gradleak.cli.map import MODULES
 from gradleak.core.attack import Attack, Bench, Reconstruction, Silent
 from gradleak.core.batch import Batch
 from gradleak.core.errors import GradleakError
@@ -26,7 +27,7 @@ from gradleak.records.run_folder import claim
 from gradleak.records.store import read_record
 from gradleak.report.pictures.heat_map import WHOLE, HeatMap
 from gradleak.study import grid
-from gradleak.study.leak_map import MAPPED, MapIncomplete, MapPlan, plan_map, run_map
+from gradleak.study.leak_map import MapIncomplete, MapPlan, plan_map, run_map
 from gradleak.targets.tiny import Tiny
 
 TINY = {
@@ -56,6 +57,9 @@ class MatricesOnly(Attack):
         if all(tensor.ndim < 3 for one in observations for tensor in one.update.tensors.values()):
             raise GradleakError("No matrix is seen.")
         return torch.zeros(len(observations))
+
+
+MAPPED = MODULES.split(",")
 
 
 def planned(
@@ -111,7 +115,7 @@ def test_a_cell_is_the_audit_of_its_view(
         assert [one.loss for one in ours.batches] == pytest.approx(
             [one.loss for one in theirs.batches]
         )
-        assert heat_map.at(cell.layer, cell.module).scores == alone.worst_case  # type: ignore[union-attr]
+        assert heat_map.at(int(cell.axes["layer"]), cell.axes["module"]).scores == alone.worst_case  # type: ignore[union-attr]
 
 
 def test_what_is_finished_is_not_computed_again(

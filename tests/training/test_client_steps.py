@@ -12,12 +12,10 @@ from gradleak.cli import main
 from gradleak.core.batch import Example
 from gradleak.core.defense import Defense
 from gradleak.core.errors import GradleakError
-from gradleak.defenses.central_dp import CentralDp
-from gradleak.defenses.clipping import Clipping
-from gradleak.defenses.dp_sgd import DpSgd
-from gradleak.defenses.gaussian_noise import GaussianNoise
-from gradleak.defenses.pruning import Pruning
-from gradleak.defenses.sign import Sign
+from gradleak.defenses.clipping_and_noise import Clipping, GaussianNoise
+from gradleak.defenses.differential_privacy import CentralDp, DpSgd
+from gradleak.defenses.few_bits import Sign
+from gradleak.defenses.sparsification import Pruning
 from gradleak.targets import resolve_target
 from gradleak.targets.text_classifier import TextClassifier
 from gradleak.targets.tiny import WORDS

@@ -8,8 +8,8 @@ import torch
 from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.defenses.dp_sgd import DpSgd
-from gradleak.defenses.gaussian_noise import GaussianNoise
+from gradleak.defenses.clipping_and_noise import GaussianNoise
+from gradleak.defenses.differential_privacy import DpSgd
 from gradleak.protocols.fedavg import FedAvg
 from gradleak.protocols.fedsgd import FedSGD
 from gradleak.training.client_steps import deal_out, mean_update, take_round

@@ -1,7 +1,7 @@
 """Known words, unknown order: words are read off the word embeddings' gradient, then ordered."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,10 +78,10 @@ class BagOfWords(Attack):
     ) -> list[Reconstruction]:
         began = time.monotonic()
         bags = {observation.index: read_bag(observation) for observation in observations}
-        found: dict[int, list[Reconstruction]] = {one.index: [] for one in observations}
+        found = defaultdict[int, list[Reconstruction]](list)
         for group in group_problems(observations, self.assumptions):
             problems = group if self.labels == "known" else pair_problems(group)
-            climb = Climb(self, lay_out(problems), bags, bench)
+            climb = OrderClimb(self, lay_out(problems), bags, bench)
             climb.run()
             for problem, guess in zip(climb.rows.problems, climb.list_guesses(), strict=True):
                 found[problem.observation.index].append(guess)
@@ -130,7 +130,7 @@ def pair_problems(problems: Sequence[SearchProblem]) -> list[SearchProblem]:
     ]
 
 
-class Climb:
+class OrderClimb:
     """Moves all rows uphill together, in rounds of which each takes the best of many moves.
 
     One that is stuck begins anew from its best, shuffled in part, until that explains all. What
@@ -161,8 +161,7 @@ class Climb:
                 if self.bench.out_of_time:
                     break
                 self._take_best(self._draw_candidates(sentence))
-            improved = self.scores < before - NO_BETTER
-            self.idle = torch.where(improved, 0, self.idle + 1)
+            self.idle = torch.where(self.scores < before - NO_BETTER, 0, self.idle + 1)
             better = self.scores < self.best_scores
             self.best = torch.where(better[:, None, None], self.ids, self.best)
             self.best_scores = torch.where(better, self.scores, self.best_scores)
@@ -173,7 +172,6 @@ class Climb:
     def list_guesses(self) -> list[Reconstruction]:
         """Returns the best of every row."""
         self.done.zero_()  # the distances of all are asked for
-        distances = self.measure_distances(self.best[:, None])[:, 0].tolist()
         return [
             Reconstruction(
                 self.rows.sentences(self.best[row], row),
@@ -181,7 +179,9 @@ class Climb:
                 labels=self.rows.problems[row].hypothesis.labels,
                 cost=Cost(steps=self.rounds),
             )
-            for row, distance in enumerate(distances)
+            for row, distance in enumerate(
+                self.measure_distances(self.best[:, None])[:, 0].tolist()
+            )
         ]
 
     def measure_distances(self, ids: Candidates) -> Float[Tensor, "rows candidates"]:
@@ -190,23 +190,19 @@ class Climb:
         def match(kept: slice, some: slice) -> Tensor:
             candidates = ids[kept, some]
             if bool(self.done[kept].all()):  # nobody asks
-                shape = candidates.shape[:2]
-                return torch.zeros(shape, dtype=self.rows.target.dtype, device=ids.device)
+                return ids.new_zeros(candidates.shape[:2], dtype=self.rows.target.dtype)
             return self.matcher.distances(self.rows.token_batch(candidates, kept), kept)
 
         return score_in_passes(self.bench, self.rows, self.matcher, match, ids.shape[1])
 
     def _score(self, ids: Candidates) -> Float[Tensor, "rows candidates"]:
         distances, weight = self.measure_distances(ids), self.attack.prior_weight
-        if weight == 0:
-            return distances
-        return distances + weight * compute_nll(self.bench, self.rows, ids)
+        return distances + weight * compute_nll(self.bench, self.rows, ids) if weight else distances
 
     def _take_best(self, candidates: Candidates) -> None:
         scores = self._score(candidates)
         chosen = torch.where(self.done, 0, scores.argmin(1))  # the first is the guess as it is
-        reached = scores.gather(1, chosen[:, None])[:, 0]
-        self.scores = torch.where(self.done, self.scores, reached)
+        self.scores = torch.where(self.done, self.scores, scores.gather(1, chosen[:, None])[:, 0])
         self.ids = candidates[torch.arange(len(candidates), device=chosen.device), chosen]
 
     def _draw_candidates(self, sentence: int) -> Candidates:
@@ -214,8 +210,7 @@ class Climb:
         ids, count = self.ids, self.attack.orders
         orders = draw_moves(self.rows, self.bench, count, self.rounds, sentence, "bag")
         repeated = torch.stack([self._exchange_spare(row, sentence) for row in range(len(ids))])
-        repeated = repeated.view(len(ids), -1, *ids.shape[1:])
-        made = torch.cat([reorder(ids, orders), repeated], dim=1)
+        made = torch.cat([reorder(ids, orders), repeated.view(len(ids), -1, *ids.shape[1:])], dim=1)
         return torch.where(self.done[:, None, None, None], ids[:, None], made)
 
     def _exchange_spare(self, row: int, sentence: int) -> Int[Tensor, "candidates places"]:
@@ -245,14 +240,12 @@ class Climb:
             elif bool(stuck[row]):
                 self.ids[row] = self._shuffle(row)
         self.idle = torch.where(stuck, 0, self.idle)
-        reached = self._score(self.ids[:, None])[:, 0]
-        self.scores = torch.where(self.done, self.best_scores, reached)
+        self.scores = torch.where(self.done, self.best_scores, self._score(self.ids[:, None])[:, 0])
 
     def _shuffle(self, row: int) -> Int[Tensor, "examples tokens"]:
         """Returns the best of a row, a random third of its words put in one another's place."""
         flat, free = self.best[row].flatten(), self._find_free(row)
-        generator = self._name_stream(row, "shuffle").generator()
-        drawn = torch.randperm(len(free), generator=generator)
+        drawn = torch.randperm(len(free), generator=self._name_stream(row, "shuffle").generator())
         some = free[drawn[: max(3, len(free) // 3)].to(free.device)]
         return flat.scatter(0, some, flat[some.roll(1)]).view_as(self.best[row])
 

@@ -1,5 +1,6 @@
 """What can be guessed without the update."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,6 @@ from gradleak.core.observation import Observation
 from gradleak.core.prior import PicturePrior
 from gradleak.core.registry import Medium, register
 from gradleak.core.specs import to_string
-from gradleak.core.streams import Streams
 
 
 @register("attack", "blind")
@@ -37,14 +37,14 @@ class Blind(Attack):
 
     def _guess(self, observation: Observation, bench: Bench) -> Reconstruction:
         if isinstance(bench.prior, PicturePrior):
-            likely = picture_of(bench.prior.likely())
-            return Reconstruction(sentences=(), pictures=(likely,) * _size(observation))
-        lengths = _lengths(observation, bench)
+            return Reconstruction(
+                sentences=(), pictures=(picture_of(bench.prior.likely()),) * _size(observation)
+            )
         streams = bench.streams_of(observation)
         return Reconstruction(
             sentences=tuple(
                 tuple(bench.words.likely(length, streams.child("blind", place)))
-                for place, length in enumerate(lengths)
+                for place, length in enumerate(_lengths(observation, bench))
             )
         )
 
@@ -63,24 +63,27 @@ def draw_beside(
     streams = [bench.streams_of(one).child("blind draw", to_string(attack)) for one in observations]
     prior = bench.prior
     if isinstance(prior, PicturePrior):
-        sizes = map(_size, observations)
-        return [_draw_pictures(prior, *one) for one in zip(streams, sizes, strict=True)]
+        return [
+            Reconstruction(
+                sentences=(),
+                pictures=tuple(
+                    picture_of(prior.draw(stream.child(place))) for place in range(_size(one))
+                ),
+            )
+            for one, stream in zip(observations, streams, strict=True)
+        ]
     lengths = [_lengths(one, bench) for one in observations]
     # All sentences in one call of the prior: most draw many as fast as one.
-    places = [(row, place) for row, group in enumerate(lengths) for place in range(len(group))]
     drawn = bench.words.draw(
-        [lengths[row][place] for row, place in places],
-        [streams[row].child(place) for row, place in places],
+        [length for group in lengths for length in group],
+        [
+            stream.child(place)
+            for stream, group in zip(streams, lengths, strict=True)
+            for place in range(len(group))
+        ],
     )
-    sentences: list[list[tuple[int, ...]]] = [[] for _ in lengths]
-    for (row, _), ids in zip(places, drawn, strict=True):
-        sentences[row].append(tuple(ids))
-    return [Reconstruction(sentences=tuple(group)) for group in sentences]
-
-
-def _draw_pictures(prior: PicturePrior, stream: Streams, count: int) -> Reconstruction:
-    drawn = (prior.draw(stream.child(place)) for place in range(count))
-    return Reconstruction(sentences=(), pictures=tuple(map(picture_of, drawn)))
+    sentences = iter(map(tuple, drawn))
+    return [Reconstruction(tuple(itertools.islice(sentences, len(group)))) for group in lengths]
 
 
 def _size(observation: Observation) -> int:

@@ -204,8 +204,7 @@ def _mark_outstanding(sizes: Float[Tensor, "rows"], most: int) -> Bool[Tensor, "
     most = max(1, min(most, len(ordered) - 1))
     gaps = ordered[:most] / ordered[1 : most + 1].clamp_min(torch.finfo(sizes.dtype).tiny)
     chosen = torch.zeros_like(sizes, dtype=torch.bool)
-    chosen[places[: int(gaps.argmax()) + 1]] = True
-    return chosen
+    return chosen.index_fill(0, places[: int(gaps.argmax()) + 1], True)
 
 
 def _mark_touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Bool[Tensor, "rows"]:
@@ -215,10 +214,8 @@ def _mark_touched(rows: Float[Tensor, "rows width"], through_noise: bool) -> Boo
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
     floor = norms.quantile(0.25) if through_noise else 0.0  # a quarter is untouched in any case
-    above: Tensor = (norms > ABOVE_FLOOR * floor) & (
-        norms > cancelled_share(rows.dtype) * norms.max()
-    )
-    return above
+    rounding = cancelled_share(rows.dtype) * norms.max()
+    return torch.logical_and(norms > ABOVE_FLOOR * floor, norms > rounding)
 
 
 def _words_are_exact(observation: Observation) -> bool:
@@ -246,9 +243,8 @@ def _find_tensor(observation: Observation, group: str) -> Tensor | None:
 
 
 def _list_specials(observation: Observation) -> list[int]:
-    vocabulary = observation.target.vocabulary
-    frame = {*vocabulary.prefix, *vocabulary.suffix, vocabulary.pad}
-    return sorted({*vocabulary.specials, *frame})
+    words = observation.target.vocabulary
+    return sorted({*words.specials, *words.prefix, *words.suffix, words.pad})
 
 
 def _number(rows: Bool[Tensor, "words"]) -> tuple[int, ...]:

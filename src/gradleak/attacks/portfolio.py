@@ -5,7 +5,7 @@ The next one gets what the ones before could not prove.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,11 +32,8 @@ from gradleak.core.registry import register
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
 
-CERTIFYING = (
-    "span",
-    "rows",
-    "energy",
-)  # members that hold their guesses against the update themselves
+# Members that hold their guesses against the update themselves
+CERTIFYING = ("span", "rows", "energy")
 COMPARING = 0.05  # of a time limit: kept back to compare the members' guesses
 MOST_ORDERED = 20_000  # words times places: for more the prior is not asked for an order
 LONGEST = 300  # characters of an error
@@ -70,15 +67,18 @@ class Portfolio(Attack):
 
     @property
     def members(self) -> tuple[Attack, ...]:
-        lamp = LampPlus(
-            steps=self.steps,
-            starts=self.starts,
-            labels=self.labels,
-            lengths=self.lengths,
-            adaptive=self.adaptive,
+        members = (
+            Span(),
+            RowsAttack(),
+            EnergyAttack(restarts=self.restarts, lengths=self.lengths),
+            LampPlus(
+                steps=self.steps,
+                starts=self.starts,
+                labels=self.labels,
+                lengths=self.lengths,
+                adaptive=self.adaptive,
+            ),
         )
-        energy = EnergyAttack(restarts=self.restarts, lengths=self.lengths)
-        members = (Span(), RowsAttack(), energy, lamp)
         return members if self.steps else members[:-1]
 
     @property
@@ -106,40 +106,34 @@ class Portfolio(Attack):
         As each of them ends, what it made is kept in the bench's checkpoint, from which a call that
         was cut goes on.
         """
-        began, kept = time.monotonic(), _read_checkpoint(bench.checkpoint, observations)
-        runs, began = {one.index: PortfolioRun(one) for one in observations}, began - kept.seconds
-        for one, earlier in zip(observations, kept.runs, strict=False):
-            runs[one.index] = PortfolioRun(
-                one, [*earlier.stages], [*earlier.guesses], earlier.settled
-            )
-        kept_back, early = 0.0, bench
+        call = _read_checkpoint(bench.checkpoint, observations)
+        began = time.monotonic() - call.seconds
+        pairs = list(zip(observations, call.runs, strict=True))
         if bench.deadline is not None:
-            deadline = bench.deadline - kept.seconds
-            kept_back = COMPARING * (deadline - time.monotonic())
-            early = replace(bench, deadline=deadline - kept_back)
-            bench = replace(bench, deadline=deadline)
+            bench = replace(bench, deadline=bench.deadline - call.seconds)
+        early = bench.ending_early(COMPARING)
         members = [one for one in self.members if any(_serves(one, seen) for seen in observations)]
-        for place, member in list(enumerate(members))[kept.members :]:
-            left = [
-                one for one in observations if not runs[one.index].settled and _serves(member, one)
-            ]
+        for place, member in list(enumerate(members))[call.members :]:
+            left = [(one, run) for one, run in pairs if not run.settled and _serves(member, one)]
+            seen = [one for one, _ in left]
             # Of the time that is left each member gets as much as those after it; rows gets all,
             # since no other has a turn where it has a guess.
             turns = 1 if isinstance(member, RowsAttack) else len(members) - place
-            turn = _limit_turn(early, turns)
-            made = _attempt(member, left, turn) if left else []
-            for one, (stage, guess) in zip(left, made, strict=True):
-                runs[one.index].add(stage, guess, early)
+            made = _attempt(member, seen, early.ending_early(1 - 1 / turns)) if seen else []
+            for (one, run), (stage, guess) in zip(left, made, strict=True):
+                run.add(one, stage, guess, early)
+            call = PortfolioCheckpoint(place + 1, time.monotonic() - began, call.runs)
             if bench.checkpoint is not None:
-                _write_checkpoint(bench.checkpoint, runs, place + 1, time.monotonic() - began)
-        for run in runs.values():
+                write_whole(bench.checkpoint, json.dumps(to_plain(call, keep_nan=True)))
+        for one, run in pairs:
             if not run.guesses:
-                run.say_outright(bench)
-        _refuse_where_nothing_applies(list(runs.values()))
+                run.say_outright(one, bench)
+        _refuse_where_nothing_applies(call.runs)
         # What was kept back is there even if a member took more than its share.
-        if bench.deadline is not None:
-            bench = replace(bench, deadline=max(bench.deadline, time.monotonic() + kept_back))
-        return [self._choose(run, bench) for run in runs.values()]
+        if bench.deadline is not None and early.deadline is not None:
+            late = time.monotonic() + bench.deadline - early.deadline
+            bench = replace(bench, deadline=max(bench.deadline, late))
+        return [self._choose(*pair, bench) for pair in pairs]
 
     def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
@@ -152,22 +146,23 @@ class Portfolio(Attack):
         except GradleakError:  # nothing that is seen can be matched
             return None
 
-    def _choose(self, run: "PortfolioRun", bench: Bench) -> Reconstruction:
+    def _choose(
+        self, observation: Observation, run: "PortfolioRun", bench: Bench
+    ) -> Reconstruction:
         """Chooses the nearest of a run's guesses.
 
         Of those that there is no time to compare it takes the one that is best by its making.
         """
-        stages = tuple(run.stages)
-        costs = [stage.cost for stage in stages]
+        stages, costs = tuple(run.stages), [stage.cost for stage in run.stages]
         cost = Cost(sum(one.seconds for one in costs), sum(one.steps for one in costs))
         if not run.guesses:
-            return Reconstruction(say_nothing(run.observation), cost=cost, stages=stages)
+            return Reconstruction(say_nothing(observation), cost=cost, stages=stages)
         best, nearest = run.likeliest, None
         if len({guess.sentences for guess in run.guesses}) > 1 and not best.certified:
             for guess in run.guesses:
                 if bench.out_of_time:
                     break
-                distance = self._measure_distance(run.observation, guess)
+                distance = self._measure_distance(observation, guess)
                 if distance < torch.inf and (nearest is None or distance < nearest):
                     best, nearest = guess, distance
         return replace(best, cost=cost, stages=stages)
@@ -193,31 +188,33 @@ class Portfolio(Attack):
 class PortfolioRun:
     """What the members made of one observation so far."""
 
-    observation: Observation
+    index: int  # of the observation
     stages: list[Stage] = field(default_factory=list)
     guesses: list[Reconstruction] = field(default_factory=list)
     settled: bool = False
 
-    def add(self, stage: Stage, guess: Reconstruction | None, bench: Bench) -> None:
+    def add(
+        self, observation: Observation, stage: Stage, guess: Reconstruction | None, bench: Bench
+    ) -> None:
         """Notes what the next member made of it."""
         if guess is not None:
             if stage.attack not in CERTIFYING:
-                (guess,) = with_certificates([self.observation], [guess], bench)
+                (guess,) = with_certificates([observation], [guess], bench)
                 stage = replace(stage, certified=guess.certified)
-            guess = put_in_order(guess, self.observation.knows.lengths)
+            guess = put_in_order(guess, observation.knows.lengths)
             self.guesses.append(guess)
             in_time = not bench.out_of_time
-            self.settled = guess.certified or (in_time and _fits(self.observation, guess, bench))
+            self.settled = guess.certified or (in_time and _fits(observation, guess, bench))
             stage = replace(stage, sentences=guess.sentences)
             if self.settled:  # nothing was left to do when the time was up
                 stage = replace(stage, fate="ran", reason="")
             self.settled |= stage.attack == RowsAttack.name
         self.stages.append(stage)
 
-    def say_outright(self, bench: Bench) -> None:
+    def say_outright(self, observation: Observation, bench: Bench) -> None:
         """Lets the update speak for itself, where no member has a guess."""
         began = time.monotonic()
-        said = say_outright(self.observation, bench)
+        said = say_outright(observation, bench)
         if said is not None:
             self.guesses.append(Reconstruction(said))
             self.stages.append(Stage("outright", said, False, Cost(time.monotonic() - began)))
@@ -227,8 +224,7 @@ class PortfolioRun:
         """The guess that is proven, or the last of a member that came to its end, or the last.
 
         A guess of rows stands, even cut: it is made where no other member's is one."""
-        stages = [stage for stage in self.stages if stage.has_guess]
-        made = zip(stages, self.guesses, strict=True)
+        made = zip([one for one in self.stages if one.has_guess], self.guesses, strict=True)
         stands = ("ran", RowsAttack.name)
         ended = [
             guess for stage, guess in made if stage.fate in stands or stage.attack in stands
@@ -237,43 +233,23 @@ class PortfolioRun:
 
 
 @dataclass(frozen=True)
-class KeptRun:
-    """What a checkpoint holds of one run."""
-
-    index: int  # of its observation
-    stages: tuple[Stage, ...]
-    guesses: tuple[Reconstruction, ...]
-    settled: bool
-
-
-@dataclass(frozen=True)
 class PortfolioCheckpoint:
-    """What a call that was cut has left: so many members ended, in so many seconds."""
+    """What a call has done, and leaves where it is cut: so many members ended, in some seconds."""
 
-    members: int = 0
-    seconds: float = 0.0
-    runs: tuple[KeptRun, ...] = ()
-
-
-def _write_checkpoint(
-    path: Path, runs: Mapping[int, PortfolioRun], members: int, seconds: float
-) -> None:
-    kept = tuple(
-        KeptRun(index, tuple(run.stages), tuple(run.guesses), run.settled)
-        for index, run in runs.items()
-    )
-    checkpoint = PortfolioCheckpoint(members, seconds, kept)
-    write_whole(path, json.dumps(to_plain(checkpoint, keep_nan=True)))
+    members: int
+    seconds: float
+    runs: tuple[PortfolioRun, ...]
 
 
 def _read_checkpoint(path: Path | None, observations: Sequence[Observation]) -> PortfolioCheckpoint:
-    """Reads what an earlier call on these observations has left."""
+    """Reads what an earlier call on these observations has left, or begins."""
+    fresh = PortfolioCheckpoint(0, 0.0, tuple(PortfolioRun(one.index) for one in observations))
     if path is None or not path.is_file():
-        return PortfolioCheckpoint()
+        return fresh
     plain = json.loads(path.read_text(encoding="utf-8"))
     kept: PortfolioCheckpoint = from_plain(PortfolioCheckpoint, plain, path.name)
-    same = [run.index for run in kept.runs] == [one.index for one in observations]
-    return kept if same else PortfolioCheckpoint()
+    is_same = [run.index for run in kept.runs] == [run.index for run in fresh.runs]
+    return kept if is_same else fresh
 
 
 def _serves(member: Attack, observation: Observation) -> bool:
@@ -319,7 +295,7 @@ def _attempt(
     stop it for all: that is at most as often the whole work as halves can be halved.
     """
     if bench.out_of_time:
-        late = _note_failure(member, "no_time", "No time was left for it.", spent)
+        late = Stage(member.name, (), False, Cost(spent), "no_time", "No time was left for it.")
         return [(late, None)] * len(observations)
     began = time.monotonic()
     fate: Fate
@@ -333,7 +309,7 @@ def _attempt(
         fate, reason = "failed", _describe_error(error)
     spent += (time.monotonic() - began) / len(observations)
     if len(observations) == 1:
-        return [(_note_failure(member, fate, reason, spent), None)]
+        return [(Stage(member.name, (), False, Cost(spent), fate, reason), None)]
     half = len(observations) // 2
     return [
         *_attempt(member, observations[:half], bench, spent),
@@ -350,26 +326,11 @@ def _note_guess(
     return stage, guess
 
 
-def _note_failure(member: Attack, fate: Fate, reason: str, seconds: float) -> Stage:
-    return Stage(member.name, (), False, Cost(seconds), fate, reason)
-
-
 def _describe_error(error: Exception) -> str:
     """Returns the error's name and its first line: the rest is for who mends the program."""
     first = next(iter(str(error).strip().splitlines()), "")
     name = type(error).__name__.lstrip("_")
     return f"{name}: {first[:LONGEST]}" if first else f"{name}."
-
-
-def _limit_turn(bench: Bench, turns: int) -> Bench:
-    """Gives the next of so many its share of the time.
-
-    Of the time that is left each gets as much, and what one leaves is the others'.
-    """
-    if bench.deadline is None:
-        return bench
-    now = time.monotonic()
-    return replace(bench, deadline=now + (bench.deadline - now) / turns)
 
 
 def _refuse_where_nothing_applies(runs: Sequence[PortfolioRun]) -> None:

@@ -2,6 +2,7 @@
 rival of `energy`."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,14 +74,10 @@ class SpanDistance:
             self.pass_cost.bytes(examples, tokens, FORWARD_AND_BACK)
             + 3 * self.pass_cost.element * directions
         )
-        device, what = (
-            self.target.device,
-            f"one step on this batch ({examples} texts of up to {tokens} tokens)",
-        )
+        device, work = self.target.device, self.pass_cost.work(examples, tokens, 3)
+        what = f"one step on this batch ({examples} texts of up to {tokens} tokens)"
         refuse_without_room("span_continuous", needed, bench, device, what)
-        return pieces(
-            bench, device, needed, self.pass_cost.work(examples, tokens, 3), len(rows.problems)
-        )
+        return pieces(bench, device, needed, work, len(rows.problems))
 
     def __call__(
         self, batch: Batch, rows: slice = slice(None)
@@ -154,9 +151,7 @@ class SpanContinuous(Attack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         began = time.monotonic()
-        found: dict[int, list[Reconstruction]] = {
-            observation.index: [] for observation in observations
-        }
+        found = defaultdict[int, list[Reconstruction]](list)
         for start in range(self.starts):
             if start and bench.out_of_time:
                 break
@@ -183,9 +178,8 @@ class SpanContinuous(Attack):
         distance = SpanDistance([problem.observation for problem in rows.problems])
         embeddings = _draw_start(rows, bench)
         chunks = distance.pieces(rows, bench)
-        state = RowAdam(self.learning_rate, StepDecay(0.89, max(1, self.steps // 20))).begin(
-            embeddings
-        )
+        decay = StepDecay(0.89, max(1, self.steps // 20))
+        state = RowAdam(self.learning_rate, decay).begin(embeddings)
         for step in range(self.steps):
             state.step(embeddings, self._slope(rows, distance, embeddings, chunks))
             embeddings = torch.where(
@@ -195,10 +189,13 @@ class SpanContinuous(Attack):
             if bench.out_of_time:
                 break
         ids = nearest_tokens(rows, embeddings)
-        losses = [_loss(rows, distance, ids, slice(row, row + 1)) for row in range(len(group))]
+        with torch.no_grad():
+            at_words = rows.target.embed(ids)[:, None]
+            places = (slice(row, row + 1) for row in range(len(group)))
+            losses = [float(distance(rows.batch(at_words[one], one), one)) for one in places]
         return [
-            Reconstruction(rows.sentences(ids[row], row), loss=losses[row])
-            for row in range(len(group))
+            Reconstruction(rows.sentences(ids[row], row), loss=loss)
+            for row, loss in enumerate(losses)
         ]
 
     def _slope(
@@ -211,18 +208,12 @@ class SpanContinuous(Attack):
             losses = distance(rows.batch(leaf[:, None], kept), kept)[:, 0]
             norms = leaf.square().sum(-1).add(1e-12).sqrt() * mask
             spread = (norms.sum((1, 2)) / mask.sum((1, 2)) - table.mean_norm).square()
-            slopes[kept] = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)[
-                0
-            ].nan_to_num_()
+            (slope,) = torch.autograd.grad((losses + self.norm_weight * spread).sum(), leaf)
+            slopes[kept] = slope.nan_to_num_()
             return losses.detach()
 
         chunks.run(piece, len(embeddings))
         return slopes
-
-
-@torch.no_grad()
-def _loss(rows: Rows, distance: SpanDistance, ids: Tensor, row: slice) -> float:
-    return float(distance(rows.batch(rows.target.embed(ids[row])[:, None], row), row))
 
 
 def _draw_start(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens hidden"]:
@@ -235,8 +226,7 @@ def _draw_start(rows: Rows, bench: Bench) -> Float[Tensor, "rows examples tokens
             drawn[row, place, :length] = torch.randn(
                 length, drawn.shape[-1], generator=stream.child(place).generator()
             )
-    drawn = (
-        drawn / drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12) * rows.target.vocabulary.mean_norm
-    )
+    norms = drawn.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    drawn = drawn / norms * rows.target.vocabulary.mean_norm
     frame = rows.target.embed(rows.frame)
     return torch.where(rows.fixed[..., None], frame, drawn.to(frame.device, frame.dtype))

@@ -139,19 +139,17 @@ def remarks_on(spec: AuditSpec, private: Sequence[PrivateBatch]) -> tuple[str, .
 
 def observe(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Observation:
     """Runs the client on one secret and keeps what the server sees of what leaves it."""
-    return look(spec, target, private, send(spec, target, private, index), index)
-
-
-def send(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
-    """All that one client sends, whatever is seen of it."""
-    return protect(spec, compute(spec, target, private, index), index)
+    sent = protect(spec, compute(spec, target, private, index), index)
+    return look(spec, target, private, sent, index)
 
 
 def compute(spec: AuditSpec, target: Target, private: PrivateBatch, index: int) -> Update:
     """What the client computes, before any defense."""
-    per_example = bool(spec.defenses) and spec.defenses[0].wants_per_example
     return spec.protocol.update(
-        target, private.batch[None], per_example=per_example, rngs=[stream_of(spec, index)]
+        target,
+        private.batch[None],
+        per_example=bool(spec.defenses) and spec.defenses[0].wants_per_example,
+        rngs=[stream_of(spec, index)],
     )
 
 

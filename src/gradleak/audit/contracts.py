@@ -92,8 +92,10 @@ def describe_itself(component: Component, ground: Ground) -> None:
     params = vars(cls).get("__dataclass_params__")
     _hold(params is not None and params.frozen, "it is no frozen dataclass of its own")
     said = (cls.__doc__ or "").strip()
-    written = bool(said) and not said.startswith(f"{cls.__name__}(")
-    _hold(written, "it has no docstring, which gradleak list would show")
+    _hold(
+        bool(said) and not said.startswith(f"{cls.__name__}("),
+        "it has no docstring, which gradleak list would show",
+    )
     _hold(said.split("\n\n")[0].endswith("."), "its docstring does not begin with a sentence")
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -106,8 +108,9 @@ def be_its_configuration(component: Component, ground: Ground) -> None:
     kind, line, described = component.kind, to_string(component), to_dict(component)
     _hold(from_string(kind, line) == component, f"{line} is read as another one")
     _hold(from_dict(kind, described) == component, f"{described} is read as another one")
-    alike = hash(from_string(kind, line)) == hash(component)
-    _hold(alike, "two that are equal have different hashes")
+    _hold(
+        hash(from_string(kind, line)) == hash(component), "two that are equal have different hashes"
+    )
 
 
 # Defenses
@@ -121,8 +124,10 @@ def keep_the_form_of_an_update(defense: Defense, ground: Ground) -> None:
     for name, value in ground.target.parameters.items():
         _hold(name in sent.tensors, f"{name} is missing in what it sends")
         tensor = sent.tensors[name]
-        whole = tensor.shape == (len(CLIENTS), *value.shape) and tensor.dtype == value.dtype
-        _hold(whole, f"{name} is sent with another shape or dtype")
+        _hold(
+            tensor.shape == (len(CLIENTS), *value.shape) and tensor.dtype == value.dtype,
+            f"{name} is sent with another shape or dtype",
+        )
         _hold(bool(tensor.isfinite().all()), f"{name} is sent with NaN or infinity")
     _hold(len(sent.tensors) == len(ground.target.parameters), "it sends tensors that nobody has")
     for name, tensor in before.tensors.items():
@@ -130,8 +135,10 @@ def keep_the_form_of_an_update(defense: Defense, ground: Ground) -> None:
     channel = defense.channel()
     errors = channel.errors(next(iter(sent.tensors.values())), 1)
     _hold(bool((errors >= 0).all()), "its channel speaks of errors below zero")
-    said = not channel.every_entry or bool(errors.any()) is not channel.exact
-    _hold(said, "its channel says both that entries are exact and that they are off")
+    _hold(
+        not channel.every_entry or bool(errors.any()) is not channel.exact,
+        "its channel says both that entries are exact and that they are off",
+    )
 
 
 def treat_clients_apart(defense: Defense, ground: Ground) -> None:
@@ -140,12 +147,16 @@ def treat_clients_apart(defense: Defense, ground: Ground) -> None:
     clients = range(len(CLIENTS))
     together, again = (_protect(defense, update, clients) for _ in range(2))
     for name, tensor in together.tensors.items():
-        repeated = torch.equal(tensor, again.tensors[name])
-        _hold(repeated, f"the same random streams give another {name} the second time")
+        _hold(
+            torch.equal(tensor, again.tensors[name]),
+            f"the same random streams give another {name} the second time",
+        )
     for client in clients:
         for name, tensor in _protect(defense, update, [client]).tensors.items():
-            alike = torch.equal(tensor[0], together.tensors[name][client])
-            _hold(alike, f"alone, client {client} sends another {name} than in company")
+            _hold(
+                torch.equal(tensor[0], together.tensors[name][client]),
+                f"alone, client {client} sends another {name} than in company",
+            )
 
 
 def _compute_update(defense: Defense, ground: Ground) -> Update:
@@ -156,8 +167,9 @@ def _compute_update(defense: Defense, ground: Ground) -> Update:
         for texts in CLIENTS
     ]
     protocol = AuditSpec.from_plain({"target": "tiny", "attacks": ["blind"]}).protocol
-    made = protocol.update(ground.target, _stack(batches), per_example=defense.wants_per_example)
-    return made.detached_clone()
+    return protocol.update(
+        ground.target, _stack(batches), per_example=defense.wants_per_example
+    ).detached_clone()
 
 
 def _protect(defense: Defense, update: Update, clients: Sequence[int]) -> Update:
@@ -186,8 +198,10 @@ def know_no_order(protocol: Protocol, ground: Ground) -> None:
     for name, tensor in together.tensors.items():
         _hold(len(tensor) == 2, f"{name} has not one entry for each client")
         _hold(_close(alone.tensors[name][0], tensor[0]), f"in company it sends another {name}")
-        same = not protocol.one_gradient or _close(tensor[1], tensor[0])
-        _hold(same, f"{name} depends on the order of the batch, and one_gradient says otherwise")
+        _hold(
+            not protocol.one_gradient or _close(tensor[1], tensor[0]),
+            f"{name} depends on the order of the batch, and one_gradient says otherwise",
+        )
 
 
 def show_what_is_sent(view: View, ground: Ground) -> None:
@@ -208,11 +222,15 @@ def guess_each_observation(attack: Attack, ground: Ground) -> None:
     _hold(len(found) == len(ground.observations), f"it gives {len(found)} guesses for 2")
     for guess, seen in zip(found, ground.observations, strict=True):
         if Fact.LENGTHS in attack.requires:
-            alike = tuple(map(len, guess.sentences)) == seen.knows.lengths
-            _hold(alike, "its sentences are not as long as it was told")
+            _hold(
+                tuple(map(len, guess.sentences)) == seen.knows.lengths,
+                "its sentences are not as long as it was told",
+            )
         words = len(seen.target.vocabulary.allowed)
-        known = all(0 <= token < words for sentence in guess.sentences for token in sentence)
-        _hold(known, "it guesses ids that no word has")
+        _hold(
+            all(0 <= token < words for sentence in guess.sentences for token in sentence),
+            "it guesses ids that no word has",
+        )
         _hold(guess.loss is None or not math.isnan(guess.loss), "the loss of its guess is NaN")
 
 
@@ -246,8 +264,8 @@ def prefer_the_truth(attack: Attack, ground: Ground) -> None:
     if here is None:
         return
     there = attack.objective(ground.observations, wrong)
-    _hold(there is not None and here.shape == there.shape == (2,), "it is not one number each")
-    assert there is not None
+    if there is None or not here.shape == there.shape == (2,):
+        raise BrokenContract("it is not one number each")
     _hold(bool(here.isfinite().all() and there.isfinite().all()), "it is not finite")
     _hold(bool((here < there).all()), "it is less for turned words than for the right ones")
 
@@ -276,11 +294,13 @@ def _attack(attack: Attack, observations: Sequence[Observation]) -> list[Reconst
     short = {name: value for name, value in SHORT.items() if name in fields}
     ready = dataclasses.replace(attack, **short)  # type: ignore[type-var]
     if isinstance(ready, TrainableAttack):
-        size = observations[0].batch_size
-        setting = ClientSetting(Tiny(), target, observations[0].protocol, (), Everything(), size)
+        setting = ClientSetting(
+            Tiny(), target, observations[0].protocol, (), Everything(), observations[0].batch_size
+        )
         ready = ready.fit(setting, [Example(text, 0) for text in PUBLIC], bench)
-    told = [one.limit_to(attack.requires | {Fact.DEFENSE}) for one in observations]
-    return ready.reconstruct(told, bench)
+    return ready.reconstruct(
+        [one.limit_to(attack.requires | {Fact.DEFENSE}) for one in observations], bench
+    )
 
 
 # Priors and metrics
@@ -291,8 +311,7 @@ def say_likely_sentences(prior: PriorSpec, ground: Ground) -> None:
     same stream, and a finite number of how likely they are."""
     opened, vocabulary = prior.open(ground.target), ground.target.vocabulary
     for length in LENGTHS:
-        sentence = opened.likely(length, Streams.root("contracts", 0))
-        again = opened.likely(length, Streams.root("contracts", 0))
+        sentence, again = (opened.likely(length, Streams.root("contracts", 0)) for _ in range(2))
         _hold(sentence == again, "the same random stream gives two sentences")
         frame, fixed = vocabulary.frame(length)
         streams = [Streams.root("contracts", seed) for seed in range(3)]
@@ -300,14 +319,20 @@ def say_likely_sentences(prior: PriorSpec, ground: Ground) -> None:
         drawn = opened.draw(lengths, streams)
         _hold([len(one) for one in drawn] == lengths, "it draws other lengths than were asked")
         for place, one in enumerate(drawn):
-            alone = opened.draw([lengths[place]], [streams[place]])[0]
-            _hold(one == alone, "what it draws depends on what else is drawn")
+            _hold(
+                one == opened.draw([lengths[place]], [streams[place]])[0],
+                "what it draws depends on what else is drawn",
+            )
         for one in (sentence, drawn[0], drawn[2]):
             for token, wanted, special in zip(one, frame, fixed, strict=True):
-                fits = token == wanted if special else bool(vocabulary.allowed[token])
-                _hold(fits, f"the word {token} of a sentence of {length} may not stand there")
-        other = drawn[0] != drawn[2] or sum(fixed) == length or length == 3
-        _hold(other, "two random streams draw one sentence")
+                _hold(
+                    token == wanted if special else bool(vocabulary.allowed[token]),
+                    f"the word {token} of a sentence of {length} may not stand there",
+                )
+        _hold(
+            drawn[0] != drawn[2] or sum(fixed) == length or length == 3,
+            "two random streams draw one sentence",
+        )
         score = opened.nll(torch.tensor([sentence, sentence]), torch.tensor([length, length]))
         _hold(bool(torch.isfinite(score).all()), "how likely a sentence is, is not finite")
         _hold(float(score[0]) == float(score[1]), "one sentence has two scores")
@@ -341,8 +366,9 @@ def score_nothing_as_nothing(metric: Metric, ground: Ground) -> None:
 
 def _read(target: Target, text: str) -> Text:
     (ids,) = target.encode([text])
-    legacy = target.decode(ids, keep_special=True)
-    return Text(text=target.decode(ids), legacy=legacy, ids=tuple(ids[1:-1]))
+    return Text(
+        text=target.decode(ids), legacy=target.decode(ids, keep_special=True), ids=tuple(ids[1:-1])
+    )
 
 
 # What they share
@@ -355,9 +381,8 @@ def _hold(holds: bool, otherwise: str) -> None:
 
 def _stack(batches: Sequence[Batch]) -> Batch:
     """Batches of clients that are padded alike."""
-    ids = [batch.ids for batch in batches if batch.ids is not None]
     return Batch(
-        ids=torch.stack(ids),
+        ids=torch.stack([batch.ids for batch in batches if batch.ids is not None]),
         mask=torch.stack([batch.mask for batch in batches]),
         labels=torch.stack([batch.labels for batch in batches]),
     )

@@ -111,8 +111,9 @@ class AuditGroup:
         an attack may keep what it is shown.
         """
         size = self._count_batches_at_once()
-        starts = range(0, self.stride, size)
-        groups = [range(start, min(start + size, self.stride)) for start in starts]
+        groups = [
+            range(start, min(start + size, self.stride)) for start in range(0, self.stride, size)
+        ]
         observations: list[Observation] = []
         for group in groups:
             observations = self._observe(group)
@@ -122,8 +123,7 @@ class AuditGroup:
                     self._run(key, attack, seen, f"{place}-{call.start}-{call.stop}")
         # The last group is still at hand; others are computed again: not all may fit in memory.
         for group in reversed(groups):
-            last = group is groups[-1]
-            seen = observations if last else [one for _, _, one in self._look(group)]
+            seen = observations if group is groups[-1] else [one for *_, one in self._look(group)]
             for key, attack in self.shared.attack_keys().items():
                 self._compare(key, attack, self._without_refused(seen))
 
@@ -155,8 +155,10 @@ class AuditGroup:
             size = min(size, batches_in_a_call(attack, self.target, private))
         if size > width:
             size -= size % width  # whole batches of all audits, where there is room for one
-        starts = range(turns.start, turns.stop, size)
-        return [range(start, min(start + size, turns.stop)) for start in starts]
+        return [
+            range(start, min(start + size, turns.stop))
+            for start in range(turns.start, turns.stop, size)
+        ]
 
     def _turn_of(self, observation: Observation) -> int:
         """Returns when it is attacked: the first batch of every audit, then the second."""
@@ -226,9 +228,12 @@ class AuditGroup:
             return
         outcomes = self.parts.load(part, AttackOutcomes.KINDS * len(seen))
         if outcomes is None:
-            ready = self.fits.ready(key, attack)
-            limited = [hand_over(self.shared, attack, one) for one in seen]
-            outcomes = self._attack(key, ready, limited, self.parts.checkpoint(part))
+            outcomes = self._attack(
+                key,
+                self.fits.ready(key, attack),
+                [hand_over(self.shared, attack, one) for one in seen],
+                self.parts.checkpoint(part),
+            )
             self.parts.save(part, outcomes)
         for number, observation in enumerate(seen):
             self._result_of(observation).attacks[key].add(*outcomes[number :: len(seen)])
@@ -246,10 +251,9 @@ class AuditGroup:
             self.peak_memory = max(self.peak_memory or 0, peak.bytes)
         unwatched = replace(bench, progress=Progress(), deadline=None, checkpoint=None)
         blind = Blind().reconstruct(seen, unwatched)
-        named = self.shared.attack_keys()[key]  # what learnt has no name of its own
-        drawn = draw_beside(named, seen, unwatched)
+        # What learnt has no name of its own, by which to draw
+        guesses = (*found, *blind, *draw_beside(self.shared.attack_keys()[key], seen, unwatched))
         norms = [update_norm(observation) for observation in seen]
-        guesses = (*found, *blind, *drawn)
         return [Outcome(one, norm) for one, norm in zip(guesses, norms * 3, strict=True)]
 
     def _compare(self, key: str, attack: Attack, seen: Sequence[Observation]) -> None:
@@ -259,7 +263,9 @@ class AuditGroup:
         limited = [hand_over(self.shared, attack, one) for one in seen]
         held = [(self._result_of(one).attacks[key].found, one.index % self.stride) for one in seen]
         found = [outcomes[batch].reconstruction for outcomes, batch in held]
-        secrets = [self._secret_of(one) for one in seen]
+        secrets = [
+            self.members[member].private[batch] for member, batch in map(self._place_of, seen)
+        ]
         ready = self.fits.ready(key, attack)
         values = objectives(ready, limited, secrets, found, self.opened.prior)
         for (outcomes, batch), one, guess, truth in zip(held, limited, *values, strict=True):
@@ -290,10 +296,6 @@ class AuditGroup:
 
     def _result_of(self, observation: Observation) -> AuditResult:
         return self.results[self._place_of(observation)[0]]
-
-    def _secret_of(self, observation: Observation) -> PrivateBatch:
-        member, batch = self._place_of(observation)
-        return self.members[member].private[batch]
 
 
 def batches_in_memory(bytes_each: int, memory: int | None, target: Target) -> int:

@@ -38,8 +38,8 @@ def objectives(
     if at_truth is None:
         return [None] * len(found), [None] * len(found)
     truths: list[float] = at_truth.double().tolist()
-    for place, (observation, secret) in enumerate(zip(observations, secrets, strict=True)):
-        if isinstance(prior, Prior):
+    if isinstance(prior, Prior):
+        for place, (observation, secret) in enumerate(zip(observations, secrets, strict=True)):
             truths[place] += attack.penalty(observation, sentences_of(secret), prior)
     values = [
         truth if is_right(guess, secret) else math.inf
@@ -59,8 +59,7 @@ def objectives(
         for place, value in zip(wrong, at_guess.double().tolist(), strict=True):
             values[place] = value
             if isinstance(prior, Prior):
-                sentences = found[place].sentences
-                values[place] += attack.penalty(observations[place], sentences, prior)
+                values[place] += attack.penalty(observations[place], found[place].sentences, prior)
     return values, truths
 
 

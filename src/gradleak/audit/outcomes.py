@@ -84,8 +84,7 @@ class CallParts:
         checkpoint = self.checkpoint(name)
         if self.folder is None or checkpoint is None:
             return
-        kept = json.dumps(to_plain(outcomes, keep_nan=True))
-        write_whole(self.folder / f"{name}.json", kept)
+        write_whole(self.folder / f"{name}.json", json.dumps(to_plain(outcomes, keep_nan=True)))
         checkpoint.unlink(missing_ok=True)
 
     def checkpoint(self, name: str) -> Path | None:

@@ -184,8 +184,9 @@ class Reconstructions(Sequence[RebuiltText]):
         except ImportError as error:
             raise GradleakError("to_pandas() needs pandas: pip install pandas.") from error
         columns = ("update", "place", "attack", "certified", "explains", "adds", *["text"] * show)
-        rows = [[getattr(one, name) for name in columns] for one in self]
-        return pandas.DataFrame(rows, columns=list(columns))
+        return pandas.DataFrame(
+            [[getattr(one, name) for name in columns] for one in self], columns=list(columns)
+        )
 
 
 def reconstruct(
@@ -209,19 +210,19 @@ def reconstruct(
     anew what the attacker is told: which of the facts that were granted, or with their values
     facts that were not: `{"batch_size": 1}`. `time_limit` is in seconds for each attack.
     """
-    every = list(observed) if isinstance(observed, (list, tuple)) else [observed]
+    every: list[Any] = list(observed) if isinstance(observed, (list, tuple)) else [observed]
     if not every:
         raise GradleakError("There is no update to attack.")
-    observations = [
-        replace(_as_observation(one, model, tokenizer, device), index=index)
-        for index, one in enumerate(every)
-    ]
+    opened = (
+        one if isinstance(one, Observation) else observe_capture(one, model, tokenizer, device)
+        for one in every
+    )
+    observations = [replace(one, index=index) for index, one in enumerate(opened)]
     if know is not None:
         observations = [grant(one, know) for one in observations]
     target = observations[0].target
     if any(one.target is not target for one in observations):
         observations = [_share_target(one, target) for one in observations]
-    chosen = _choose_attacks(attacks, observations)
     spec: PriorSpec = read("prior", prior, PriorSpec)
     bench = Bench(
         Streams.root("attacker", seed),
@@ -230,10 +231,11 @@ def reconstruct(
         or limit_by_default(target.device),
     )
     attacked, most = dict[str, Attacked](), None
-    for attack in chosen:
+    for attack in _choose_attacks(attacks, observations):
         told = [one.limit_to(choose_facts(attack, one)) for one in observations]
         with measured_peak(target.device) as peak:
-            found = attack.reconstruct(told, replace(bench, deadline=_deadline(time_limit)))
+            deadline = None if time_limit is None else time.monotonic() + time_limit
+            found = attack.reconstruct(told, replace(bench, deadline=deadline))
         most = max(most or 0, peak.bytes or 0) or None
         explained = tuple(explain(one, guess) for one, guess in zip(told, found, strict=True))
         attacked[to_string(attack)] = Attacked(attack, tuple(found), explained)
@@ -248,20 +250,13 @@ def reconstruct(
     )
 
 
-def _as_observation(one: Any, model: Any, tokenizer: Any, device: str) -> Observation:
-    if isinstance(one, Observation):
-        return one
-    return observe_capture(one, model, tokenizer, device)
-
-
 def _share_target(observation: Observation, target: Target) -> Observation:
     """Returns the observation with one opened copy for all, where the weights are the same."""
-    mine = observation.target
-    if hash_weights(mine.module) != hash_weights(target.module):
+    if hash_weights(observation.target.module) != hash_weights(target.module):
         raise GradleakError(
             "These updates were computed at different weights: attack them one by one."
         )
-    if getattr(mine, "loss_over", None) != getattr(target, "loss_over", None):
+    if getattr(observation.target, "loss_over", None) != getattr(target, "loss_over", None):
         raise GradleakError(
             "The loss of some of these updates is a mean over tokens, and of others over texts:"
             " attack them one by one."
@@ -288,8 +283,7 @@ def _choose_attacks(
         fields = {one.name for one in list_fields(type(attack))}
         if target.labels_are_open:
             refuse_open_labels(attack)
-        missing = attack.requires - granted
-        unknown = [fact for fact in (Fact.LABELS, Fact.LENGTHS) if fact in missing]
+        unknown = {Fact.LABELS, Fact.LENGTHS} & (attack.requires - granted)
         derived = {str(fact): DERIVED for fact in unknown if str(fact) in fields}
         attack = replace(attack, **derived)  # type: ignore[type-var]
         if still := sorted(attack.requires - granted):
@@ -338,17 +332,15 @@ def _list_labellings(
         return [] if solved is None else [solved]
     if guess.labels is not None and len(guess.labels) == count:
         return [guess.labels]
-    known = observation.knows.labels
-    seen = None if known is not None else evidence.labels(observation)
-    bag = known.tolist() if known is not None else list(seen.values) if seen is not None else None
+    bag = evidence.find_labels(observation)
     if bag is not None and len(bag) == count:
         alike = math.prod(math.factorial(times) for times in Counter(bag).values())
         if math.factorial(count) // alike > MOST_LABELLINGS:
             return []
         return list(dict.fromkeys(itertools.permutations(bag)))
-    if target.classes**count <= MOST_LABELLINGS:
-        return list(itertools.product(range(target.classes), repeat=count))
-    return []
+    if target.classes**count > MOST_LABELLINGS:
+        return []
+    return list(itertools.product(range(target.classes), repeat=count))
 
 
 @torch.no_grad()
@@ -416,7 +408,3 @@ def _weigh_each(
 
 def _write_share(share: float | None) -> str:
     return "—" if share is None else f"{share:.1%}"
-
-
-def _deadline(seconds: float | None) -> float | None:
-    return None if seconds is None else time.monotonic() + seconds

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gradleak.attacks.blind import Blind, draw_beside
-from gradleak.audit.client import AuditInput
+from gradleak.audit.client import AuditInput, update_norm
 from gradleak.audit.objectives import objectives
 from gradleak.audit.outcomes import AttackOutcomes, AuditResult, Outcome
 from gradleak.audit.own_guesses import Reconstructions, choose_facts
@@ -20,7 +18,7 @@ from gradleak.core.attack import Bench, Scale
 from gradleak.core.batch import Example
 from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
-from gradleak.core.observation import Fact, Observation, View
+from gradleak.core.observation import Fact, Observation
 from gradleak.core.prior import Prior, PriorSpec
 from gradleak.core.streams import Streams
 from gradleak.core.target import TargetSpec
@@ -58,24 +56,18 @@ def score(
     batches, given = _split(truth, len(observations), nested), [None] * len(observations)
     if labels is not None:
         given = _split(labels, len(observations), nested)
-    private = []
-    for place, (texts, classes) in enumerate(zip(batches, given, strict=True)):
-        private.append(
-            model.private_batch(_as_examples(observations[place], found, place, texts, classes))
-        )
+    truths = zip(observations, range(len(batches)), batches, given, strict=True)
+    private = [model.private_batch(_as_examples(*one)) for one in truths]
     spec = _spec_of(found, target, data, max(len(one) for one in batches))
     member = AuditInput(spec, private, spec.data.remarks())
     result = AuditResult({name: AttackOutcomes() for name in spec.attack_keys()})
     prior = spec.prior.open(model)
     assert isinstance(prior, Prior)
     bench = Bench(Streams.root("attacker", found.seed), prior)
-    norms = [float(torch.stack(list(o.update.norms().values())).norm()) for o in observations]
-    for (name, attack), one in zip(
-        spec.attack_keys().items(), found.attacked.values(), strict=True
-    ):
-        told = [
-            observation.limit_to(choose_facts(attack, observation)) for observation in observations
-        ]
+    norms = [update_norm(observation) for observation in observations]
+    keys = spec.attack_keys().items()
+    for (name, attack), one in zip(keys, found.attacked.values(), strict=True):
+        told = [seen.limit_to(choose_facts(attack, seen)) for seen in observations]
         blind, drawn = Blind().reconstruct(told, bench), draw_beside(attack, told, bench)
         at_guess, at_truth = objectives(attack, told, private, one.found, prior)
         for place, observation in enumerate(told):
@@ -87,12 +79,12 @@ def score(
                 Outcome(drawn[place], norms[place]),
             )
     result.findings += finding_records(observations, private)
-    folder = None if out is None else Path(out)
-    key = open_key(folder) if folder is not None else SecretKey(os.urandom(KEY_BYTES))
-    device = str(model.device)
-    record = record_of(member, result, model, key, device, found.peak_memory, keep_secrets)
-    if folder is not None:
-        write_record(folder, record)
+    key = SecretKey(os.urandom(KEY_BYTES)) if out is None else open_key(Path(out))
+    record = record_of(
+        member, result, model, key, str(model.device), found.peak_memory, keep_secrets
+    )
+    if out is not None:
+        write_record(Path(out), record)
     return record
 
 
@@ -110,23 +102,18 @@ def refuse_unlike(observations: Sequence[Observation]) -> None:
             )
 
 
-def _view_of(observation: Observation) -> View:
-    seen = observation.update.tensors
-    whole = set(seen) == {part.name for part in observation.target.parts}
-    return Everything() if whole else TensorsView(tuple(seen))
-
-
 def _spec_of(
     found: Reconstructions, target: TargetSpec | None, data: Dataset | None, batch_size: int
 ) -> AuditSpec:
     first = found.observations[0]
     facts = frozenset(Fact).intersection(*(one.knows.facts for one in found.observations))
+    seen, parts = tuple(first.update.tensors), {part.name for part in first.target.parts}
     return AuditSpec(
         target=target or InMemory(found.model, found.weights[:HASH]),
         data=data or OwnTexts(hash_updates(found.observations)),
         attacks=tuple(one.attack for one in found.attacked.values()),
         protocol=first.protocol,
-        view=_view_of(first),
+        view=Everything() if set(seen) == parts else TensorsView(seen),
         prior=read("prior", found.prior, PriorSpec),
         limit=len(found.observations),
         batch_size=batch_size,
@@ -138,7 +125,6 @@ def _spec_of(
 
 def _as_examples(
     observation: Observation,
-    found: Reconstructions,
     update: int,
     texts: Sequence[str],
     labels: Sequence[Any] | None,

@@ -58,8 +58,8 @@ def observe(
     tokens of the batch, as in transformers, or with `loss_over="texts"` a mean over texts of such
     means.
     """
-    target = _open(model, tokenizer, gradients, device, loss_over)
     facts = Facts(batch_size, _tuple(lengths), _tuple(labels), list_lines(defense), protocol, scale)
+    target = _open(model, tokenizer, gradients, device, loss_over)
     return observe_tensors(target, gradients, facts)
 
 
@@ -97,16 +97,9 @@ def observe_capture(
         target = _open(model, tokenizer, tensors, device, "tokens")
     if isinstance(target, OpenedTransformer):
         target = target.with_loss_over(cast(LossOver, header.protocol.loss_over))
-    granted, protocol = header.granted, header.protocol
-    facts = Facts(
-        granted.batch_size,
-        granted.lengths,
-        granted.labels,
-        header.defenses,
-        describe_protocol(header),
-        protocol.scale,
+    return observe_tensors(
+        target, tensors, read_facts(header, header.defenses, describe_protocol(header))
     )
-    return observe_tensors(target, tensors, facts)
 
 
 @dataclass(frozen=True)
@@ -136,10 +129,20 @@ class Facts:
     @property
     def size(self) -> int | None:
         """How many texts there are, if anything says so."""
-        for values in (self.lengths, self.labels):
-            if values is not None:
-                return len(values)
-        return self.batch_size
+        told = self.labels if self.lengths is None else self.lengths
+        return self.batch_size if told is None else len(told)
+
+
+def read_facts(
+    header: CaptureHeader, defenses: tuple[str, ...], protocol: str, batch_size: int | None = None
+) -> Facts:
+    """Returns what a capture grants of an update, sent through these defenses by this protocol.
+
+    `batch_size` is what is known where the capture does not say.
+    """
+    told, scale = header.granted, header.protocol.scale
+    size = told.batch_size or batch_size
+    return Facts(size, told.lengths, told.labels, defenses, protocol, scale)
 
 
 def grant(observation: Observation, know: Mapping[str, Any] | Sequence[str]) -> Observation:
@@ -219,8 +222,7 @@ def _name_tensors(target: Target, gradients: Gradients) -> dict[str, Tensor]:
     )
     if not named:
         raise GradleakError("There is no tensor in this update: nothing was sent.")
-    named_parameters = target.module.named_parameters()
-    expected = {name: tuple(value.shape) for name, value in named_parameters}
+    expected = {name: tuple(value.shape) for name, value in target.module.named_parameters()}
     names = match_names({name: tuple(one.shape) for name, one in named.items()}, expected)
     return {names[name]: tensor for name, tensor in named.items() if name in names}
 
@@ -230,11 +232,9 @@ def _read_defenses(facts: Facts, tensors: Mapping[str, Tensor]) -> Iterator[Defe
     stated = [read("defense", one, Defense) for one in facts.defenses]
     refuse_wrong_order(stated)
     yield from stated
-    if any(one.name == "rounding" for one in stated):
-        return
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors.values()):
-        if dtype in HALF:
-            yield read("defense", HALF[dtype], Defense)
+    if not any(one.name == "rounding" for one in stated):
+        halves = dict.fromkeys(tensor.dtype for tensor in tensors.values() if tensor.dtype in HALF)
+        yield from (read("defense", HALF[dtype], Defense) for dtype in halves)
 
 
 def _classes(target: Target, labels: Sequence[int]) -> Tensor | None:

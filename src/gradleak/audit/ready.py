@@ -89,9 +89,8 @@ class Fits:
             return attack.load(Path(attack.weights), setting)
         if self.public is None:
             self.public = public_examples(spec)
-        path = None
-        if self.out is not None:
-            path = self.out / "fits" / f"{self._identify(attack, setting)}.safetensors"
+        name = f"{self._identify(attack, setting)}.safetensors"
+        path = None if self.out is None else self.out / "fits" / name
         if path is not None and path.is_file():
             self.display.say(f"{key} was fitted before: {path}")
             return attack.load(path, setting)
@@ -116,14 +115,15 @@ class Fits:
     def _identify(self, attack: TrainableAttack, setting: ClientSetting) -> str:
         """Returns the id of a fit: the same for whatever would learn the same."""
         texts = "\n".join(f"{example.label}\t{example.as_text}" for example in self.public or ())
-        described = {
-            "attack": attack.describe_learning(),
-            "setting": setting.describe(),
-            "public": hashlib.sha256(texts.encode()).hexdigest(),
-            "seed": self.spec.seed,
-            "dtype": self.spec.dtype,
-        }
-        return spec_id(described)
+        return spec_id(
+            {
+                "attack": attack.describe_learning(),
+                "setting": setting.describe(),
+                "public": hashlib.sha256(texts.encode()).hexdigest(),
+                "seed": self.spec.seed,
+                "dtype": self.spec.dtype,
+            }
+        )
 
 
 def public_examples(spec: AuditSpec, private: Sequence[Example] | None = None) -> list[Example]:

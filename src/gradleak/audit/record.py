@@ -184,15 +184,9 @@ def _truth(observation: Observation, private: PrivateBatch) -> dict[str, Counter
         for row, length in zip(private.batch.ids.tolist(), private.lengths, strict=True)
         for token in row[:length]
     }
-    vocabulary = observation.target.vocabulary
-    special = tokens & {
-        *vocabulary.specials,
-        *vocabulary.prefix,
-        *vocabulary.suffix,
-        vocabulary.pad,
-    }
     target = observation.target
-    hidden = target.labels_are_tokens or target.labels_are_open
+    words, hidden = target.vocabulary, target.labels_are_tokens or target.labels_are_open
+    special = tokens & {*words.specials, *words.prefix, *words.suffix, words.pad}
     labels = () if hidden else private.batch.labels.tolist()
     return {
         "labels": Counter(labels),
@@ -214,10 +208,8 @@ def noise_ratios(
     std = channel_of(spec.defenses).noise_std_for(len(private.examples))
     if not std:
         return {}
-    stream = stream_of(spec, index)
-    quiet = protect_in_turn(
-        [defense.without_noise() for defense in spec.defenses], computed, [stream]
-    )
+    silent = [defense.without_noise() for defense in spec.defenses]
+    quiet = protect_in_turn(silent, computed, [stream_of(spec, index)])
     seen = spec.view.show(target, quiet).tensors
     squares = {name: float(tensor.double().square().sum()) for name, tensor in seen.items()}
     entries = {name: tensor[0].numel() for name, tensor in seen.items()}

@@ -45,9 +45,8 @@ def rescore(
     spec = spec_of(record)
     target = open_target(spec, device)
     private = private_batches(spec, target, examples) * spec.draws
-    keys = spec.attack_keys()
     attacks = {
-        key: _attack(spec, target, private, keys[key], attack, metrics, say)
+        key: _attack(spec, target, private, spec.attack_keys()[key], attack, metrics, say)
         for key, attack in record.attacks.items()
     }
     new = worst_case(replace(spec, metrics=tuple(metrics)), attacks)
@@ -117,14 +116,14 @@ def _blind(
         say(f"The blind guess is not scored anew. {error}")
         return None
     root = Streams.root("attacker", spec.seed)
-    streams = attackers_streams([(spec, len(private))], root)
-    bench = SharedBench(root, opened.prior, by_index=streams)
+    bench = SharedBench(
+        root, opened.prior, by_index=attackers_streams([(spec, len(private))], root)
+    )
     observations = [
         hand_over(spec, attack, observe(spec, target, batch, index))
         for index, batch in enumerate(private)
     ]
-    guess = Blind().reconstruct(observations, bench)
-    return guess, draw_beside(attack, observations, bench)
+    return Blind().reconstruct(observations, bench), draw_beside(attack, observations, bench)
 
 
 def _read_stored(metrics: Sequence[Metric], values: Sequence[Mapping[str, float | None]]) -> Values:

@@ -22,7 +22,7 @@ from gradleak.core.dataset import Dataset
 from gradleak.core.errors import GradleakError
 from gradleak.core.specs import to_string
 from gradleak.core.target import TargetSpec
-from gradleak.records.errors import full_disk_explained
+from gradleak.records.files import full_disk_explained
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, read_summary, write_record
 
@@ -114,12 +114,10 @@ def run_audits(
     # Parts belong to settings, a kind of device, the very data and the attacks' versions: an edited
     # file starts anew.
     data_hashes = [data_hash(key, loaded)[:16] for loaded in examples]
-    versions = (
-        "".join(f"-v{attack.version}" for attack in specs[0].attacks)
-        if _has_changed(specs[0])
-        else ""
-    )
-    name = f"{name_of(specs)}-{device.split(':')[0]}-{_join(data_hashes)}{versions}"
+    versions = [attack.version for attack in specs[0].attacks]
+    # Parts of attacks of a first version are called as they always were
+    later = "".join(f"-v{one}" for one in versions) if max(versions) > 1 else ""
+    name = f"{name_of(specs)}-{device.split(':')[0]}-{_join(data_hashes)}{later}"
     parts = CallParts(out, name, [spec.id for spec in specs])
     opened = opened or open_prior(specs[0], target)
     group = AuditGroup(members, opened, parts, display, memory)
@@ -141,7 +139,6 @@ def group_key(spec: AuditSpec) -> tuple[object, ...]:
     """What audits that run in one call have in common. Under a time limit every one runs alone,
     and so does what learns first."""
     learns = any(isinstance(attack, TrainableAttack) for attack in spec.attacks)
-    alone = spec.id if spec.time_limit is not None or learns else None
     return (
         spec.target,
         spec.dtype,
@@ -151,7 +148,7 @@ def group_key(spec: AuditSpec) -> tuple[object, ...]:
         spec.granted,
         spec.protocol,
         spec.batch_size,
-        alone,
+        spec.id if spec.time_limit is not None or learns else None,
     )
 
 
@@ -163,12 +160,6 @@ def name_of(specs: Sequence[AuditSpec]) -> str:
 def has_parts(folder: Path, specs: Sequence[AuditSpec]) -> bool:
     """Whether an earlier call with these audits was cut, and left finished parts."""
     return has_kept(folder, f"{name_of(specs)}-")
-
-
-def _has_changed(spec: AuditSpec) -> bool:
-    """Whether an attack has a later version: parts of the first ones are called as they always
-    were."""
-    return any(attack.version > 1 for attack in spec.attacks)
 
 
 def _join(hashes: Sequence[str]) -> str:
@@ -207,12 +198,11 @@ def find_record(folder: Path, spec: AuditSpec, inputs: Inputs) -> Record | None:
     if not path.exists():
         return None
     summary = read_summary(path)
-    record = summary.record
-    if not summary.has_details or any(
-        record.attacks[key].version != attack.version for key, attack in spec.attack_keys().items()
-    ):
-        return None
-    is_same = record.data.hash == inputs.data_hash(
-        spec
-    ) and record.target.fingerprint == inputs.fingerprint(spec)
+    record, keys = summary.record, spec.attack_keys().items()
+    is_same = (
+        summary.has_details
+        and all(record.attacks[key].version == attack.version for key, attack in keys)
+        and record.data.hash == inputs.data_hash(spec)
+        and record.target.fingerprint == inputs.fingerprint(spec)
+    )
     return summary.whole() if is_same else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from gradleak.audit.objectives import is_right
+from gradleak.audit.objectives import is_right, sentences_of
 from gradleak.audit.outcomes import AttackOutcomes, Outcome
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Attack, Reconstruction, Stage
@@ -112,17 +112,12 @@ def facts_behind(spec: AuditSpec, attack: Attack, outcomes: Sequence[Outcome]) -
     """What guesses rest on: where a member proved its guess, what that member was told and not
     what the others were."""
     told = {member.name: spec.facts_for(member) for member in attack.members}
-    provers = [
-        (
-            next((stage.attack for stage in outcome.reconstruction.stages if stage.certified), None)
-            if outcome.reconstruction.certified
-            else None
-        )
-        for outcome in outcomes
-    ]
-    return frozenset[Fact]().union(
-        *(told.get(prover or "", spec.facts_for(attack)) for prover in provers)
+    found = [outcome.reconstruction for outcome in outcomes]
+    provers = (
+        next((stage.attack for stage in one.stages if stage.certified and one.certified), "")
+        for one in found
     )
+    return frozenset[Fact]().union(*(told.get(one, spec.facts_for(attack)) for one in provers))
 
 
 def label_accuracy(private: Sequence[PrivateBatch], outcomes: Sequence[Outcome]) -> float | None:
@@ -146,12 +141,11 @@ def worst_case(spec: AuditSpec, attacks: Mapping[str, AttackRecord]) -> dict[str
     records = list(attacks.values())
     secrets = len({example.batch for example in records[0].examples}) // spec.draws
     clusters = [example.batch % secrets for example in records[0].examples]
-    result = {}
     tried = [(record, columns_of(record)) for record in records]
-    for metric in spec.metrics:
-        how = metric.unit, metric.direction
-        result[metric.name] = worst_score(tried, metric.name, clusters, *how)
-    return result
+    return {
+        one.name: worst_score(tried, one.name, clusters, one.unit, one.direction)
+        for one in spec.metrics
+    }
 
 
 def clusters_of(private: Sequence[PrivateBatch]) -> list[int]:
@@ -173,18 +167,18 @@ def pair_up(
         if batch.batch.pixels is not None:
             pairs += picture_pairs(batch, guess)
             continue
-        assert batch.batch.ids is not None
-        rows = [
-            ids[:length]
-            for ids, length in zip(batch.batch.ids.tolist(), batch.lengths, strict=True)
-        ]
-        secrets = [sentence(target, row) for row in rows]
+        secrets = [sentence(target, row) for row in sentences_of(batch)]
         guessed = [sentence(target, row) for row in guess.sentences]
         for place, chosen in enumerate(align(secrets, guessed) if len(secrets) > 1 else [0]):
             example = batch.examples[place]
-            marked = tuple(example.text[start:end] for start, end in example.secrets)
-            aligned = guessed[chosen] if chosen >= 0 else Text("", "", ())
-            pairs.append(Pair(secrets[place], aligned, marked, tuple(guessed)))
+            pairs.append(
+                Pair(
+                    secrets[place],
+                    guessed[chosen] if chosen >= 0 else Text("", "", ()),
+                    tuple(example.text[start:end] for start, end in example.secrets),
+                    tuple(guessed),
+                )
+            )
     return pairs
 
 
@@ -194,10 +188,8 @@ def picture_pairs(private: PrivateBatch, guess: Reconstruction) -> list[Pair]:
     secrets = [one.content for one in private.examples if isinstance(one.content, Picture)]
     grey = [picture_of(torch.full_like(pixels_of(secret), 0.5)) for secret in secrets]
     guesses = [*guess.pictures, *grey][: len(secrets)]
-    values = [
-        torch.stack([pixels_of(picture) for picture in pictures]) for pictures in (secrets, guesses)
-    ]
-    order = nearest_pictures(values[0], values[1])
+    sides = (torch.stack([pixels_of(one) for one in pictures]) for pictures in (secrets, guesses))
+    order = nearest_pictures(*sides)
     return [Pair(secret, guesses[chosen]) for secret, chosen in zip(secrets, order, strict=True)]
 
 
@@ -358,16 +350,15 @@ def _stage_record(
     stages = {
         index: stage
         for index, outcome in enumerate(outcomes)
-        if (stage := _find_stage(outcome, name)) is not None
+        for stage in outcome.reconstruction.stages
+        if stage.attack == name
     }
     reached = {index: stage for index, stage in stages.items() if stage.has_guess}
     secrets = [private[index] for index in reached]
-    values = values_of(
-        metrics,
-        pair_up(target, secrets, [Reconstruction(stage.sentences) for stage in reached.values()]),
-    )
-    chance = values_of(
-        metrics, pair_up(target, secrets, [blind[index].reconstruction for index in reached])
+    guesses = [Reconstruction(stage.sentences) for stage in reached.values()]
+    chances = [blind[index].reconstruction for index in reached]
+    values, chance = (
+        values_of(metrics, pair_up(target, secrets, one)) for one in (guesses, chances)
     )
     clusters = clusters_of(secrets)
     return StageRecord(
@@ -393,7 +384,3 @@ def _fates(stages: Mapping[int, Stage]) -> tuple[FateRecord, ...]:
     return tuple(
         FateRecord(fate, tuple(batches), reason) for (fate, reason), batches in found.items()
     )
-
-
-def _find_stage(outcome: Outcome, name: str) -> Stage | None:
-    return next((stage for stage in outcome.reconstruction.stages if stage.attack == name), None)

@@ -66,18 +66,22 @@ class AuditSpec:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.limit < 1 or self.batch_size < 1:
-            raise GradleakError(
-                f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}."
-            )
-        if self.draws < 1:
-            raise GradleakError(f"draws count from 1; they are {self.draws}.")
-        if not self.attacks:
-            raise GradleakError("An audit needs at least one attack: add --attack portfolio.")
-        if self.dtype not in DTYPES:
-            raise GradleakError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
-        if len({to_string(attack) for attack in self.attacks}) < len(self.attacks):
-            raise GradleakError("The same attack is listed twice.")
+        lines = {to_string(attack) for attack in self.attacks}
+        for holds, otherwise in (
+            (
+                min(self.limit, self.batch_size) >= 1,
+                f"limit and batch_size count from 1; they are {self.limit} and {self.batch_size}.",
+            ),
+            (self.draws >= 1, f"draws count from 1; they are {self.draws}."),
+            (self.attacks, "An audit needs at least one attack: add --attack portfolio."),
+            (
+                self.dtype in DTYPES,
+                f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.",
+            ),
+            (len(lines) == len(self.attacks), "The same attack is listed twice."),
+        ):
+            if not holds:
+                raise GradleakError(otherwise)
         self._refuse_other_media()
         refuse_wrong_order(self.defenses)
         self._refuse_per_example()
@@ -109,8 +113,7 @@ class AuditSpec:
         for attack in self.attacks:
             if self.target.labels_are_open:
                 refuse_open_labels(attack)
-            missing = sorted(self.facts_for(attack) - granted)
-            if missing:
+            if missing := sorted(self.facts_for(attack) - granted):
                 grants = ", ".join(sorted(granted)) or "nothing"
                 way_out = (
                     f", or use {attack.name}:{missing[0]}=enumerate"
@@ -142,6 +145,8 @@ class AuditSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the record's spec, and what its id is the hash of."""
+        learns = any(isinstance(attack, TrainableAttack) for attack in self.attacks)
+        public = None if self.public is None else to_dict(self.public)
         return {
             "target": to_dict(self.target),
             "data": to_dict(self.data),
@@ -158,17 +163,10 @@ class AuditSpec:
             "seed": self.seed,
             "dtype": self.dtype,
             "time_limit": self.time_limit,
-            **self._learning(),
             # Other audits keep the id they always had
+            **({"public": public} if learns else {}),
             **({} if self.truncate else {"truncate": False}),
         }
-
-    def _learning(self) -> dict[str, Any]:
-        """What is learnt from, where something is learnt: other audits keep the id they always
-        had."""
-        if not any(isinstance(attack, TrainableAttack) for attack in self.attacks):
-            return {}
-        return {"public": None if self.public is None else to_dict(self.public)}
 
     @cached_property
     def id(self) -> str:
@@ -186,8 +184,7 @@ class AuditSpec:
     def from_plain(plain: dict[str, Any], allow_pickle: bool = False) -> "AuditSpec":
         """From names, one-line strings or mappings, as the command line and YAML write them;
         what is left out has its default."""
-        unknown = [key for key in plain if key not in FIELDS]
-        if unknown:
+        if unknown := [key for key in plain if key not in FIELDS]:
             raise GradleakError(
                 f"An audit has no field {unknown[0]!r}{did_you_mean(unknown[0], list(FIELDS))}"
                 f" Fields: {', '.join(FIELDS)}."
@@ -275,14 +272,14 @@ def _facts(described: Any) -> tuple[Fact, ...]:
     return () if words == ["none"] else tuple(dict.fromkeys(_fact(word) for word in words))
 
 
-def _fact(word: Any) -> Fact:
+def _fact(word: str) -> Fact:
     known = [str(fact) for fact in Fact]
-    if str(word) not in known:
+    if word not in known:
         raise GradleakError(
-            f"Unknown fact {str(word)!r}{did_you_mean(str(word), known)} An audit can grant:"
+            f"Unknown fact {word!r}{did_you_mean(word, known)} An audit can grant:"
             f" {', '.join(known)}."
         )
-    return Fact(str(word))
+    return Fact(word)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -7,21 +7,19 @@ from gradleak.captures.capture_file import (
     subtract_states,
     write_capture,
 )
-from gradleak.captures.federation import (
+from gradleak.captures.folders import (
     ClientMessage,
     Federation,
-    hash_state,
-    survey_federation,
-    write_reply,
-    write_sent,
-)
-from gradleak.captures.folder_index import (
     FolderIndex,
+    hash_state,
     holds_captures,
     index_folder,
     is_of_captures,
     name_capture,
+    survey_federation,
     survey_folder,
+    write_reply,
+    write_sent,
 )
 from gradleak.captures.header import (
     FORMAT,

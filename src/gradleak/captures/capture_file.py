@@ -1,10 +1,7 @@
 """Captures written and read: safetensors, private, whole or not at all, never pickle."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,6 +11,7 @@ from gradleak.captures.header import (
     CaptureHeader,
     check_names,
     complete,
+    name_in_errors,
     quote,
     write_header,
 )
@@ -27,14 +25,12 @@ from gradleak.captures.layout import (
     parse_layout,
 )
 from gradleak.captures.tensor_names import match_names
-from gradleak.records.errors import FULL, full_disk_explained
-from gradleak.records.files import written_aside
+from gradleak.records.files import FULL, full_disk_explained, written_aside
 
 if TYPE_CHECKING:  # the header alone can be read without waiting for torch
     import torch
     from torch import Tensor
 
-LIBRARIES = ("gradleak", "torch", "safetensors", "transformers")
 LOOKED_AT = 2**22  # entries that are looked at in one go, for values that are no numbers
 
 
@@ -59,22 +55,16 @@ def write_capture(path: Path | str, capture: Capture) -> None:
     path = Path(path)
     if path.suffix != SUFFIX:
         raise CaptureError(f"{path} must end in {SUFFIX}, by which captures are found again.")
-    try:
+    with name_in_errors("This update cannot be captured"):
         check_names(capture.tensors)
         stored, tied = _store_once(capture.tensors, capture.header.model.names)
         _check_values(stored)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        header = write_header(complete(capture.header, now, find_versions()))
+        header = write_header(complete(capture.header))
         if len(header.encode()) > LONGEST_HEADER // 2:  # the list of tensors needs room too
             raise CaptureError(
                 f"its header takes {len(header):,} letters, and {LONGEST_HEADER // 2:,} are the"
                 " most: leave config or other_records out."
             )
-    except CaptureError as error:
-        said = str(error)
-        raise CaptureError(
-            f"This update cannot be captured: {said if said.endswith('.') else said + '.'}"
-        ) from error
     metadata = {"format": FORMAT, "header": header}
     if tied:
         metadata["tied"] = json.dumps(tied)
@@ -98,16 +88,13 @@ def read_capture(path: Path | str, expected: "Mapping[str, torch.Size] | None" =
     path = Path(path)
     with open_capture(path) as file:
         layout = parse_layout(file, path)
-        try:
+        with name_in_errors(path):
             if expected is not None:
                 match_names({facts.name: facts.shape for facts in layout.tensors}, expected)
             _check_memory(layout.bytes)
             file.seek(layout.begin)
             tensors = {facts.name: _read_tensor(file, facts) for facts in layout.tensors}
             _check_values(tensors)
-        except CaptureError as error:
-            said = str(error)
-            raise CaptureError(f"{path}: {said if said.endswith('.') else said + '.'}") from error
     return Capture(layout.header, tensors)
 
 
@@ -126,6 +113,8 @@ def subtract_states(
             f"{quote(odd)} is in the state {side} training alone: take both states from the same"
             " model, wrapped in the same way."
         )
+    import torch
+
     differences = {}
     made: dict[tuple[object, ...], Tensor] = {}
     for name, old in before.items():
@@ -140,32 +129,15 @@ def subtract_states(
         # Tied weights are tied in both states; their difference is then one tensor too
         key = (old.data_ptr(), new.data_ptr(), old.shape, old.stride())
         if key not in made or not old.numel():
-            wide = old.dtype if old.dtype.itemsize > 4 else _single()
+            wide = old.dtype if old.dtype.itemsize > 4 else torch.float32
             made[key] = new.detach().to("cpu", wide) - old.detach().to("cpu", wide)
         differences[name] = made[key]
     return differences
 
 
-def find_versions() -> dict[str, str]:
-    """Versions of what makes captures, as far as it is installed."""
-    found: dict[str, str] = {}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def write_shape(shape: Sequence[int]) -> str:
     """Writes a shape as `384 × 1536`; a single number has none."""
     return " × ".join(map(str, shape)) or "one number"
-
-
-def _single() -> "torch.dtype":
-    import torch
-
-    return torch.float32
 
 
 def _store_once(
@@ -199,8 +171,8 @@ def _store_once(
                 f"{quote(name)} has {tensor.ndim} axes, and a capture's tensors at most"
                 f" {HIGHEST_RANK}: flatten it."
             )
-        dense = tensor.detach()
-        dense = dense.to_dense() if dense.layout != torch.strided else dense
+        held = tensor.detach()
+        dense = held.to_dense() if held.layout != torch.strided else held
         memory = (dense.device, dense.data_ptr(), dense.dtype, tuple(dense.shape), dense.stride())
         if memory in first:
             tied[name] = first[memory]
@@ -267,8 +239,7 @@ def _read_tensor(file: BinaryIO, facts: TensorFacts) -> "Tensor":
 
     tensor = torch.empty(facts.shape, dtype=getattr(torch, facts.dtype))
     room = tensor.view(-1).view(torch.uint8).numpy().data
-    if len(room) != math.prod(facts.shape) * BYTES[facts.dtype]:
-        raise AssertionError("safetensors and torch count the bytes of a dtype alike")
+    assert len(room) == facts.size * BYTES[facts.dtype]  # torch and safetensors count alike
     done = 0
     while done < len(room):
         got = file.readinto(room[done:])  # type: ignore[attr-defined]

@@ -1,16 +1,18 @@
 """What a capture says of itself: where its tensors come from, and what an attacker may know."""
 
-import dataclasses
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.plain import from_plain, to_plain
 
 FORMAT = "gradleak.capture/1"
@@ -23,6 +25,8 @@ SHOWN = 60  # letters of a foreign name that a message quotes
 # Brackets, braces and commas of a JSON text: 8 MiB of "[],[],…" would take 200 MB when read. A
 # tensor has ten of them, counted with its name in the model's list
 MOST_MARKS = 500_000
+LIBRARIES = ("gradleak", "torch", "safetensors", "transformers")
+HASH = re.compile(r"[0-9a-f]{64}")
 MOST = 2**31  # above it a count, a label or a round is a mistake
 
 
@@ -143,9 +147,13 @@ def load_json(text: str) -> Any:
 
 def check_header(header: CaptureHeader) -> None:
     """Refuses a header whose values cannot be."""
-    _check_choice("kind", header.kind, KINDS)
-    _check_choice("protocol.name", header.protocol.name, PROTOCOLS)
-    _check_choice("protocol.loss_over", header.protocol.loss_over, ("tokens", "texts"))
+    for where, value, choices in (
+        ("kind", header.kind, KINDS),
+        ("protocol.name", header.protocol.name, PROTOCOLS),
+        ("protocol.loss_over", header.protocol.loss_over, ("tokens", "texts")),
+    ):
+        if value not in choices:
+            raise CaptureError(f"{where} must be one of {', '.join(choices)}, not {quote(value)}")
     texts = {
         "model.class_name": header.model.class_name,
         "protocol.optimiser": header.protocol.optimiser,
@@ -155,13 +163,17 @@ def check_header(header: CaptureHeader) -> None:
         **{f"versions.{quote(name)}": version for name, version in header.versions.items()},
     }
     for where, value in texts.items():
-        _check_text(where, value)
+        if len(value) > LONGEST_TEXT or not value.isprintable():
+            raise CaptureError(
+                f"{where} must be one line of at most {LONGEST_TEXT} letters without control"
+                " characters"
+            )
     hashes = {
         "model.weights_hash": header.model.weights_hash,
         "model.tokenizer_hash": header.model.tokenizer_hash,
     }
     for where, value in hashes.items():
-        if value and not _is_hash(value):
+        if value and not HASH.fullmatch(value):
             raise CaptureError(f"{where} must be the 64 hexadecimal digits of a SHA-256, or empty")
     check_names(header.model.names)
     if len(set(header.model.names)) < len(header.model.names):
@@ -224,42 +236,22 @@ def _read_finite(digits: str) -> float:
     return number
 
 
-def _check_choice(where: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise CaptureError(f"{where} must be one of {', '.join(choices)}, not {quote(value)}")
-
-
-def _check_text(where: str, value: str) -> None:
-    if len(value) > LONGEST_TEXT or not value.isprintable():
-        raise CaptureError(
-            f"{where} must be one line of at most {LONGEST_TEXT} letters without control characters"
-        )
-
-
-def _is_hash(value: str) -> bool:
-    return len(value) == 64 and all(letter in "0123456789abcdef" for letter in value)
-
-
 def _check_numbers(header: CaptureHeader) -> None:
     granted, protocol = header.granted, header.protocol
-    counts = {
-        "granted.batch_size": granted.batch_size,
-        "protocol.steps": protocol.steps,
-        **{f"granted.lengths[{at}]": length for at, length in enumerate(granted.lengths or ())},
-    }
-    for where, value in counts.items():
-        if value is not None and not 1 <= value < MOST:
-            raise CaptureError(f"{where} must be a whole number from 1")
-    for where, value in {
-        "round": header.round,
-        **{f"granted.labels[{at}]": label for at, label in enumerate(granted.labels or ())},
-    }.items():
-        if value is not None and not 0 <= value < MOST:
-            raise CaptureError(f"{where} must be a whole number from 0")
-    for where, number in {
-        "protocol.learning_rate": protocol.learning_rate,
-        "protocol.scale": protocol.scale,
-    }.items():
+    lengths, labels = enumerate(granted.lengths or ()), enumerate(granted.labels or ())
+    for where, value, least in (
+        ("granted.batch_size", granted.batch_size, 1),
+        ("protocol.steps", protocol.steps, 1),
+        *((f"granted.lengths[{at}]", length, 1) for at, length in lengths),
+        ("round", header.round, 0),
+        *((f"granted.labels[{at}]", label, 0) for at, label in labels),
+    ):
+        if value is not None and not least <= value < MOST:
+            raise CaptureError(f"{where} must be a whole number from {least}")
+    for where, number in (
+        ("protocol.learning_rate", protocol.learning_rate),
+        ("protocol.scale", protocol.scale),
+    ):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise CaptureError(f"{where} must be a number above 0")
     for of_what, values in (("lengths", granted.lengths), ("labels", granted.labels)):
@@ -270,8 +262,30 @@ def _check_numbers(header: CaptureHeader) -> None:
             )
 
 
-def complete(header: CaptureHeader, created: str, versions: dict[str, str]) -> CaptureHeader:
+def complete(header: CaptureHeader) -> CaptureHeader:
     """The header with what its writer left open: when it was written, and by which libraries."""
-    return dataclasses.replace(
-        header, created=header.created or created, versions=header.versions or versions
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return replace(
+        header, created=header.created or now, versions=header.versions or find_versions()
     )
+
+
+def find_versions() -> dict[str, str]:
+    """Versions of what makes captures, as far as it is installed."""
+    found: dict[str, str] = {}
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found
+
+
+@contextmanager
+def name_in_errors(subject: object, advice: str = "") -> Iterator[None]:
+    """Says what an error is about. What needs another remedy than usual is a whole sentence, and
+    says it itself."""
+    try:
+        yield
+    except CaptureError as error:
+        said = str(error)
+        whole = said if said.endswith(".") else f"{said}.{advice}"
+        raise CaptureError(f"{subject}: {whole}") from error

@@ -21,6 +21,7 @@ from gradleak.captures.header import (
     CaptureHeader,
     check_names,
     load_json,
+    name_in_errors,
     quote,
     read_header_text,
 )
@@ -113,14 +114,8 @@ def open_capture(path: Path) -> Iterator[BinaryIO]:
 
 def parse_layout(file: BinaryIO, path: Path) -> Layout:
     """Reads the header of an open file; `path` is the name that errors give to it."""
-    try:
+    with name_in_errors(path, f" {AGAIN}"):
         return _parse(file)
-    except CaptureError as error:
-        said = str(error)
-        # What needs another remedy than a new capture says it itself, as a whole sentence
-        raise CaptureError(
-            f"{path}: {said if said.endswith('.') else f'{said}. {AGAIN}'}"
-        ) from error
 
 
 def _parse(file: BinaryIO) -> Layout:
@@ -163,9 +158,7 @@ def _read_json_header(raw: bytes) -> dict[str, Any]:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise CaptureError("its header is no UTF-8") from error
-    entries = load_json(text)
-    if not isinstance(entries, dict):  # begins with a brace, so that this cannot be
-        raise CaptureError("its header is no JSON object")
+    entries: dict[str, Any] = load_json(text)  # it begins with a brace
     return entries
 
 

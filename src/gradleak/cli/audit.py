@@ -1,11 +1,8 @@
 """`gradleak audit`: one setting, attacked and scored."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from gradleak.cli.command import (
     AllowPickle,
@@ -17,7 +14,10 @@ from gradleak.cli.command import (
     PriorName,
     PrivateData,
     Seed,
+    open_display,
+    open_terminal,
     option,
+    print_json,
     resolve_device,
     resolve_memory,
 )
@@ -183,14 +183,12 @@ def audit(
     given = {field: value for field, value in settings.items() if value is not None and value != []}
     # Flags that contradict one another have been answered: what follows takes seconds to load
     from gradleak.audit import AuditSpec, run_audit
-    from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.live import TerminalDisplay
 
     spec = AuditSpec.from_plain(given, allow_pickle)
     if bounds:
         refuse_unbounded(spec)
     visible = show or spec.data.made_up
-    display = TerminalDisplay(open_console(to_stderr=True), quiet=as_json, show_guesses=visible)
+    display = open_display(quiet=as_json, show_guesses=visible)
     place, most = resolve_device(device), resolve_memory(memory)
     record = None if again else answer(spec, out, keep_secrets)
     if record is None:
@@ -207,8 +205,7 @@ def audit(
     if as_json:
         from gradleak.records.schema import without_texts
 
-        printed = record if show else without_texts(record)
-        typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
+        print_json((record if show else without_texts(record)).to_json())
     else:
         print_finished(spec, record, out / f"{record.id}.json", visible)
 
@@ -277,7 +274,6 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
     """The record, with secrets beside guesses where they may be seen."""
     from gradleak.audit.client import private_examples
     from gradleak.audit.scoring import show_content
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
     examples = private_examples(spec) * spec.draws if visible else []
@@ -285,7 +281,7 @@ def print_finished(spec: "AuditSpec", record: "Record", path: Path, visible: boo
         divmod(place, spec.batch_size): show_content(example.content)
         for place, example in enumerate(examples)
     }
-    console = open_console()
+    console = open_terminal()
     print_record(console, record, secrets, guesses=visible)
     console.print(f"Record: {path}", soft_wrap=True)
     if visible:

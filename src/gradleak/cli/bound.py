@@ -2,7 +2,14 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from gradleak.cli.command import Device, RecordPath, option, resolve_device
+from gradleak.cli.command import (
+    Device,
+    RecordPath,
+    open_display,
+    open_terminal,
+    option,
+    resolve_device,
+)
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
@@ -50,14 +57,12 @@ def bound(
     Records of other settings are named and left as they are.
     """
     from gradleak.records.store import read_record, record_paths, rewrite_record
-    from gradleak.report.terminal.bracket import print_bracket
-    from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.live import TerminalDisplay
+    from gradleak.report.terminal.record_screen import print_bracket
     from gradleak.study.private_data import SecretFinder
 
     most = read_words(words)
-    where, finder, console = resolve_device(device), SecretFinder(run, network=True), open_console()
-    display = TerminalDisplay(open_console(to_stderr=True))
+    where, finder = resolve_device(device), SecretFinder(run, network=True)
+    console, display = open_terminal(), open_display()
     paths, refused = record_paths(run), list[GradleakError]()
     for path in paths:
         record = read_record(path)

@@ -12,8 +12,6 @@ import typer
 from gradleak.cli.command import PlainHelp
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from gradleak.captures import Capture, CaptureHeader
 
 capture_app = typer.Typer(
@@ -59,8 +57,7 @@ def show(
     """
     from gradleak.captures import read_capture
 
-    lines = list_folder(path) if path.is_dir() else describe(path, read_capture(path))
-    for line in lines:
+    for line in list_folder(path) if path.is_dir() else describe(path, read_capture(path)):
         typer.echo(line)
 
 
@@ -96,19 +93,26 @@ def describe(path: Path, capture: "Capture") -> Iterator[str]:
     yield from wrap(f"{clean(str(path))} holds {KINDS[header.kind]}.", "")
     yield ""
     yield "What it holds"
-    yield from say("model", header.model.class_name or NOT_TOLD)
     digits = header.model.weights_hash
-    yield from say("weights", f"SHA-256 {digits[:16]}…" if digits else NOT_TOLD)
-    yield from say("protocol", write_protocol(header))
-    yield from say("taken", header.when or NOT_TOLD)
-    yield from say("round", NOT_TOLD if header.round is None else str(header.round))
-    yield from say("client", header.client or NOT_TOLD)
-    versions = ", ".join(f"{name} {number}" for name, number in header.versions.items())
-    yield from say("written", ", ".join(filter(None, [header.created, versions])) or NOT_TOLD)
+    versions = (f"{name} {number}" for name, number in header.versions.items())
+    facts = {
+        "model": header.model.class_name,
+        "weights": digits and f"SHA-256 {digits[:16]}…",
+        "protocol": write_protocol(header),
+        "taken": header.when,
+        "round": "" if header.round is None else str(header.round),
+        "client": header.client,
+        "written": ", ".join(filter(None, [header.created, *versions])),
+    }
+    for label, fact in facts.items():
+        yield from say(label, fact or NOT_TOLD)
     yield ""
     yield from describe_tensors(capture, read_layout(path).tied)
     yield ""
-    yield from describe_others(header.other_records)
+    if header.other_records:
+        yield from describe_records("Beside the arrays", header.other_records)
+    else:
+        yield from wrap("Beside the arrays: this file speaks of nothing else.", "")
     yield ""
     if header.platform:
         yield from describe_records("What the platform says", header.platform)
@@ -153,6 +157,7 @@ def describe_tensors(capture: "Capture", tied: Mapping[str, str]) -> Iterator[st
         share = sum(squares[name] for name in names) / whole
         held = [capture.tensors[name] for name in names]
         dtypes = dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in held)
+        shapes = dict.fromkeys("×".join(map(str, tensor.shape)) or "1" for tensor in held)
         rows.append(
             (
                 str(layer) if layer else "-",
@@ -160,18 +165,12 @@ def describe_tensors(capture: "Capture", tied: Mapping[str, str]) -> Iterator[st
                 str(len(names)),
                 ", ".join(dtypes),
                 f"{100 * share:.2f} %",
-                write_shapes(held),
+                ", ".join(shapes),
             )
         )
     yield from align(rows)
     for name, stored in tied.items():
         yield from wrap(f"{clean(name)} is the same tensor as {clean(stored)}.")
-
-
-def write_shapes(tensors: "Sequence[Tensor]") -> str:
-    """Each shape once, as `384×1536`."""
-    shapes = dict.fromkeys("×".join(map(str, tensor.shape)) or "1" for tensor in tensors)
-    return ", ".join(shapes)
 
 
 def name_in_order(capture: "Capture") -> dict[str, str]:
@@ -209,14 +208,6 @@ def find_place(name: str) -> tuple[int, str]:
         if re.search(pattern, within):
             return layer, module + note
     return layer, "other" + note
-
-
-def describe_others(records: Mapping[str, Any]) -> Iterator[str]:
-    """What left the client beside the arrays, as it was sent."""
-    if not records:
-        yield from wrap("Beside the arrays: this file speaks of nothing else.", "")
-        return
-    yield from describe_records("Beside the arrays", records)
 
 
 def describe_records(title: str, records: Mapping[str, Any]) -> Iterator[str]:
@@ -257,8 +248,8 @@ def say(label: str, text: str, width: int = LABEL) -> Iterator[str]:
     """A line `label  text`, its text wrapped below itself."""
     if len(label) >= width:
         yield from wrap(f"{label}  {text}")
-        return
-    yield from wrap(f"{label:<{width}}{text}", rest=" " * (width + 2))
+    else:
+        yield from wrap(f"{label:<{width}}{text}", rest=" " * (width + 2))
 
 
 def wrap(text: str, indent: str = "  ", rest: str | None = None) -> list[str]:

@@ -1,16 +1,21 @@
 """`gradleak audit --capture`: what leaks from updates that somebody's clients really sent."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from gradleak.cli.command import (
+    open_display,
+    open_terminal,
+    print_json,
+    resolve_device,
+    resolve_memory,
+)
 from gradleak.core.errors import GradleakError
+from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
-    from gradleak.audit.own_guesses import Reconstructions
+    from gradleak.audit.own_guesses import RebuiltText, Reconstructions
     from gradleak.core.target import TargetSpec
 
 # Options of an audit that a capture answers by itself, with what they are where nobody gave them
@@ -50,16 +55,13 @@ def audit_captures(
     from gradleak.audit.own_guesses import reconstruct
     from gradleak.audit.own_score import refuse_unlike
     from gradleak.audit.own_update import observe_capture
-    from gradleak.cli.command import resolve_device, resolve_memory
-    from gradleak.report.terminal.console import open_console
     from gradleak.targets import resolve_target
 
-    files = _list_files(captures)
+    files = list(_list_files(captures))
     texts = None if truth is None else _read_truth(truth, len(files))
     spec = resolve_target(settings["target"], allow_pickle)
-    errors, place = open_console(to_stderr=True), resolve_device(device)
-    if not as_json:
-        errors.print(f"Opening {settings['target']} on {place}", style="dim")
+    place = resolve_device(device)
+    open_display(quiet=as_json).say(f"Opening {settings['target']} on {place}")
     import torch
 
     target = spec.open(torch.device(place))
@@ -77,7 +79,7 @@ def audit_captures(
     if texts is not None:
         _print_record(found, spec, texts, out, as_json, keep_secrets, show)
     elif as_json:
-        typer.echo(json.dumps(_describe(found, files, show), indent=1, ensure_ascii=False))
+        print_json(_describe(found, files, show))
     else:
         _print_guesses(found, files, show)
 
@@ -92,30 +94,22 @@ def _refuse_answered(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _list_files(captures: Sequence[Path]) -> list[Path]:
-    """Returns the files that are named, and those of folders in the order of their index."""
+def _list_files(captures: Sequence[Path]) -> Iterator[Path]:
+    """Yields the files that are named, and those of folders in the order of their index."""
     from gradleak.captures import index_folder
 
-    files: list[Path] = []
     for path in captures:
-        if path.is_dir():
-            inside = [file for file, _ in index_folder(path)]
-            if not inside:
-                raise GradleakError(f"There is no capture in the folder {path}.")
-            files += inside
-        else:
-            files.append(path)
-    return files
+        files = [file for file, _ in index_folder(path)] if path.is_dir() else [path]
+        if not files:
+            raise GradleakError(f"There is no capture in the folder {path}.")
+        yield from files
 
 
 def _read_truth(path: Path, updates: int) -> list[list[tuple[str, Any]]]:
     """Returns texts with labels for each update; rows of several updates name theirs."""
     from gradleak.datasets import resolve_dataset
 
-    examples = resolve_dataset(str(path)).load()
-    rows = [(example.text, example.label) for example in examples]
-    if updates == 1:
-        return [rows]
+    rows = [(example.text, example.label) for example in resolve_dataset(str(path)).load()]
     if len(rows) % updates:
         raise GradleakError(
             f"{path} has {len(rows)} texts for {updates} captures, which is no whole number each:"
@@ -136,7 +130,6 @@ def _print_record(
 ) -> None:
     from gradleak.audit.own_score import score
     from gradleak.records.schema import without_texts
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
     texts = [[text for text, _ in rows] for rows in truth]
@@ -144,41 +137,31 @@ def _print_record(
     labels = given if all(label is not None for rows in given for label in rows) else None
     record = score(found, texts, labels=labels, out=out, keep_secrets=keep_secrets, target=spec)
     if as_json:
-        printed = record if show else without_texts(record)
-        typer.echo(json.dumps(printed.to_json(), indent=1, ensure_ascii=False, allow_nan=False))
-        return
+        return print_json((record if show else without_texts(record)).to_json())
     secrets = {
         (batch, place): text for batch, rows in enumerate(texts) for place, text in enumerate(rows)
     }
-    console = open_console()
+    console = open_terminal()
     print_record(console, record, secrets if show else {}, guesses=show)
     console.print(f"Record: {out / f'{record.id}.json'}", soft_wrap=True)
 
 
 def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) -> None:
     """Says what was rebuilt, how sure that is and what it explains, where nobody gave the truth."""
-    from gradleak.report.numbers import write_count
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
+    console = open_terminal()
     for update, file in enumerate(files):
         guesses = [guess for guess in found if guess.update == update]
-        proven = sum(guess.certified for guess in guesses)
         console.print(f"{file}", style="bold", soft_wrap=True)
         for line in found.list_findings(update):
             console.print(f"  {line}", soft_wrap=True)
-        share = guesses[0].explains if guesses else None
-        told = f"{write_count(len(guesses), 'text', 'texts')} rebuilt"
-        if guesses:
-            told += f" by {guesses[0].attack}, {proven} proven by the update"
-        console.print(f"  {told}.", soft_wrap=True)
+        console.print(f"  {tell_rebuilt(guesses)}.", soft_wrap=True)
         for guess in guesses:
             text = guess.text if show else "withheld, since a good guess is private: add --show"
             adds = "" if guess.adds is None or len(guesses) == 1 else f" (adds {guess.adds:.1%})"
             console.print(f"  {guess.place + 1}. {text}{adds}", markup=False, soft_wrap=True)
-        if share is not None:
+        if guesses and guesses[0].explains is not None:
             subject = "It explains" if len(guesses) == 1 else "Together they explain"
-            console.print(f"  {subject} {share:.1%} of the update.")
+            console.print(f"  {subject} {guesses[0].explains:.1%} of the update.")
         every = found.explains_by_tensor(update)
         least = sorted(every.items(), key=lambda one: one[1])
         missed = [(name, part) for name, part in least if part < WHOLE][:TENSORS_SHOWN]
@@ -190,6 +173,15 @@ def _print_guesses(found: "Reconstructions", files: Sequence[Path], show: bool) 
         "Without the truth (--truth texts.jsonl) there is no score: a guess that is proven, or that"
         " explains all, is what the client had; one that does not proves nothing."
     )
+
+
+def tell_rebuilt(guesses: "Sequence[RebuiltText]") -> str:
+    """Returns `2 texts rebuilt by span, 1 proven by the update`."""
+    told = f"{write_count(len(guesses), 'text', 'texts')} rebuilt"
+    if not guesses:
+        return told
+    proven = sum(guess.certified for guess in guesses)
+    return f"{told} by {guesses[0].attack}, {proven} proven by the update"
 
 
 def _describe(found: "Reconstructions", files: Sequence[Path], show: bool) -> dict[str, Any]:

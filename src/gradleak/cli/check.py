@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.command import Change, Device, check_line, option, read_index, resolve_device
+from gradleak.cli.command import (
+    Change,
+    Device,
+    check_line,
+    open_terminal,
+    option,
+    read_index,
+    resolve_device,
+)
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import list_registered, unknown_component, unknown_field
 from gradleak.report.numbers import write_count, write_duration
@@ -41,15 +49,15 @@ def check(
     All problems are reported at once, each with its line number.
     """
     check_names([spec], change or ())  # a typo is told before the libraries below are loaded
-    from gradleak.report.terminal.console import open_console, print_indented
-    from gradleak.study.cells import read_study
+    from gradleak.report.terminal.console import print_indented
+    from gradleak.study.cells import list_axes, read_study
     from gradleak.targets import hub_ids
 
     if seconds < 0:
         raise GradleakError(f"--seconds must be 0 or more, not {seconds:g}.")
     where = resolve_device(device)
     study = read_study(spec, change or ())
-    console = open_console()
+    console = open_terminal()
     examples = sum(cell.spec.limit * cell.spec.batch_size for cell in study.cells)
     console.print(
         f"{study.name}: {write_count(len(study.cells), 'cell', 'cells')}, {examples} examples to"
@@ -60,7 +68,7 @@ def check(
             f"Not looked up: {', '.join(unseen)}. No folder has that name, so it is taken for an id"
             " of the hub."
         )
-    for axis in dict.fromkeys(axis for cell in study.cells for axis in cell.axes):
+    for axis in list_axes(study.cells):
         values = dict.fromkeys(cell.axes[axis] for cell in study.cells if axis in cell.axes)
         print_indented(console, f"  {axis}: ", "; ".join(values))
     if seconds:
@@ -76,21 +84,16 @@ def _print_estimate(
 
     found = list(probe_cells(cells, device, seconds))
     table = build_table()
-    for name in ("target", "attack", "defense", "batch size", "batches", "a batch", "all"):
-        table.add_column(
-            name,
-            overflow="fold",
-            justify="left" if name in ("target", "attack", "defense") else "right",
-        )
+    for name in ("target", "attack", "defense"):
+        table.add_column(name, overflow="fold")
+    for name in ("batch size", "batches", "a batch", "all"):
+        table.add_column(name, overflow="fold", justify="right")
     for one in found:
         about = "" if one.whole else "~"
-        times = (
-            [one.problem, ""]
-            if one.problem
-            else [about + write_duration(one.seconds_each), about + write_duration(one.seconds)]
-        )
+        times = [about + write_duration(time) for time in (one.seconds_each, one.seconds)]
         table.add_row(
-            one.target, one.attack, one.defense, str(one.batch_size), str(one.batches), *times
+            *(one.target, one.attack, one.defense, str(one.batch_size), str(one.batches)),
+            *([one.problem, ""] if one.problem else times),
         )
     console.print(table)
     stretched = (
@@ -129,9 +132,8 @@ def _refusal(path: Path, changes: Sequence[str]) -> GradleakError | None:
         for field, value in values
         for error in _misspelt(FIELDS[field], value.plain)
     ]
-    if not misspelt and not written.problems:
-        return None
-    return refusal(path, sort_by_line([*written.problems, *misspelt]), REST)
+    problems = sort_by_line([*written.problems, *misspelt])
+    return refusal(path, problems, REST) if problems else None
 
 
 def _misspelt(kind: str, described: Any) -> Iterator[GradleakError]:

@@ -96,18 +96,17 @@ def check(contract: "Contract", component: "Component", ground: Any) -> bool:
     """Says whether one contract holds, and why not; returns whether it is broken."""
     from gradleak.audit.contracts import BrokenContract
 
-    promise = " ".join((contract.__doc__ or "").split())
+    found, said = "holds", ""
     try:
         contract(component, ground)
     except BrokenContract as error:
-        said = str(error)
+        found, said = "broken", str(error)
     except GradleakError as error:  # what it needs is not here: a model, another vocabulary
-        typer.echo(f"  not tried  {promise}\n             {error}")
-        return False
+        found, said = "not tried", str(error)
     except Exception as error:  # whatever it is, it is the component's
+        found = "broken"
         said = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
-    else:
-        typer.echo(f"  holds      {promise}")
-        return False
-    typer.echo(f"  broken     {promise}\n             {said}")
-    return True
+    typer.echo(f"  {found:<11}{' '.join((contract.__doc__ or '').split())}")
+    if said:
+        typer.echo(f"             {said}")
+    return found == "broken"

@@ -9,10 +9,11 @@ holds it to the registry.
 import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import click
 import typer
@@ -20,7 +21,12 @@ from click.shell_completion import CompletionItem
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from gradleak.core.errors import GradleakError
+from gradleak.core.errors import GradleakError, RunFailed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gradleak.report.terminal.live import TerminalDisplay
 
 FILE = Path(__file__).with_name("components.json")
 KINDS = {
@@ -67,10 +73,9 @@ class ComponentEntry:
 @cache
 def read_index() -> dict[str, dict[str, ComponentEntry]]:
     """All components by kind and name."""
-    kinds = json.loads(FILE.read_text(encoding="utf-8"))
     return {
         kind: {name: ComponentEntry(**entry) for name, entry in entries.items()}
-        for kind, entries in kinds.items()
+        for kind, entries in json.loads(FILE.read_text(encoding="utf-8")).items()
     }
 
 
@@ -178,8 +183,7 @@ class PlainGroup(TyperGroup):
     """Commands listed with their whole first sentence, which click cuts at the line's end."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        commands = [(name, self.get_command(ctx, name)) for name in names]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, command.get_short_help_str(limit=1000))
             for name, command in commands
@@ -292,6 +296,32 @@ Memory = Annotated[
 Device = Annotated[str, option("cpu, cuda, cuda:N, or auto: a GPU where there is one. [auto]")]
 
 
+def open_terminal(to_stderr: bool = False) -> "Console":
+    """Opens the terminal. Its library is loaded only here, so that --help answers at once."""
+    from gradleak.report.terminal.console import open_console
+
+    return open_console(to_stderr)
+
+
+def open_display(quiet: bool = False, show_guesses: bool = True) -> "TerminalDisplay":
+    """Opens a display of progress, on standard error."""
+    from gradleak.report.terminal.live import TerminalDisplay
+
+    return TerminalDisplay(open_terminal(to_stderr=True), quiet=quiet, show_guesses=show_guesses)
+
+
+def refuse_failures(what: str, failures: Sequence[object]) -> None:
+    """Names what failed, at the very end, and gives the command the exit code of a failure."""
+    if failures:
+        named = ", ".join(map(str, failures))
+        raise RunFailed(f"{len(failures)} {what} failed; their tracebacks are in {named}.")
+
+
+def print_json(plain: object) -> None:
+    """Prints what programs read."""
+    typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+
+
 def resolve_memory(words: str | None) -> int | None:
     """The bytes that `6GB` or the like stands for; none where nothing is said."""
     if words is None:
@@ -316,8 +346,7 @@ def resolve_device(word: str) -> str:
             f"--device {word} needs a CUDA GPU and PyTorch finds none here; use --device cpu or"
             " auto."
         )
-    number = int(word.partition(":")[2] or 0)
-    if number >= torch.cuda.device_count():
+    if int(word.partition(":")[2] or 0) >= torch.cuda.device_count():
         raise GradleakError(
             f"--device {word} is not there: this machine has {torch.cuda.device_count()} GPUs,"
             " counted from 0."

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.command import option
+from gradleak.cli.command import open_terminal, option, print_json
 
 if TYPE_CHECKING:
     from gradleak.records.schema import Record
@@ -31,31 +31,21 @@ def compare(
     with itself. Runs that share none are refused. Settings of folders are paired by what they have
     in common.
     """
-    import json
-
     from gradleak.records.plain import to_plain
     from gradleak.records.settings import settings_of
     from gradleak.records.store import read_summaries
     from gradleak.report.terminal import comparison
-    from gradleak.report.terminal.console import open_console
 
     settings = [settings_of(read_summaries(run)) for run in (first, second)]
     found = comparison.compare(settings[0], settings[1], (contents_of(first), contents_of(second)))
     if not as_json:
-        comparison.print_comparison(open_console(), found, (str(first), str(second)))
+        comparison.print_comparison(open_terminal(), found, (str(first), str(second)))
         return
     plain = {"schema": comparison.SCHEMA, "a": str(first), "b": str(second), **to_plain(found)}
     for setting, told in zip(found.settings, plain["settings"], strict=True):
         for one, line in zip(setting.differences, told["differences"], strict=True):
             line["reading"] = one.reading
-    typer.echo(
-        json.dumps(
-            {**plain, "says": list(comparison.conclude_comparison(found))},
-            indent=1,
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-    )
+    print_json({**plain, "says": list(comparison.conclude_comparison(found))})
 
 
 def contents_of(run: Path) -> "ContentsOf":

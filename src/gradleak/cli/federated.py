@@ -1,12 +1,13 @@
 """`gradleak federated`: what leaks from the clients of a run of Flower or NVFlare."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradleak.cli.captured import tell_rebuilt
 from gradleak.cli.command import (
     AllowPickle,
     Device,
@@ -15,14 +16,19 @@ from gradleak.cli.command import (
     PlainHelp,
     PriorName,
     Seed,
+    open_display,
+    open_terminal,
     option,
+    print_json,
     resolve_device,
     resolve_memory,
 )
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
-    from gradleak.audit.federated import AttackedRound, ClientRound
+    from rich.console import Console
+
+    from gradleak.audit.rounds import AttackedRound
     from gradleak.captures import Federation
 
 federated_app = typer.Typer(
@@ -96,10 +102,10 @@ def audit(
     """
     import torch
 
-    from gradleak.audit.federated import attack_round, group_rounds, list_refusals
+    from gradleak.audit.rounds import attack_round, group_rounds, list_refusals
     from gradleak.captures import survey_federation
     from gradleak.datasets import read_client_texts
-    from gradleak.report.terminal.console import open_console
+    from gradleak.report.terminal.console import print_indented
     from gradleak.targets import resolve_target
 
     federation = choose_messages(survey_federation(folder), client or (), round or ())
@@ -107,16 +113,14 @@ def audit(
     if not rounds:
         raise GradleakError(" ".join(refusals) or f"No client in {folder} sent any arrays.")
     texts = None if truth is None else read_client_texts(truth)
-    errors = open_console(to_stderr=True)
+    display = open_display(quiet=as_json)
     spec, place = resolve_target(target, allow_pickle), resolve_device(device)
     most = resolve_memory(memory)
-    if not as_json:
-        errors.print(f"Opening {target} on {place}", style="dim")
+    display.say(f"Opening {target} on {place}")
     opened = spec.open(torch.device(place))
     finished = []
     for number, one in enumerate(rounds, 1):
-        if not as_json:
-            errors.print(f"Attacking round {one.round} ({number} of {len(rounds)})", style="dim")
+        display.say(f"Attacking round {one.round} ({number} of {len(rounds)})")
         finished.append(
             attack_round(
                 federation, one, opened, spec, texts,
@@ -126,21 +130,20 @@ def audit(
         )  # fmt: skip
     if as_json:
         described = [describe_round(one, show) for one in finished]
-        plain = {"rounds": described, "refused": refusals, "beside": list_lines(federation)}
-        typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
+        print_json({"rounds": described, "refused": refusals, "beside": list_lines(federation)})
         return
-    print_rounds(finished, show)
-    print_rest(federation, refusals)
+    console = open_terminal()
+    print_rounds(console, finished, show)
+    for sentence in [*refusals, *list_lines(federation)]:
+        print_indented(console, "- ", sentence)
     if texts is not None:
-        print_scores(finished, out)
+        print_scores(console, finished, out)
 
 
 def choose_messages(
     federation: "Federation", clients: Sequence[str], rounds: Sequence[int]
 ) -> "Federation":
     """Returns what these clients sent in these rounds; none named is all."""
-    from dataclasses import replace
-
     held = federation.messages
     names, numbers = {one.header.client for one in held}, {one.header.round for one in held}
     if strange := [name for name in clients if name not in names]:
@@ -159,49 +162,31 @@ def choose_messages(
     return replace(federation, messages=tuple(chosen))
 
 
-def print_rounds(finished: "Sequence[AttackedRound]", show: bool) -> None:
+def print_rounds(console: "Console", finished: "Sequence[AttackedRound]", show: bool) -> None:
     """Prints, for each round and client, how much was rebuilt, and how sure that is."""
-    from gradleak.report.numbers import write_count
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
     for one in finished:
-        console.print(write_heading(one.of), style="bold", soft_wrap=True)
+        # `Round 2, fedavg:steps=1,learning_rate=0.5, client_dp:clip=1`
+        heading = ", ".join([f"Round {one.of.round}", one.of.protocol, *one.of.defenses])
+        console.print(heading, style="bold", soft_wrap=True)
         for update, client in enumerate(one.of.clients):
             guesses = [guess for guess in one.found if guess.update == update]
-            proven = sum(guess.certified for guess in guesses)
-            told = f"{write_count(len(guesses), 'text', 'texts')} rebuilt"
-            if guesses:
-                told += f" by {guesses[0].attack}, {proven} proven by the update"
-                if guesses[0].explains is not None:
-                    told += f", {guesses[0].explains:.1%} of it explained"
+            told = tell_rebuilt(guesses)
+            if guesses and guesses[0].explains is not None:
+                told += f", {guesses[0].explains:.1%} of it explained"
             console.print(f"  client {client}: {told}.", markup=False, soft_wrap=True)
             for guess in guesses if show else ():
                 console.print(f"    {guess.place + 1}. {guess.text}", markup=False, soft_wrap=True)
 
 
-def write_heading(of: "ClientRound") -> str:
-    """`Round 2, fedavg:steps=1,learning_rate=0.5, client_dp:clip=1`"""
-    return ", ".join([f"Round {of.round}", of.protocol, *of.defenses])
-
-
-def print_rest(federation: "Federation", refusals: Sequence[str]) -> None:
-    """Prints what could not be attacked, and what left beside the arrays."""
-    from gradleak.report.terminal.console import open_console, print_indented
-
-    console = open_console()
-    for sentence in [*refusals, *list_lines(federation)]:
-        print_indented(console, "- ", sentence)
-
-
 def list_lines(federation: "Federation") -> list[str]:
     """Returns, in sentences, what left beside the arrays, and what the platform says of itself."""
-    from gradleak.audit.federated import list_applied, list_beside, list_budgets
+    from gradleak.audit.rounds import list_applied, list_beside, list_budgets
 
     headers = [message.header for message in federation.messages]
-    names = list(dict.fromkeys(name for header in headers for name in list_beside(header)))
-    applied = list(dict.fromkeys(one for header in headers for one in list_applied(header)))
-    budgets = list(dict.fromkeys(one for header in headers for one in list_budgets(header)))
+    names, applied, budgets = (
+        list(dict.fromkeys(one for header in headers for one in list_of(header)))
+        for list_of in (list_beside, list_applied, list_budgets)
+    )
     said = []
     if names:
         said.append(
@@ -212,16 +197,14 @@ def list_lines(federation: "Federation") -> list[str]:
     return said + [f"The platform says of its own privacy: {one}." for one in budgets]
 
 
-def print_scores(finished: "Sequence[AttackedRound]", out: Path) -> None:
+def print_scores(console: "Console", finished: "Sequence[AttackedRound]", out: Path) -> None:
     """Prints who leaks most and how leak changes, and where the records are."""
     from gradleak.records.store import Summary
-    from gradleak.report.clients import list_client_leaks, tell_clients
-    from gradleak.report.terminal.console import open_console
+    from gradleak.report.page.clients import list_client_leaks, tell_clients
 
     records = [one.record for one in finished if one.record is not None]
     summaries = [Summary.of(out / f"{record.id}.json", record) for record in records]
     leaks = list_client_leaks(summaries)
-    console = open_console()
     for one in leaks:
         console.print(
             f"Client {one.client}, round {one.round}: {one.whole} of {one.texts} word for word,"

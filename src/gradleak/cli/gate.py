@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from gradleak import __version__
-from gradleak.cli.command import option
+from gradleak.cli.command import open_terminal, option
 from gradleak.core.errors import GradleakError
 
 if TYPE_CHECKING:
@@ -75,13 +75,14 @@ def gate(
     holds under the prior only has to be accepted: --accept prior_dependent.
     """
     from gradleak.records.files import write_whole
-    from gradleak.report.terminal.console import open_console, print_indented
+    from gradleak.report.terminal.console import print_indented
     from gradleak.study import GateFailed, judge, read_accepted, read_bound, read_contract
 
-    bounds = [read_bound(one, upper=True) for one in most or ()] + [
-        read_bound(one, upper=False) for one in least or ()
+    bounds = [
+        *(read_bound(one, upper=True) for one in most or ()),
+        *(read_bound(one, upper=False) for one in least or ()),
+        *(read_bound(one, upper=True, possible=True) for one in possible or ()),
     ]
-    bounds += [read_bound(one, upper=True, possible=True) for one in possible or ()]
     accepted = [read_accepted(one) for one in accept or ()]
     if change and spec is None:
         raise GradleakError("--set is about a study: name its YAML with --spec.")
@@ -92,7 +93,7 @@ def gate(
         write_whole(junit, write_junit(findings))
     if sarif is not None:
         write_whole(sarif, write_sarif(findings, __version__))
-    console = open_console()
+    console = open_terminal()
     for finding in findings:
         mark = "pass" if finding.passed else "FAIL" if finding.waived is None else "waived"
         judged = f" ({finding.verdict})" if finding.verdict else ""
@@ -106,15 +107,13 @@ def gate(
     for one in accepted:
         if all(finding.rule != one.rule or finding.waived is None for finding in findings):
             console.print(f"--accept {one.rule} waived nothing.")
-    shut = [finding for finding in findings if finding.shuts]
-    waivers = list(
-        dict.fromkeys(finding.rule for finding in findings if finding.waived is not None)
-    )
+    shut = [finding.rule for finding in findings if finding.shuts]
+    waivers = dict.fromkeys(finding.rule for finding in findings if finding.waived is not None)
     said = f" Waived: {', '.join(waivers)}." if waivers else ""
     if shut:
-        why = ", ".join(dict.fromkeys(finding.rule for finding in shut))
         raise GateFailed(
-            f"The gate is shut: {len(shut)} of {len(findings)} checks failed ({why}).{said}"
+            f"The gate is shut: {len(shut)} of {len(findings)} checks failed"
+            f" ({', '.join(dict.fromkeys(shut))}).{said}"
         )
     passed = sum(finding.passed for finding in findings)
     whole = (
@@ -132,15 +131,15 @@ def write_junit(findings: "Sequence[GateCheck]") -> str:
     """Writes a test case for each setting and bound or reason; what was waived is skipped."""
     import xml.etree.ElementTree as ET  # here, since every command would wait for it
 
-    failed = str(sum(finding.shuts for finding in findings))
-    skipped = str(sum(finding.waived is not None for finding in findings))
-    suite = ET.Element(
+    root = ET.Element("testsuites")
+    suite = ET.SubElement(
+        root,
         "testsuite",
         name="gradleak gate",
         tests=str(len(findings)),
-        failures=failed,
+        failures=str(sum(finding.shuts for finding in findings)),
         errors="0",
-        skipped=skipped,
+        skipped=str(sum(finding.waived is not None for finding in findings)),
     )
     for finding in findings:
         case = ET.SubElement(suite, "testcase", classname=finding.setting, name=finding.title)
@@ -154,8 +153,6 @@ def write_junit(findings: "Sequence[GateCheck]") -> str:
         else:
             where = "\n".join(map(str, finding.records))
             ET.SubElement(case, "failure", message=finding.message, type=finding.rule).text = where
-    root = ET.Element("testsuites")
-    root.append(suite)
     ET.indent(root)
     written = NOT_IN_XML.sub("?", ET.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="utf-8"?>\n{written}\n'

@@ -11,8 +11,7 @@ import sys
 import textwrap
 import traceback
 import unicodedata
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,31 +19,33 @@ import click
 import typer
 
 from gradleak import __version__
-from gradleak.cli.audit import audit
-from gradleak.cli.bound import bound
-from gradleak.cli.capture import capture_app
-from gradleak.cli.check import check
-from gradleak.cli.check_component import check_component
+from gradleak.cli import (
+    audit,
+    bound,
+    capture,
+    check,
+    check_component,
+    compare,
+    components,
+    doctor,
+    federated,
+    finetune,
+    gate,
+    prior,
+    purge,
+    report,
+    run,
+    score,
+    show,
+    status,
+    tables,
+    tradeoff,
+    tune,
+)
+from gradleak.cli import map as maps
 from gradleak.cli.command import Command, PlainGroup
-from gradleak.cli.compare import compare
-from gradleak.cli.components import list_components
-from gradleak.cli.doctor import doctor
-from gradleak.cli.federated import federated_app
-from gradleak.cli.finetune import finetune
-from gradleak.cli.gate import gate
-from gradleak.cli.map import leak_map
-from gradleak.cli.prior import prior_app
-from gradleak.cli.purge import purge
-from gradleak.cli.report import report
-from gradleak.cli.run import run
-from gradleak.cli.score import score
-from gradleak.cli.show import show
-from gradleak.cli.status import status
-from gradleak.cli.tables import publish, tables
-from gradleak.cli.tradeoff import tradeoff
-from gradleak.cli.tune import tune
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 BAD_INPUT, RUN_FAILED, INTERRUPTED = 2, 3, 130
 # What ASCII has instead of a letter or a sign that is no accented letter
@@ -68,30 +69,39 @@ Exit codes:
 app = typer.Typer(
     cls=PlainGroup, rich_markup_mode=None, pretty_exceptions_enable=False, epilog=EPILOG
 )
-command = partial(app.command, cls=Command)
-command(epilog=EPILOG)(audit)
-command(epilog=EPILOG)(check)
-command(epilog=EPILOG)(run)
-command()(status)
-command(epilog=EPILOG)(tune)
-command("map", epilog=EPILOG)(leak_map)
-command(epilog=EPILOG)(tradeoff)
-command()(finetune)
-command()(show)
-command()(report)
-command()(compare)
-command()(score)
-command()(bound)
-command()(tables)
-command()(publish)
-command()(purge)
-command(epilog=EPILOG)(gate)
-command("list")(list_components)
-command("check-component")(check_component)
-command()(doctor)
-app.add_typer(prior_app, name="prior")
-app.add_typer(capture_app, name="capture")
-app.add_typer(federated_app, name="federated")
+COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
+    "audit": audit.audit,
+    "check": check.check,
+    "run": run.run,
+    "status": status.status,
+    "tune": tune.tune,
+    "map": maps.leak_map,
+    "tradeoff": tradeoff.tradeoff,
+    "finetune": finetune.finetune,
+    "show": show.show,
+    "report": report.report,
+    "compare": compare.compare,
+    "score": score.score,
+    "bound": bound.bound,
+    "tables": tables.tables,
+    "publish": tables.publish,
+    "purge": purge.purge,
+    "gate": gate.gate,
+    "list": components.list_components,
+    "check-component": check_component.check_component,
+    "doctor": doctor.doctor,
+}
+GROUPS = {
+    "prior": prior.prior_app,
+    "capture": capture.capture_app,
+    "federated": federated.federated_app,
+}
+# Those whose help lists the exit codes
+TELL_CODES = ("audit", "check", "run", "tune", "map", "tradeoff", "gate")
+for name, function in COMMANDS.items():
+    app.command(name, cls=Command, epilog=EPILOG if name in TELL_CODES else None)(function)
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 def print_version(wanted: bool) -> None:
@@ -169,19 +179,16 @@ def explain(error: Exception) -> int:
         # Click and typer both suggest
         said = re.sub(r"(Did you mean [^?]+\?)( \1)+", r"\1", error.format_message())
         say_error(f"{said}{'' if said.endswith(('.', '?')) else '.'} See {command} --help.")
-        return BAD_INPUT
-    if isinstance(error, (GradleakError, RecordError)):
+    elif isinstance(error, (GradleakError, RecordError, click.ClickException)):
         say_error(str(error))
-        return error.exit_code
-    if isinstance(error, click.ClickException):
-        say_error(str(error))
-        return BAD_INPUT
-    reason = " ".join(str(error).split()) or "no message"
-    say_error(
-        f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the"
-        " traceback."
-    )
-    return RUN_FAILED
+    else:
+        reason = " ".join(str(error).split()) or "no message"
+        say_error(
+            f"The run failed with {type(error).__name__}: {reason.rstrip('.')}. Add --debug for the"
+            " traceback."
+        )
+        return RUN_FAILED
+    return error.exit_code if isinstance(error, (GradleakError, RecordError)) else BAD_INPUT
 
 
 def say_error(sentence: str) -> None:
@@ -189,14 +196,10 @@ def say_error(sentence: str) -> None:
     broken between words; elsewhere they stay whole, so that they can be searched for."""
     lines = f"Error: {sentence}".split("\n")
     if sys.stderr.isatty():
-        lines = [part for line in lines for part in break_line(line, terminal_width())]
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in break_line(line, width)]
     # Not click's echo, which writes UTF-8 on terminals that read ASCII
     print("\n".join(lines), file=sys.stderr)
-
-
-def terminal_width() -> int:
-    """Columns of the terminal."""
-    return shutil.get_terminal_size().columns
 
 
 def break_line(line: str, width: int) -> list[str]:
@@ -245,5 +248,4 @@ def nearest(letter: str) -> str:
     """The nearest that ASCII has."""
     if letter in NEAREST:
         return NEAREST[letter]
-    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-    return plain or "?"
+    return unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() or "?"

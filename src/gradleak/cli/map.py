@@ -12,6 +12,8 @@ from gradleak.cli.command import (
     PrivateData,
     Seed,
     TargetName,
+    open_display,
+    open_terminal,
     option,
     resolve_device,
     resolve_memory,
@@ -56,11 +58,10 @@ def leak_map(
 
     Every cell is an audit with a record; the same command again takes those that are there.
     """
-    from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_heat_map
     from gradleak.study.leak_map import FILE, PICTURE, MapIncomplete, plan_map, run_map
 
+    columns = [word.strip() for word in modules.split(",") if word.strip()]
     settings = {
         "target": target,
         "data": data,
@@ -68,18 +69,16 @@ def leak_map(
         "batch_size": batch_size,
         "prior": prior,
         "seed": seed,
+        **({"know": know} if know else {}),
     }
-    columns = [word.strip() for word in modules.split(",") if word.strip()]
-    plan = plan_map(attack, layers, columns, metric, settings | ({"know": know} if know else {}))
-    display = TerminalDisplay(
-        open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up
-    )
+    plan = plan_map(attack, layers, columns, metric, settings)
+    display = open_display(show_guesses=show or plan.base.data.made_up)
     incomplete: MapIncomplete | None = None
     try:
         heat_map = run_map(plan, out, resolve_device(device), display, resolve_memory(memory))
     except MapIncomplete as error:
         heat_map, incomplete = error.heat_map, error
-    console = open_console()
+    console = open_terminal()
     print_heat_map(console, heat_map)
     console.print(
         f"Map: {out / FILE}, picture: {out / PICTURE}, a record for each cell beside them.",

@@ -112,8 +112,7 @@ def pack(
     """Writes a trained prior in a few bits a weight, as the shipped one is."""
     from gradleak.priors.english import pack_prior
 
-    size = pack_prior(folder, out, embedding_bits, body_bits)
-    typer.echo(f"{out}: {size / 1e6:.2f} MB")
+    typer.echo(f"{out}: {pack_prior(folder, out, embedding_bits, body_bits) / 1e6:.2f} MB")
 
 
 @prior_app.command(cls=PlainHelp)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.cli.command import option
+from gradleak.cli.command import open_terminal, option
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.report.numbers import write_count
 
@@ -35,12 +35,11 @@ def purge(
     not touched.
     Copies elsewhere are not reached: reports written with --out, backups, the data itself.
     """
-    from gradleak.report.terminal.console import open_console
     from gradleak.study import plan_purge
     from gradleak.study import purge as carry_out
 
     plan = plan_purge(folder, everything=everything)
-    console = open_console()
+    console = open_terminal()
     if not plan.remove and not plan.records:
         console.print(f"Nothing private is left in {folder}.", soft_wrap=True)
         return
@@ -61,10 +60,9 @@ def purge(
     for line in list_remains(plan, folder):
         console.print(line, soft_wrap=True)
     if left:
-        names = ", ".join(str(path) for path in left)
         raise RunFailed(
             "These files still hold a guess or text of the records, and were not written by"
-            f" gradleak: {names}."
+            f" gradleak: {', '.join(str(path) for path in left)}."
         )
 
 

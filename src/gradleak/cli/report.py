@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from gradleak.cli.command import RecordPath, option
+from gradleak.cli.command import RecordPath, open_terminal, option
 from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_count
 
@@ -52,7 +52,6 @@ def report(
     from gradleak.records.files import write_whole_bytes
     from gradleak.report.page import build_report
     from gradleak.report.page.opening import Opening
-    from gradleak.report.terminal.console import open_console
 
     if form not in SUFFIXES:
         raise GradleakError(f"Unknown format {form!r}. Use --format {', '.join(SUFFIXES)}.")
@@ -71,7 +70,7 @@ def report(
     found = build_report(run, secrets_of(run, show_secrets), show_secrets=show_secrets)
     path = out or (run if run.is_dir() else run.parent) / f"report{SUFFIXES[form]}"
     write_whole_bytes(path, write_form(found, form))
-    console, opening = open_console(), found.find(Opening)
+    console, opening = open_terminal(), found.find(Opening)
     console.print(opening.story.happened)
     console.print(opening.verdict.headline)
     console.print(
@@ -82,8 +81,8 @@ def report(
 def write_index(folder: Path, out: Path | None) -> None:
     """A page over all runs of a folder; links are relative to it."""
     from gradleak.records.files import write_whole
-    from gradleak.report.page.runs_page import read_runs, write_runs_page
-    from gradleak.report.terminal.console import open_console, print_indented
+    from gradleak.report.page.forms import read_runs, write_runs_page
+    from gradleak.report.terminal.console import print_indented
 
     if out is not None and out.parent.resolve() != folder.resolve():
         raise GradleakError(
@@ -92,7 +91,7 @@ def write_index(folder: Path, out: Path | None) -> None:
     runs = read_runs(folder)
     path = out or folder / "index.html"
     write_whole(path, write_runs_page(str(folder), runs))
-    console = open_console()
+    console = open_terminal()
     for run in runs:
         print_indented(console, "- ", f"{run.name}: {run.sentence}")
     console.print(f"Index of {write_count(len(runs), 'run', 'runs')}: {path}", soft_wrap=True)

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradleak.cli.check import check_names
-from gradleak.cli.command import Memory, Out, option, resolve_device, resolve_memory
-from gradleak.core.errors import GradleakError, RunFailed
+from gradleak.cli.command import (
+    Memory,
+    Out,
+    open_display,
+    open_terminal,
+    option,
+    refuse_failures,
+    resolve_device,
+    resolve_memory,
+)
+from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_count, write_duration
 
 ENGINES = ("local", "ray")
@@ -104,8 +113,6 @@ def run(
     began = time.monotonic()
     if time_given is None:  # with a time, studies that cannot be read are left out
         check_names(spec, change or ())  # a typo is told before the libraries below are loaded
-    from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study.cells import read_priority, share_by_priority
     from gradleak.study.engine import run_on
     from gradleak.study.minutes import Allowance, fill_minutes, read_time
@@ -115,12 +122,11 @@ def run(
     _refuse_engine(engine, address, is_timed=seconds is not None)
     files, ordering = _studies_and_list(spec, priority, is_timed=seconds is not None)
     entries = read_priority(ordering) if ordering else []
-    console, errors = open_console(), open_console(to_stderr=True)
-    display = TerminalDisplay(errors)
+    console, display = open_terminal(), open_display()
     jobs, left_out = _jobs(
         files, out, change or (), only or (), limit_cells, display, forgiving=seconds is not None
     )
-    display = TerminalDisplay(errors, show_guesses=_all_made_up(jobs))
+    display.show_guesses = all(cell.spec.data.made_up for job in jobs for cell in job.cells)
     most = resolve_memory(memory)
     devices = (
         [] if engine == "ray" else [resolve_device(word.strip()) for word in device.split(",")]
@@ -129,13 +135,12 @@ def run(
         shares, unused = share_by_priority(jobs, entries)
         for sentence in unused:
             display.say(f"{ordering}: {sentence}")
-        allowance = Allowance(began, seconds)
         summary = fill_minutes(
             shares,
             out,
             devices,
             workers or len(devices),
-            allowance,
+            Allowance(began, seconds),
             display,
             retry=retry_failed,
             memory=most,
@@ -160,7 +165,8 @@ def run(
             )
         print_results(console, found, job.folder, before, full=full)
         results += found
-    refuse_failures(results)
+    failures = [result.failure for result in results if result.failure]
+    refuse_failures(f"of {len(results)} cells", failures)
 
 
 def _refuse_engine(engine: str, address: str | None, *, is_timed: bool) -> None:
@@ -219,22 +225,14 @@ def _jobs(
     from gradleak.study.cells import Job, choose_cells, read_study, write_plan
 
     jobs: list[Job] = []
-    studies, problems = [], []
+    studies, problems = [], dict[Path, str]()
     for path in files:
         try:
             study = read_study(path, changes)
             cells = choose_cells(study.cells, only)[:limit_cells]
         except GradleakError as error:
-            problems.append(
-                (
-                    path,
-                    (
-                        str(error)
-                        if len(files) == 1 or str(path) in str(error)
-                        else f"{path}: {error}"
-                    ),
-                )
-            )
+            is_named = len(files) == 1 or str(path) in str(error)
+            problems[path] = str(error) if is_named else f"{path}: {error}"
             continue
         if any(job.name == study.name for job in jobs):
             raise GradleakError(
@@ -244,17 +242,13 @@ def _jobs(
         studies.append(study)
         jobs.append(Job(study.name, out / study.name, tuple(cells)))
     if problems and (not forgiving or not jobs):
-        raise GradleakError("\n".join(text for _, text in problems))
-    for _, text in problems:
+        raise GradleakError("\n".join(problems.values()))
+    for text in problems.values():
         display.say(f"Left out: {text.replace('; nothing was run', '')}")
     for study, job in zip(studies, jobs, strict=True):
         check_writable(job.folder)
         write_plan(job.folder, study)
-    return jobs, [str(path) for path, _ in problems]
-
-
-def _all_made_up(jobs: "Sequence[Job]") -> bool:
-    return all(cell.spec.data.made_up for job in jobs for cell in job.cells)
+    return jobs, list(map(str, problems))
 
 
 def print_results(
@@ -293,10 +287,10 @@ def conclude_run(folder: Path, results: "Sequence[CellResult]") -> list[str]:
     run = JudgedRun(summaries, Coverage(None, len(summaries)))
     found, settings = reach_verdict(run), run.settings
     standing = {name for judgement in run.judgements.values() for name in judgement.doubts}
-    raised = [flag for flag in found.flags if flag.name in standing]
     doubts = [
         f"{flag.name} ({flag.settings} of {write_count(len(settings), 'setting', 'settings')})"
-        for flag in raised
+        for flag in found.flags
+        if flag.name in standing
     ]
     exact = f", {found.exact} word for word" if found.exact else ""
     where = [f"Where most was rebuilt: {found.setting}{exact}."] if len(settings) > 1 else []
@@ -324,17 +318,6 @@ def print_cells(console: "Console", results: "Sequence[CellResult]") -> None:
         style="dim",
     )
     console.print()
-
-
-def refuse_failures(results: "Sequence[CellResult]") -> None:
-    """Names cells that failed, at the very end, and gives the command the exit code of a
-    failure."""
-    failures = [str(result.failure) for result in results if result.failure]
-    if failures:
-        raise RunFailed(
-            f"{len(failures)} of {len(results)} cells failed; their tracebacks are in"
-            f" {', '.join(failures)}."
-        )
 
 
 def print_summary(
@@ -378,9 +361,7 @@ def print_summary(
         )
     if summary.waiting:
         console.print("The same command goes on from here.")
-    if summary.failed:
-        failures = ", ".join(str(result.failure) for _, result in summary.failed)
-        raise RunFailed(f"{len(summary.failed)} cells failed; their tracebacks are in {failures}.")
+    refuse_failures("cells", [result.failure for _, result in summary.failed])
 
 
 def _foretell(one: "Waiting") -> str:

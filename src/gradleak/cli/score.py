@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from gradleak.cli.command import Device, RecordPath, option, resolve_device
+from gradleak.cli.command import Device, RecordPath, open_terminal, option, resolve_device
 from gradleak.core.errors import GradleakError
 from gradleak.report.numbers import write_interval, write_number
 
@@ -26,13 +26,13 @@ def score(
     from gradleak.audit.spec import read
     from gradleak.core.metric import Metric
     from gradleak.records.store import read_record, record_paths, rewrite_record
-    from gradleak.report.terminal.console import open_console
     from gradleak.study.private_data import SecretFinder
 
     if not metric:
         raise GradleakError("Name a metric to add: --metric semantic_similarity.")
     metrics = [read("metric", one, Metric) for one in metric]
-    where, finder, console = resolve_device(device), SecretFinder(run, network=True), open_console()
+    where, finder = resolve_device(device), SecretFinder(run, network=True)
+    console = open_terminal()
     for path in record_paths(run):
         record = read_record(path)
         scored = rescore(
@@ -45,8 +45,8 @@ def score(
         rewrite_record(path, scored)
         for one in metrics:
             worst = scored.worst_case[one.name]
-            told = (
-                f"{one.name} {write_interval(worst)}, blind"
-                f" {write_number(worst.blind, worst.unit)}, n = {worst.n}"
+            console.print(
+                f"{path.name}: {one.name} {write_interval(worst)}, blind"
+                f" {write_number(worst.blind, worst.unit)}, n = {worst.n}",
+                soft_wrap=True,
             )
-            console.print(f"{path.name}: {told}", soft_wrap=True)

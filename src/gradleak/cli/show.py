@@ -1,16 +1,13 @@
 """`gradleak show`: records read back."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gradleak.cli.audit import write_pictures
-from gradleak.cli.command import RecordPath
-from gradleak.records.errors import RecordError
-
-if TYPE_CHECKING:
-    from gradleak.records.schema import Record
+from gradleak.cli.command import RecordPath, open_terminal
+from gradleak.records.files import RecordError
 
 
 def show(
@@ -36,35 +33,26 @@ def show(
     """
     from gradleak.records.store import read_record
     from gradleak.report.shown_guesses import find_kept_secrets
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.record_screen import print_record
 
     if record.is_dir():
         list_folder(record)
         return
     read = read_record(record)
-    print_record(open_console(), read, find_kept_secrets(read), with_trace=trace, full=full)
-    if pictures:
-        draw(read, record)
-
-
-def draw(read: "Record", record: Path) -> None:
-    """Picture files beside a record, or a sentence where it holds no pictures."""
-    from gradleak.report.shown_guesses import find_kept_secrets
-
-    written = write_pictures(read, find_kept_secrets(read), record)
-    if not written:
+    secrets = find_kept_secrets(read)
+    print_record(open_terminal(), read, secrets, with_trace=trace, full=full)
+    written = write_pictures(read, secrets, record) if pictures else []
+    for path in written:
+        typer.echo(f"Pictures: {path}")
+    if pictures and not written:
         raise RecordError(
             f"{record} holds no pictures: its guesses are texts. Leave --pictures out."
         )
-    for path in written:
-        typer.echo(f"Pictures: {path}")
 
 
 def list_folder(folder: Path) -> None:
     """The records in a folder and in the folders of studies below it."""
     from gradleak.records.store import RECORD, read_summary
-    from gradleak.report.terminal.console import open_console
     from gradleak.report.terminal.listing import print_folder
 
     paths = [path for pattern in (RECORD, f"*/{RECORD}") for path in sorted(folder.glob(pattern))]
@@ -77,6 +65,6 @@ def list_folder(folder: Path) -> None:
         except RecordError as error:
             broken.append(str(error))
     if records:
-        print_folder(open_console(), records)
+        print_folder(open_terminal(), records)
     if broken:
         raise RecordError("\n".join(broken))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradleak.records.errors import RecordError
+from gradleak.cli.command import open_terminal
+from gradleak.records.files import RecordError
 from gradleak.report.numbers import write_count, write_duration
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ def status(
 ) -> None:
     """Says how many cells of a run are finished, failed, begun and waiting, and about how long
     the rest will take."""
-    from gradleak.report.terminal.console import open_console
     from gradleak.study import read_state
 
     if not run.is_dir():
@@ -33,13 +33,11 @@ def status(
             f"{run} holds neither a study nor records. Name the folder a study wrote its records"
             " into."
         )
-    console = open_console()
-    parts = [
-        f"{len(state.finished)} finished",
-        f"{len(state.failed)} failed",
-        f"{len(state.begun)} begun",
-    ]
-    console.print(f"{len(state.cells)} cells: {', '.join(parts)}, {len(state.waiting)} waiting.")
+    console = open_terminal()
+    console.print(
+        f"{len(state.cells)} cells: {len(state.finished)} finished, {len(state.failed)} failed,"
+        f" {len(state.begun)} begun, {len(state.waiting)} waiting."
+    )
     if state.beside:
         console.print(f"{state.beside} records beside these, of other settings.")
     for reason, count in Counter(reason for _, reason in state.outdated).items():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradleak.cli.command import option
-from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.cli.command import open_terminal, option
+from gradleak.core.errors import GradleakError, refuse_unknown
 from gradleak.report.numbers import write_count
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def tables(
         write_latex,
         write_tables_markdown,
     )
-    from gradleak.report.terminal.console import open_console
 
     if (change or examples) and spec is None:
         raise GradleakError("--set and --examples are about a study: name its YAML with --spec.")
@@ -86,10 +85,9 @@ def tables(
     if spec is not None:
         texts = _study_texts(spec, change or (), run, summaries, shown, examples=examples)
     elif not shown:
-        known = ", ".join(one.name for one in chosen)
         raise GradleakError(
-            f"{run[0]} holds no cell of a table we know ({known}). Name one with --table to see it"
-            " empty."
+            f"{run[0]} holds no cell of a table we know ({', '.join(one.name for one in chosen)})."
+            " Name one with --table to see it empty."
         )
     else:
         texts["tables.md"] = write_tables_markdown(
@@ -100,7 +98,7 @@ def tables(
     folder = out or (run[0] if run[0].is_dir() else run[0].parent)
     for name, text in texts.items():
         write_to_publish(folder / name, text.encode())
-    console = open_console()
+    console = open_terminal()
     for one in shown:
         console.print(f"{one.table.name}: {one.run} of {one.places} places run.")
     console.print(f"Tables: {folder}: {', '.join(sorted(texts))}", soft_wrap=True)
@@ -109,13 +107,10 @@ def tables(
 def _choose_tables(names: Sequence[str] | None) -> "list[PaperTable]":
     from gradleak.report.papers.paper_tables import read_paper_tables
 
-    known = [one.name for one in read_paper_tables()]
+    known = {one.name: one for one in read_paper_tables()}
     for name in names or ():
-        if name not in known:
-            raise GradleakError(
-                f"Unknown table {name!r}{did_you_mean(name, known)} Tables: {', '.join(known)}."
-            )
-    return [one for one in read_paper_tables() if not names or one.name in names]
+        refuse_unknown("Unknown table", name, known, "Tables")
+    return [one for one in known.values() if not names or one.name in names]
 
 
 def _study_texts(
@@ -140,7 +135,6 @@ def _study_texts(
     from gradleak.study.cells import read_study
     from gradleak.study.private_data import SecretFinder
 
-    study = read_study(spec, changes)
     planned = [
         StudyCell(
             cell.axes,
@@ -148,7 +142,7 @@ def _study_texts(
             _usual(cell.spec),
             {one.name: one.version for one in cell.spec.attacks},
         )
-        for cell in study.cells
+        for cell in read_study(spec, changes).cells
     ]
     answered = find_answers(planned, summaries)
     finders = [SecretFinder(one, network=False) for one in runs]
@@ -205,7 +199,6 @@ def publish(
     """
     from gradleak.records.files import write_to_publish
     from gradleak.records.published import SUFFIX, add_up, pack, read_published
-    from gradleak.report.terminal.console import open_console
     from gradleak.study import publish_runs
 
     parts = [
@@ -220,6 +213,8 @@ def publish(
     content = pack(whole)
     write_to_publish(path, content)
     examples = sum(cell.examples for cell in whole.cells)
-    cells = write_count(len(whole.cells), "cell", "cells")
-    told = f"{cells}, {write_count(examples, 'example', 'examples')}, {len(content):,} bytes"
-    open_console().print(f"Published: {path}: {told}", soft_wrap=True)
+    open_terminal().print(
+        f"Published: {path}: {write_count(len(whole.cells), 'cell', 'cells')},"
+        f" {write_count(examples, 'example', 'examples')}, {len(content):,} bytes",
+        soft_wrap=True,
+    )

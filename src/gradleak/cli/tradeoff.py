@@ -9,6 +9,8 @@ from gradleak.cli.command import (
     Know,
     Memory,
     PrivateData,
+    open_display,
+    open_terminal,
     option,
     resolve_device,
     resolve_memory,
@@ -98,23 +100,22 @@ def tradeoff(
     labels that can be learnt (does the writer ask for something?). Every audit leaves a record,
     every training its scores; the same command again takes those that are there.
     """
-    from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.report.terminal.map_and_tradeoff import print_tradeoff
     from gradleak.study.leak_and_utility import FILE, PICTURE, plan_tradeoff, run_tradeoff
     from gradleak.training.fine_tuning import FineTuning
 
-    settings = {
-        "target": target,
-        "data": data,
-        "limit": limit,
-        "batch_size": batch_size,
-        "draws": draws,
-        "seed": seed,
-    }
     plan = plan_tradeoff(
         defense or DEFENSES,
-        {**settings, "attacks": attack or list(ATTACKS), **({"know": know} if know else {})},
+        {
+            "target": target,
+            "data": data,
+            "limit": limit,
+            "batch_size": batch_size,
+            "draws": draws,
+            "seed": seed,
+            "attacks": attack or list(ATTACKS),
+            **({"know": know} if know else {}),
+        },
         FineTuning(epochs, train_batch_size, learning_rate, seed=seed),
         train_data=train_data,
         eval_data=eval_data,
@@ -122,11 +123,9 @@ def tradeoff(
         utility=utility,
         max_leak=max_leak,
     )
-    display = TerminalDisplay(
-        open_console(to_stderr=True), show_guesses=show or plan.base.data.made_up
-    )
+    display = open_display(show_guesses=show or plan.base.data.made_up)
     found = run_tradeoff(plan, out, resolve_device(device), display, resolve_memory(memory))
-    console = open_console()
+    console = open_terminal()
     print_tradeoff(console, found)
     console.print(
         f"Result: {out / FILE}, picture: {out / PICTURE}, a record for each audit beside them.",

@@ -11,11 +11,13 @@ from gradleak.cli.command import (
     Memory,
     PriorName,
     TargetName,
+    open_display,
+    open_terminal,
     option,
+    refuse_failures,
     resolve_device,
     resolve_memory,
 )
-from gradleak.core.errors import RunFailed
 from gradleak.report.numbers import MISSING, write_difference, write_interval, write_number
 
 if TYPE_CHECKING:
@@ -69,8 +71,6 @@ def tune(
     Every combination and stage is an audit with a record; the same command again takes those that
     are there.
     """
-    from gradleak.report.terminal.console import open_console
-    from gradleak.report.terminal.live import TerminalDisplay
     from gradleak.study import Effort, plan_tuning, read_range
     from gradleak.study import tune as search_numbers
 
@@ -80,7 +80,7 @@ def tune(
     effort = Effort(combinations, coarse, best, fine)
     settings = {"target": target, "data": data, "view": view, "prior": prior, "seed": seed}
     planned = plan_tuning(line, [read_range(one) for one in search or ()], effort, metric, settings)
-    display = TerminalDisplay(open_console(to_stderr=True), show_guesses=planned.base.data.made_up)
+    display = open_display(show_guesses=planned.base.data.made_up)
     if planned.effort != effort:
         display.say(
             f"{data} has fewer examples: {planned.effort.coarse} serve the coarse stage,"
@@ -95,9 +95,7 @@ def tune(
 
 def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     """The combinations that went on, the winner as a line to paste, and how far to trust it."""
-    from gradleak.report.terminal.console import open_console
-
-    console = open_console()
+    console = open_terminal()
     console.print(build_ranking_table(tuned))
     console.print()
     console.print(
@@ -108,11 +106,7 @@ def print_tuned(planned: "Tuning", tuned: "Tuned", folder: Path) -> None:
     console.print(tuned.verdict)
     console.print(f"Winner: {tuned.winner}", soft_wrap=True)
     console.print(f"Ranking: {folder / 'tuning.json'}", soft_wrap=True)
-    if tuned.failures:
-        raise RunFailed(
-            f"{len(tuned.failures)} audits failed; their tracebacks are in"
-            f" {', '.join(tuned.failures)}."
-        )
+    refuse_failures("audits", tuned.failures)
 
 
 def build_ranking_table(tuned: "Tuned") -> "Table":

@@ -81,9 +81,8 @@ class Batch:
     @staticmethod
     def of_pixels(pixels: Float[Tensor, "*lead channels height width"], labels: Tensor) -> "Batch":
         """A batch of pictures."""
-        lead = pixels.shape[:-3]
         return Batch(
-            mask=torch.ones(*lead, 1, dtype=torch.bool, device=pixels.device),
+            mask=torch.ones(*pixels.shape[:-3], 1, dtype=torch.bool, device=pixels.device),
             labels=labels,
             pixels=pixels,
         )

@@ -5,7 +5,7 @@ Where a name or a path was mistyped it says what was probably meant.
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 
@@ -26,6 +26,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'tag'?).` for a near miss, `.` otherwise."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)." if near else "."
+
+
+def refuse_unknown(what: str, word: str, known: Collection[str], listed: str) -> None:
+    """Refuses a word that is none of those known: `Unknown utility 'mc' (did you mean 'mcc'?).
+    Utilities: mcc, f1, accuracy.`"""
+    if word not in known:
+        raise GradleakError(
+            f"{what} {word!r}{did_you_mean(word, known)} {listed}: {', '.join(known)}."
+        )
 
 
 def near_paths(written: str, otherwise: str, folders: bool = False) -> str:

@@ -201,8 +201,11 @@ def byte_pair_tokenizer() -> Any:
     """The same as a Hugging Face tokenizer, as targets hold one."""
     from transformers import PreTrainedTokenizerFast
 
-    special = dict.fromkeys(("eos_token", "bos_token", "unk_token"), END_OF_TEXT)
-    # Spaces stay as they are in any case; unless told so, the library warns of it.
     return PreTrainedTokenizerFast(
-        tokenizer_object=byte_pairs(), clean_up_tokenization_spaces=False, **special
+        tokenizer_object=byte_pairs(),
+        # Spaces stay as they are in any case; unless told so, the library warns of it
+        clean_up_tokenization_spaces=False,
+        eos_token=END_OF_TEXT,
+        bos_token=END_OF_TEXT,
+        unk_token=END_OF_TEXT,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradleak.core.errors import GradleakError, did_you_mean
+from gradleak.core.errors import GradleakError, refuse_unknown
 
 WITHOUT_LAYER = ("word_embedding", "position_embedding", "pooler", "head")
 MODULES = (
@@ -137,8 +137,4 @@ def read_layers(layers: str) -> tuple[range, ...]:
 def check_modules(modules: Iterable[str]) -> None:
     """Refuses names that no module has."""
     for module in modules:
-        if module not in MODULES:
-            raise GradleakError(
-                f"Unknown module {module!r}{did_you_mean(module, list(MODULES))} Modules:"
-                f" {', '.join(MODULES)}."
-            )
+        refuse_unknown("Unknown module", module, MODULES, "Modules")

@@ -33,8 +33,7 @@ class Prior(ABC):
         """
         ids = sentence.repeat(len(words), 1)
         ids[:, place] = words
-        lengths = torch.full_like(words, len(sentence))
-        return -self.nll(ids, lengths).double() * len(sentence)
+        return -self.nll(ids, torch.full_like(words, len(sentence))).double() * len(sentence)
 
     def screen_words(
         self, sentence: Int[Tensor, "tokens"], place: int, words: Int[Tensor, "words"]

@@ -75,10 +75,9 @@ def unknown_component(kind: str, name: str, known: Iterable[str]) -> GradleakErr
 
 def unknown_field(kind: str, name: str, field: str, fields: Iterable[str]) -> GradleakError:
     """The error for a field that a component does not have."""
-    known = ", ".join(fields) or "none"
     return GradleakError(
         f"{kind} {name!r} has no field {field!r}{did_you_mean(field, list(fields))} Fields:"
-        f" {known}."
+        f" {', '.join(fields) or 'none'}."
     )
 
 

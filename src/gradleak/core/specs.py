@@ -15,6 +15,7 @@ from gradleak.core.registry import Bounds, Component, find, unknown_field
 
 ANY_SIZE = Bounds()  # of numbers that say no more: not negative, not infinite, not "not a number"
 _FOUND_HINTS: dict[type[Component], dict[str, Any]] = {}
+IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BARE = re.compile(r"[\w./~-]+")  # text that needs no quotes in a line
 
 
@@ -39,25 +40,26 @@ def to_dict(component: Component) -> dict[str, Any]:
     """`{"name": …}` and every field, as plain JSON values; fields that were added later only
     where they are set."""
     hints = _hints(type(component))
-    fields = {}
-    for field in list_fields(type(component)):
-        if field.name in component.added_later and getattr(component, field.name) == field.default:
-            continue
-        # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must
-        # have one id.
-        value = _coerce(
-            f"{component.name}:{field.name}", getattr(component, field.name), hints[field.name]
-        )
-        fields[field.name] = _plain(value)
+    values = {
+        field.name: getattr(component, field.name)
+        for field in list_fields(type(component))
+        if field.name not in component.added_later
+        or getattr(component, field.name) != field.default
+    }
+    # In the field's type: Tag(learning_rate=1) and Tag(learning_rate=1.0) are equal and must have
+    # one id.
+    fields = {
+        name: _plain(_coerce(f"{component.name}:{name}", value, hints[name]))
+        for name, value in values.items()
+    }
     return {"name": component.name, **fields}
 
 
 def defaults(component: Component) -> dict[str, Any]:
     """The fields that can be left out, as plain JSON values."""
-    fields = list_fields(type(component))
     return {
         field.name: _plain(field.default)
-        for field in fields
+        for field in list_fields(type(component))
         if field.default is not dataclasses.MISSING
     }
 
@@ -71,12 +73,11 @@ def from_dict(kind: str, described: dict[str, Any]) -> Component:
             " field: value}."
         )
     cls = find(kind, name)
-    hints = _hints(cls)
-    fields = {field.name: hints[field.name] for field in list_fields(cls)}
+    hints, fields = _hints(cls), [field.name for field in list_fields(cls)]
     for key in rest:
         if key not in fields:
-            raise unknown_field(kind, name, key, list(fields))
-    values = {key: _coerce(f"{name}:{key}", value, fields[key]) for key, value in rest.items()}
+            raise unknown_field(kind, name, key, fields)
+    values = {key: _coerce(f"{name}:{key}", value, hints[key]) for key, value in rest.items()}
     return _build(cls, name, values)
 
 
@@ -167,9 +168,7 @@ def split_fields(text: str) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Component):
         return to_dict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _write(value: Any) -> str:
@@ -177,7 +176,10 @@ def _write(value: Any) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value) and _reads_as_itself(value):
         return value
     # YAML refuses or folds control characters and odd spaces that JSON leaves as they are.
-    return re.sub(r"[^ -~]", lambda found: _escape(found[0]), json.dumps(value, ensure_ascii=False))
+    return "".join(
+        letter if letter.isprintable() else f"\\U{ord(letter):08x}"
+        for letter in json.dumps(value, ensure_ascii=False)
+    )
 
 
 def _reads_as_itself(text: str) -> bool:
@@ -185,10 +187,6 @@ def _reads_as_itself(text: str) -> bool:
         return bool(yaml.safe_load(text) == text)
     except (yaml.YAMLError, ValueError):  # 2024-13-45 looks like a date
         return False
-
-
-def _escape(letter: str) -> str:
-    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
 
 
 def _coerce(where: str, value: Any, wanted: Any, allowed: Bounds = ANY_SIZE) -> Any:
@@ -251,10 +249,4 @@ def _coerce_scalar(where: str, value: Any, wanted: Any) -> Any:
             pass
     if wanted is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
-    raise GradleakError(f"{where} must be {_article(wanted)}, not {value!r}.")
-
-
-def _article(wanted: Any) -> str:
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(
-        wanted, str(wanted)
-    )
+    raise GradleakError(f"{where} must be {IN_WORDS.get(wanted, wanted)}, not {value!r}.")

@@ -204,10 +204,9 @@ class Target(ABC):
             if generator is None
             else torch.randn(shape, generator=generator) * size
         )
-        mask = torch.ones(examples, tokens, dtype=torch.bool, device=self.device)
         return Batch(
             embeddings=drawn.to(self.device, self.dtype),
-            mask=mask,
+            mask=torch.ones(examples, tokens, dtype=torch.bool, device=self.device),
             labels=self.any_labels(examples, tokens),
         )
 
@@ -215,11 +214,10 @@ class Target(ABC):
         """Eight examples such as the model may meet, with labels that mean nothing."""
         words = self.vocabulary.allowed.nonzero()[:, 0]
         ids = words[torch.linspace(0, len(words) - 1, 64, device=words.device).long()].view(8, 8)
-        ends = (
-            torch.tensor(part, device=ids.device).expand(8, -1)
+        before, after = (
+            torch.tensor(part, device=ids.device).expand(8, -1).long()
             for part in (self.vocabulary.prefix, self.vocabulary.suffix)
         )
-        before, after = (part.long() for part in ends)
         ids = torch.cat([before, ids, after], dim=1)
         return Batch(
             ids=ids,
@@ -237,7 +235,6 @@ class Target(ABC):
         Without labels the sentences themselves are the labels, or, where labels are open, those
         that are as good as any.
         """
-        lengths = [len(sentence) for sentence in sentences]
         ids = pad_rows(sentences, self.vocabulary.pad)
         if labels is None:
             classes = self.any_labels(*ids.shape) if self.labels_are_open else ids
@@ -245,7 +242,7 @@ class Target(ABC):
             classes = labels if isinstance(labels, Tensor) else torch.tensor(list(labels))
         return Batch(
             ids=ids.to(self.device),
-            mask=self.attention_mask(lengths),
+            mask=self.attention_mask([len(sentence) for sentence in sentences]),
             labels=classes.to(self.device),
         )
 

@@ -65,11 +65,10 @@ class Update:
 
     def scale(self, factors: Tensor) -> "Update":
         """Every client (every example, if per example) multiplied by a factor of its own."""
-        tensors = self.tensors.items()
         return Update(
             {
                 name: tensor * factors.view(*factors.shape, *[1] * (tensor.ndim - factors.ndim))
-                for name, tensor in tensors
+                for name, tensor in self.tensors.items()
             },
             self.per_example,
         )

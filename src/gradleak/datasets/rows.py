@@ -74,10 +74,9 @@ def read_file(
         raise GradleakError(f"There is no file {path}; {near_paths(str(path), 'check the path.')}")
     found = known_format(path) if format == "auto" else format
     if found is None:
-        known = ", ".join(FORMATS_BY_EXTENSION)
-        fix = "add format=tsv|csv|jsonl|parquet|text"
         raise GradleakError(
-            f"Cannot tell the format of {path} by its extension (known: {known}); {fix}."
+            f"Cannot tell the format of {path} by its extension (known:"
+            f" {', '.join(FORMATS_BY_EXTENSION)}); add format=tsv|csv|jsonl|parquet|text."
         )
     _refuse_idle(path, found, delimiter, encoding)
     content = (
@@ -110,15 +109,15 @@ def _read_text(
     if format != "csv":
         return Content(list(_PARSERS[format](path, text, header)), found)
     cut = find_delimiter(text) if delimiter == "auto" else delimiter
-    return Content(list(_csv(path, text, header, DELIMITERS[cut])), found, cut)
+    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), delimiter=DELIMITERS[cut])
+    return Content(list(_table(path, reader, header)), found, cut)
 
 
 def known_format(path: Path) -> Format | None:
     """The format an extension stands for, with .gz or .xz looked through; None if there is none."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packed = bool(suffixes) and suffixes[-1] in _COMPRESSED
-    inner = suffixes[-2:-1] if packed else suffixes[-1:]
-    found = FORMATS_BY_EXTENSION.get(inner[0]) if inner else None
+    packed = path.suffix.lower() in _COMPRESSED
+    inner = path.with_suffix("") if packed else path
+    found = FORMATS_BY_EXTENSION.get(inner.suffix.lower())
     return None if packed and found == "parquet" else found  # parquet compresses within itself
 
 
@@ -184,14 +183,6 @@ def _tsv(path: Path, content: str, header: bool) -> Iterator[Row]:
     return _table(path, reader, header)
 
 
-def _csv(path: Path, content: str, header: bool, delimiter: str) -> Iterator[Row]:
-    return _table(
-        path,
-        csv.reader(io.StringIO(content.rstrip("\r\n"), newline=""), delimiter=delimiter),
-        header,
-    )
-
-
 def _table(path: Path, reader: Any, header: bool) -> Iterator[Row]:
     columns: list[str] | None = None
     begins = 1  # a quoted cell may go over several lines
@@ -233,25 +224,13 @@ def parse_jsonl(content: str) -> Iterator[Row]:
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
-            empty = not line.strip()
-            yield Row(
-                where,
-                {},
-                (
-                    "the line is empty"
-                    if empty
-                    else f"not JSON ({error.msg}); write one object a line"
-                ),
-            )
+            wrong = f"not JSON ({error.msg}); write one object a line"
+            yield Row(where, {}, wrong if line.strip() else "the line is empty")
             continue
         if isinstance(values, dict):
             yield Row(where, values)
         else:
             yield Row(where, {}, 'not a JSON object; write for example {"text": "…", "label": 0}')
-
-
-def _jsonl(path: Path, content: str, header: bool) -> Iterator[Row]:
-    return parse_jsonl(content)
 
 
 def _text(path: Path, content: str, header: bool) -> Iterator[Row]:
@@ -261,7 +240,7 @@ def _text(path: Path, content: str, header: bool) -> Iterator[Row]:
 
 _PARSERS: dict[str, Callable[[Path, str, bool], Iterable[Row]]] = {
     "tsv": _tsv,
-    "jsonl": _jsonl,
+    "jsonl": lambda path, content, header: parse_jsonl(content),
     "text": _text,
 }
 
@@ -441,11 +420,5 @@ def _secrets(row: Row, text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _is_span(span: Any, length: int) -> bool:
-    if (
-        not isinstance(span, list)
-        or len(span) != 2
-        or not all(type(offset) is int for offset in span)
-    ):
-        return False
-    start, end = span
-    return bool(0 <= start < end <= length)
+    is_pair = isinstance(span, list) and [type(offset) for offset in span] == [int, int]
+    return is_pair and 0 <= span[0] < span[1] <= length

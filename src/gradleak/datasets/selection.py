@@ -4,7 +4,7 @@ code picks them; and which are tuned on, none of them a test example.
 What is tuned on is split so that the two stages of tuning have no text in common.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -41,9 +41,8 @@ def select(
         raise GradleakError(
             f"Unknown selection {selection!r}; write one of {', '.join(_SELECTIONS)}."
         )
-    if rows:
-        return take(_SELECTIONS[selection](examples, None, source), count, source, rows)
-    return _SELECTIONS[selection](examples, count, source)
+    chosen = _SELECTIONS[selection](examples, None if rows else count, source)
+    return take(chosen, count, source, rows)
 
 
 def take(
@@ -178,7 +177,7 @@ class TuningPart(Dataset):
     def load(self, count: int | None = None) -> list[Example]:
         data = as_dataset(self.data)
         total = self.coarse + self.fine
-        dealt = _different(data.load(total), _test_examples(data))
+        dealt = list(_different(data.load(total), _test_examples(data)))
         # Bresenham's line: `coarse` of each `total` places, evenly; the first term centres them
         chosen = [
             ((total + self.coarse) // 2 + place * self.coarse) % total < self.coarse
@@ -189,10 +188,9 @@ class TuningPart(Dataset):
             for example, is_coarse in zip(dealt, chosen, strict=True)
             if is_coarse == (self.stage == "coarse")
         ]
-        everything = count is None and not self.rows
         return (
             part
-            if everything
+            if count is None and not self.rows
             else take(part, count, f"the {self.stage} tuning part of {self.data}", self.rows)
         )
 
@@ -228,16 +226,14 @@ def _test_examples(data: Dataset) -> list[Example]:
     )
 
 
-def _different(examples: Sequence[Example], seen: Sequence[Example]) -> list[Example]:
+def _different(examples: Sequence[Example], seen: Sequence[Example]) -> Iterator[Example]:
     """By length, without texts that are among `seen` or came before; case and spacing make no
     difference, as to most models."""
     known = {_bare(example.text) for example in seen}
-    kept = []
     for example in sorted(examples, key=lambda example: len(example.text)):
         if _bare(example.text) not in known:
             known.add(_bare(example.text))
-            kept.append(example)
-    return kept
+            yield example
 
 
 def _bare(text: str) -> str:

@@ -1,15 +1,3 @@
-"""What clients do to an update before it leaves."""
+"""What clients do to updates before they leave."""
 
-from gradleak.defenses import (
-    central_dp,
-    client_dp,
-    clipping,
-    dp_sgd,
-    gaussian_noise,
-    half_precision,
-    masking,
-    pruning,
-    quantisation,
-    sign,
-    top_k,
-)
+from gradleak.defenses import clipping_and_noise, differential_privacy, few_bits, sparsification

@@ -83,7 +83,8 @@ class Chunks:
         return _fill(missing, rows, candidates) if found is None else found
 
     def _halve(self, error: Exception) -> None:
-        if not _out_of_memory(error) or self.size == 1:
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        if self.size == 1 or not (is_memory or "can't allocate memory" in str(error)):
             raise error
         self.size = (self.size + 1) // 2
         if torch.cuda.is_available():
@@ -93,10 +94,6 @@ class Chunks:
 
 def _fill(missing: Tensor, rows: int, candidates: int) -> Tensor:
     return missing.expand(rows, candidates, *missing.shape).clone()
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @dataclass(frozen=True)
@@ -146,11 +143,11 @@ def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> Pas
         called.add(name)
         numbers += output.numel()
         if name in multiply:
-            weight = module.get_parameter("weight")
-            uses = output.numel() / _outputs(module, output)
+            weight, is_convolution = module.get_parameter("weight"), isinstance(module, nn.Conv2d)
+            # Features of a linear layer, or channels of a convolution, share a use of the weight
+            uses = output.numel() / output.shape[1 if is_convolution else -1]
             products += weight.numel() * uses
-            # Its patches, spelled out
-            numbers += uses * weight[0].numel() if isinstance(module, nn.Conv2d) else 0
+            numbers += uses * weight[0].numel() if is_convolution else 0  # its patches, spelled out
 
     handles = [
         module.register_forward_hook(
@@ -170,12 +167,6 @@ def cost_of(target: Target, run: Callable[[Batch], object] | None = None) -> Pas
     }
     heads = int(getattr(config, "num_attention_heads", 0)) * len(layers - {None})
     return PassCost(numbers / tokens, heads, products / tokens, target.dtype.itemsize)
-
-
-def _outputs(module: nn.Module, output: Tensor) -> int:
-    """Says how many numbers of an output share each use of the weight: features of a linear layer,
-    channels of a convolution."""
-    return int(output.shape[1] if isinstance(module, nn.Conv2d) else output.shape[-1])
 
 
 def pieces(

@@ -20,16 +20,20 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import WHOLE, Reading, Surviving, adapt, common_channel
-from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
 from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK
-from gradleak.matching.distances import Distance
+from gradleak.matching.distances import WHOLE, Distance, Reading, Surviving, adapt, common_channel
 from gradleak.matching.factors import Thin, thin_factors
 from gradleak.matching.kinds import (
     NORMS,
     Kind,
+    Slopes,
     Use,
+    call_shapes,
+    capture_calls,
     compute_terms,
+    copy_parameters,
+    differentiate_each,
+    find_slopes,
     kind_of,
     leave_out_padding,
     owners_of,
@@ -97,15 +101,13 @@ class Plan:
 
 def make_plan(target: Target, names: Iterable[str]) -> Plan:
     """Sorts parts into groups by form, shape and calls."""
-    shapes = call_shapes(target)
-    owners = owners_of(target.module)
+    shapes, owners = call_shapes(target), owners_of(target.module)
     groups: dict[tuple[object, ...], list[PlannedPart]] = defaultdict(list)
     by_autograd = []
     for part in map(target.part, names):
         uses = owners[part.parameter]
         module_name, attribute = uses[0]
-        module = target.module.get_submodule(module_name)
-        kind = kind_of(module)
+        kind = kind_of(target.module.get_submodule(module_name))
         if len(uses) > 1 or kind is None or module_name not in shapes:
             # tied, of an unknown kind, or not called with one row an example
             by_autograd.append(part.name)
@@ -183,10 +185,7 @@ class FactoredMatcher(Matcher):
     def sums(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             batch, wanted = self._differentiable(batch)
-            wholes = dict.fromkeys(part.parameter for part in self.by_autograd)
-            copies = {
-                name: self.target.parameters[name].detach().requires_grad_() for name in wholes
-            }
+            copies = copy_parameters(self.target, self.by_autograd)
             with capture_calls(self.modules, batch.mask[..., 0].numel()) as noted:
                 losses = self.target.losses(batch, copies).mean(-1)
             # Examples do not touch one another, so that the slope of the sum is each one's own.
@@ -205,42 +204,30 @@ class FactoredMatcher(Matcher):
         """Returns embeddings or pixels that ask for gradients (the layers' gradients need a graph),
         and whether the caller asked too."""
         if batch.pixels is not None:
-            wanted = batch.asks_for_gradients
-            pixels = (
-                batch.pixels
-                if batch.pixels.requires_grad
-                else batch.pixels.detach().requires_grad_()
-            )
-            return replace(batch, pixels=pixels), wanted
+            return replace(batch, pixels=_ask(batch.pixels)), batch.asks_for_gradients
         embeddings = self.target.embed(batch.ids) if batch.ids is not None else batch.embeddings
         assert embeddings is not None
         labels = (
             batch.ids if batch.ids is not None and self.target.labels_are_tokens else batch.labels
         )
         wanted = embeddings.requires_grad or labels.requires_grad
-        if not embeddings.requires_grad:
-            embeddings = embeddings.detach().requires_grad_()
-        return replace(batch, ids=None, embeddings=embeddings, labels=labels), wanted
+        return replace(batch, ids=None, embeddings=_ask(embeddings), labels=labels), wanted
 
     def _group_sums(
         self, group: PartGroup, observed: Observed, calls: Slopes, shape: torch.Size, rows: slice
     ) -> Sums:
         kept = _take(observed, rows)
+        residuals, reading = self.distance.residuals, self.reading
         if group.form == "vector":
             gradients = torch.stack(
                 [self._vector(member, calls[member.module], shape) for member in group.members]
             )
-            residuals, reading = self.distance.residuals, self.reading
             return vector_sums(gradients, kept, residuals, reading)  # type: ignore[arg-type]
-        inputs, deltas = (
-            torch.stack(parts)
-            for parts in zip(
-                *(self._join_uses(member, calls, shape) for member in group.members), strict=True
-            )
-        )
+        pairs = (self._join_uses(member, calls, shape) for member in group.members)
+        inputs, deltas = map(torch.stack, zip(*pairs, strict=True))
         if group.form == "lookup":
             return self._lookup_sums(group, inputs, deltas, kept)  # type: ignore[arg-type]
-        return outer_sums(inputs, deltas, kept, self.distance.residuals, self.reading)
+        return outer_sums(inputs, deltas, kept, residuals, reading)
 
     def _lookup_sums(self, group: PartGroup, ids: Tensor, deltas: Tensor, observed: Tensor) -> Sums:
         module = self.modules[group.members[0].module]
@@ -298,32 +285,21 @@ class FactoredMatcher(Matcher):
         self, losses: Tensor, copies: Mapping[str, Tensor], wanted: bool, rows: slice
     ) -> Sums:
         """Returns the sums of what has no closed form here, by one backward pass a candidate."""
-        pairs = []
         with torch.enable_grad():
-            per_candidate = [
-                torch.autograd.grad(
-                    loss,
-                    list(copies.values()),
-                    create_graph=wanted,
-                    retain_graph=True,
-                    materialize_grads=True,
-                )
-                for loss in losses.flatten()
-            ]
-        places = {name: place for place, name in enumerate(copies)}
+            each = differentiate_each(losses.flatten(), copies, wanted)
+        pairs = []
         for part in self.by_autograd:
-            whole = torch.stack([gradients[places[part.parameter]] for gradients in per_candidate])
+            whole = torch.stack([gradients[part.parameter] for gradients in each])
             gradients = part.of(whole).flatten(1).view(1, *losses.shape, -1)
-            pairs.append(
-                vector_sums(
-                    gradients,
-                    self.observed_by_autograd[part.name][None, rows],
-                    self.distance.residuals,
-                    self.reading,
-                )
-            )
+            observed = self.observed_by_autograd[part.name][None, rows]
+            pairs.append(vector_sums(gradients, observed, self.distance.residuals, self.reading))
         first, second = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return first, second
+
+
+def _ask(numbers: Tensor) -> Tensor:
+    """Returns the numbers as they are if they ask for gradients, or a copy that does."""
+    return numbers if numbers.requires_grad else numbers.detach().requires_grad_()
 
 
 def _arrange(group: PartGroup, observed: Mapping[str, Tensor], reading: Reading) -> Observed:

@@ -12,7 +12,6 @@ position at the price of every word and every position, and no input has to be m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -73,8 +72,7 @@ class ModuleInputs:
         finally:
             for handle in handles:
                 handle.remove()
-        missing = [name for name in self.names if name not in seen]
-        if missing:
+        if missing := [name for name in self.names if name not in seen]:
             raise GradleakError(
                 f"{missing[0]} takes no part in the forward pass: it cannot be attacked."
             )
@@ -91,38 +89,40 @@ def module_of(part: Part) -> str:
 def matrix_of(target: Target, part: Part, tensor: Tensor) -> Tensor:
     """Returns a gradient [clients, …] of a linear part as [clients, outputs, inputs], whichever way
     round the module keeps it."""
-    module: nn.Module = target.module.get_submodule(module_of(part))
-    return tensor.mT if kind_of(module) is Kind.CONV1D else tensor
+    kind = kind_of(target.module.get_submodule(module_of(part)))
+    return tensor.mT if kind is Kind.CONV1D else tensor
 
 
 def linear_parts(target: Target, names: Sequence[str]) -> tuple[Part, ...]:
     """Returns those of the named parts that are weights of linear layers, one row an input token,
     in the order of the layers."""
-    found = []
-    for name in names:
-        part = target.part(name)
-        module: Any = target.module.get_submodule(module_of(part))
-        if (
-            kind_of(module) in (Kind.LINEAR, Kind.CONV1D)
-            and part.parameter.endswith("weight")
-            and part.layer is not None
-        ):
-            found.append(part)
+    found = [
+        part
+        for part in map(target.part, names)
+        if kind_of(target.module.get_submodule(module_of(part))) in (Kind.LINEAR, Kind.CONV1D)
+        and part.parameter.endswith("weight")
+        and part.layer is not None
+    ]
     return tuple(sorted(found, key=lambda part: part.layer or 0))
 
 
 def shared_linear_parts(observations: Sequence[Observation]) -> tuple[Part, ...]:
     """Returns those linear weights whose gradient is seen in any of some observations."""
-    names = dict.fromkeys(name for one in observations for name in one.update.tensors)
-    return linear_parts(observations[0].target, tuple(names))
+    return linear_parts(
+        observations[0].target,
+        tuple(dict.fromkeys(name for one in observations for name in one.update.tensors)),
+    )
 
 
 def visible_linear_parts(
     observation: Observation, layer: int, modules: Sequence[str]
 ) -> tuple[Part, ...]:
     """Returns those linear weights of some modules in one layer whose gradient is seen."""
-    linear = linear_parts(observation.target, tuple(observation.update.tensors))
-    return tuple(part for part in linear if part.layer == layer and part.module in modules)
+    return tuple(
+        part
+        for part in linear_parts(observation.target, tuple(observation.update.tensors))
+        if part.layer == layer and part.module in modules
+    )
 
 
 @torch.no_grad()
@@ -141,6 +141,14 @@ def first_inputs(
     return made[inputs.names[0]].movedim(1, 0)
 
 
+@torch.no_grad()
+def depends_on_position(inputs: ModuleInputs) -> bool:
+    """Whether positions change what a word feeds in: rotary models turn queries later."""
+    words = inputs.target.vocabulary.allowed.nonzero()[:2, 0]
+    first, *others = first_inputs(inputs, words, 3)
+    return not all(torch.allclose(first, other, rtol=1e-5, atol=1e-7) for other in others)
+
+
 @dataclass(frozen=True, eq=False)
 class Additive:
     """What the normalisation is fed for each word and for each position; their sums are what it
@@ -156,8 +164,7 @@ class Additive:
         gain, shift = self.norm.weight, self.norm.bias
         # LayerNorm takes the mean off; the variance is that of the centred sum.
         rows, columns = centre(self.positions), centre(self.words)
-        width = rows.shape[-1]
-        deviation = (squares_of_sums(rows, columns) / width + self.norm.eps).sqrt()
+        deviation = (squares_of_sums(rows, columns) / rows.shape[-1] + self.norm.eps).sqrt()
         rows, columns = rows * gain, columns * gain
         # ‖(r + c)/σ·gain + shift‖², written out in products of r, c and shift
         sizes = squares_normalised(rows, columns, deviation, shift)
@@ -208,8 +215,7 @@ def additive_of(
         if seen is None or seen.shape != fed.shape:
             continue
         # If each is word + position, a row and a column less their corner make all the others.
-        sums = seen[:, :1] + seen[:1] - seen[:1, :1]
-        if float((norm(sums) - fed).norm() / fed.norm()) < AGREES:
+        if float((norm(seen[:, :1] + seen[:1] - seen[:1, :1]) - fed).norm() / fed.norm()) < AGREES:
             pieces = [
                 _before(norm, inputs, piece, 1)[0] for piece in torch.split(words, WORDS_AT_ONCE)
             ]
@@ -230,8 +236,7 @@ def keep_sums(target: Target, inputs: ModuleInputs, positions: int) -> Additive 
     kept = _SUMS.get(target)
     if kept is None or kept[0] < positions:
         words = target.vocabulary.allowed.nonzero()[:, 0]
-        kept = (positions, additive_of(inputs, words, positions))
-        _SUMS[target] = kept
+        _SUMS[target] = kept = (positions, additive_of(inputs, words, positions))
     return kept[1]
 
 

@@ -1,4 +1,5 @@
-"""Kinds of layers whose weight gradients follow from their inputs and output gradients.
+"""Kinds of layers whose weight gradients follow from their inputs and output gradients; and these,
+taken from one pass with hooks that are gone when it is over.
 
 A linear layer's gradient is Σ_t δ_t x_tᵀ over the tokens t it was used for. A convolution is a
 linear layer over patches, with places of the picture for tokens. A bias has Σ δ; the weight of a
@@ -7,13 +8,20 @@ where that row was looked up.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from gradleak.core.errors import GradleakError
+from gradleak.core.parts import Part
+from gradleak.core.target import Target
 
 
 class Kind(StrEnum):
@@ -43,37 +51,28 @@ class Use:
 
 def kind_of(module: nn.Module) -> Kind | None:
     """Returns the kind of a module the engine knows the closed form of; none means autograd."""
-    if type(module) is nn.Linear:
-        return Kind.LINEAR
-    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers"):
-        return Kind.CONV1D
-    if (
-        type(module) is nn.LayerNorm
+    name = type(module).__name__
+    known = {
+        Kind.LINEAR: type(module) is nn.Linear,
+        Kind.CONV1D: name == "Conv1D" and type(module).__module__.startswith("transformers"),
+        Kind.LAYER_NORM: type(module) is nn.LayerNorm
         and len(module.normalized_shape) == 1
-        and module.weight is not None
-    ):
-        return Kind.LAYER_NORM
-    if type(module).__name__.endswith("RMSNorm") and _scales_only(module):
-        return Kind.RMS_NORM
-    if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
-        return Kind.EMBEDDING
-    if (
-        type(module) is nn.Conv2d
+        and module.weight is not None,
+        Kind.RMS_NORM: name.endswith("RMSNorm") and _scales_only(module),
+        Kind.EMBEDDING: type(module) is nn.Embedding
+        and not module.scale_grad_by_freq
+        and module.max_norm is None,
+        Kind.CONV2D: type(module) is nn.Conv2d
         and module.groups == 1
         and module.padding_mode == "zeros"
-        and module.padding != "same"
-    ):
-        return Kind.CONV2D
-    if type(module) is nn.GroupNorm and module.affine:
-        return Kind.GROUP_NORM
-    if (
-        type(module) is nn.BatchNorm2d
+        and module.padding != "same",
+        Kind.GROUP_NORM: type(module) is nn.GroupNorm and module.affine,
+        Kind.FIXED_BATCH_NORM: type(module) is nn.BatchNorm2d
         and module.affine
         and module.track_running_stats
-        and not module.training
-    ):
-        return Kind.FIXED_BATCH_NORM
-    return None
+        and not module.training,
+    }
+    return next((kind for kind, fits in known.items() if fits), None)
 
 
 @torch.no_grad()
@@ -134,9 +133,7 @@ def leave_out_padding(
     """Returns output gradients of an embedding table, zero where it looked up the row that does not
     learn."""
     assert isinstance(table, nn.Embedding)
-    if table.padding_idx is None:
-        return deltas
-    return deltas * (ids != table.padding_idx)[..., None]
+    return deltas if table.padding_idx is None else deltas * (ids != table.padding_idx)[..., None]
 
 
 def patches(
@@ -157,3 +154,126 @@ def patches(
     # [examples, channels, places down, places right, rows, columns]
     windows = windows[..., ::down, ::right]
     return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
+Calls = Mapping[str, Sequence[Use]]  # by module, in the order in which it was called
+Slopes = Mapping[str, Sequence[tuple[Use, Tensor]]]  # each with the gradient by its output
+
+
+@contextmanager
+def capture_calls(
+    modules: Mapping[str, nn.Module], examples: int
+) -> Iterator[dict[str, list[Use]]]:
+    """Within it, every call of the modules is noted; ids shared by all examples are spelled out
+    for each."""
+    calls: dict[str, list[Use]] = {}
+    handles = []
+
+    def spell_out(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        # BERT looks positions up once for the whole batch: each example needs a row of its own to
+        # have a gradient of its own.
+        ids = arguments[0][None] if arguments[0].ndim == 1 else arguments[0]
+        return (ids.expand(examples, *ids.shape[1:]) if ids.shape[0] == 1 else ids, *arguments[1:])
+
+    def note(name: str, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not output.requires_grad:
+            output = output.detach().requires_grad_()
+        calls.setdefault(name, []).append(Use(arguments[0], output))
+        return output
+
+    try:
+        for name, module in modules.items():
+            if isinstance(module, nn.Embedding):
+                handles.append(module.register_forward_pre_hook(spell_out))
+            handles.append(
+                module.register_forward_hook(
+                    lambda _, arguments, output, name=name: note(name, arguments, output)
+                )
+            )
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def find_slopes(
+    total: Tensor, calls: Calls, differentiable: bool = False, again: bool = False
+) -> Slopes:
+    """Adds to every use the gradient of a loss by its output; zero where the loss does not depend
+    on it.
+
+    `again` keeps the graph for another pass back.
+    """
+    outputs = [use.output for uses in calls.values() for use in uses]
+    if not outputs:
+        return {}  # all that is seen is left to autograd
+    deltas = iter(
+        torch.autograd.grad(
+            total,
+            outputs,
+            create_graph=differentiable,
+            retain_graph=differentiable or again,
+            materialize_grads=True,
+        )
+    )
+    return {name: [(use, next(deltas)) for use in uses] for name, uses in calls.items()}
+
+
+def call_shapes(target: Target) -> dict[str, tuple[int, ...]]:
+    """Returns modules whose calls have one leading row an example, with the number of axes of each
+    call's input.
+
+    Found by two small passes of different sizes: a table shared by all examples ([tokens, tokens],
+    say) does not follow them.
+    """
+    _refuse_batch_norm(target.module)
+    known = {
+        name: module
+        for name, module in target.module.named_modules()
+        if kind_of(module) is not None
+    }
+    seen = {}
+    for examples, tokens in ((2, 5), (3, 7)):
+        with capture_calls(known, examples) as seen[examples]:
+            target.losses(target.probe(examples, tokens))
+    return {
+        name: tuple(call.inputs.ndim for call in calls)
+        for name, calls in seen[2].items()
+        if all(
+            call.inputs.shape[0] == examples and call.output.shape[0] == examples
+            for examples, noted in seen.items()
+            for call in noted[name]
+        )
+    }
+
+
+def _refuse_batch_norm(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            raise GradleakError(
+                f"{name} is a BatchNorm in training mode, which mixes the examples of a batch: call"
+                " eval() on the model."
+            )
+
+
+def copy_parameters(target: Target, parts: Iterable[Part]) -> dict[str, Tensor]:
+    """Returns copies, which ask for gradients, of the parameters that these parts are of."""
+    wholes = dict.fromkeys(part.parameter for part in parts)
+    return {name: target.parameters[name].detach().requires_grad_() for name in wholes}
+
+
+def differentiate_each(
+    losses: Float[Tensor, "some"], copies: Mapping[str, Tensor], differentiable: bool = False
+) -> list[dict[str, Tensor]]:
+    """Returns the gradients of each loss, by one pass back for each."""
+    each = (
+        torch.autograd.grad(
+            loss,
+            list(copies.values()),
+            create_graph=differentiable,
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        for loss in losses
+    )
+    return [dict(zip(copies, found, strict=True)) for found in each] if copies else []

@@ -56,13 +56,11 @@ def find_eigenvectors(
     live = _live(matrix, -1)
     count = int(live.sum())
     unit, scale = bring_to_unit_size(_select(matrix, live, live))
-    values, vectors = (
-        _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors") if count else _nothing(unit)
-    )
+    values, vectors = unit.new_zeros(*unit.shape[:-2], 0), unit
+    if count:
+        values, vectors = _first_sound(unit, _EIGEN_DRIVERS, _is_eigen, "eigenvectors")
     values = values * scale[..., 0]  # a power of two: exact
-    if count == len(live):
-        return values, vectors
-    return _with_zeros(values, vectors, live)
+    return (values, vectors) if count == len(live) else _with_zeros(values, vectors, live)
 
 
 def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = False) -> Singular:
@@ -85,11 +83,8 @@ def decompose(matrix: Float[Tensor, "*lead outputs inputs"], complete: bool = Fa
         drivers = _SINGULAR_DRIVERS[all_left or all_right]
         left, values, right = _first_sound(unit, drivers, _is_singular, "singular values")
     else:
-        left, values, right = (
-            _all_of(unit, height),
-            unit.new_zeros(*unit.shape[:-2], 0),
-            _all_of(unit, width),
-        )
+        left, right = (_all_of(unit, size) for size in (height, width))
+        values = unit.new_zeros(*unit.shape[:-2], 0)
     values = values * scale[..., 0]
     if height < len(rows) or width < len(columns):
         left = _embed(left, rows)[..., :most]
@@ -124,9 +119,7 @@ def decompose_rows(
     """
     wide = require_finite(matrix, "row space")
     wide = wide[_live(wide, -1)]
-    if wide.shape[0] > wide.shape[1]:
-        wide = _triangle(wide)
-    found = decompose(wide, complete=True)
+    found = decompose(_triangle(wide) if (wide.shape[0] > wide.shape[1]) else wide, complete=True)
     missing = min(matrix.shape) - len(found.values)
     return torch.cat([found.values, found.values.new_zeros(missing)]), found.right
 
@@ -212,8 +205,7 @@ def invert(matrix: Float[Tensor, "rows columns"], cutoff: float) -> Float[Tensor
     strongest are left out."""
     found = decompose(matrix)
     kept = found.values > cutoff * found.values[:1]
-    inverse: Tensor = (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
-    return inverse
+    return (found.right[kept].mT / found.values[kept]) @ found.left[:, kept].mT
 
 
 def count_rank(
@@ -262,10 +254,6 @@ def bring_to_unit_size(matrix: Tensor) -> tuple[Tensor, Float[Tensor, "*lead 1 1
 def _triangle(matrix: Tensor) -> Tensor:
     reduced: Tensor = torch.linalg.qr(matrix, mode="r").R
     return reduced
-
-
-def _nothing(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    return matrix.new_zeros(*matrix.shape[:-2], 0), matrix
 
 
 def _all_of(matrix: Tensor, size: int) -> Tensor:
@@ -339,8 +327,7 @@ def _is_eigen(matrix: Tensor, found: tuple[Tensor, Tensor]) -> bool:
     values, vectors = found
     size = matrix.shape[-1]
     probes = _probes(matrix, size)
-    along = vectors.mT @ probes
-    rebuilt = vectors @ (values[..., None] * along)
+    rebuilt = vectors @ (values[..., None] * (vectors.mT @ probes))
     reach = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(probes)
     return _is_orthonormal(vectors, size) and _close(rebuilt, matrix @ probes, reach, size)
 
@@ -358,8 +345,7 @@ def _is_singular(matrix: Tensor, found: tuple[Tensor, Tensor, Tensor]) -> bool:
 
 def _is_orthonormal(columns: Tensor, terms: int) -> bool:
     probes = _probes(columns, columns.shape[-1])
-    found = columns.mT @ (columns @ probes)
-    return _close(found, probes, torch.linalg.matrix_norm(probes), terms)
+    return _close(columns.mT @ (columns @ probes), probes, torch.linalg.matrix_norm(probes), terms)
 
 
 def _are_values(matrix: Tensor, found: tuple[Tensor]) -> bool:
@@ -367,12 +353,8 @@ def _are_values(matrix: Tensor, found: tuple[Tensor]) -> bool:
     # Without vectors there is one thing to try: Σσ² is the squared Frobenius norm.
     squares, norm = values.square().sum(-1), matrix.square().sum((-1, -2))
     falling = bool((values[..., :-1] >= values[..., 1:]).all()) and bool((values >= 0).all())
-    return falling and bool(
-        (
-            (squares - norm).abs()
-            <= backward_error_bound(max(matrix.shape[-2:]), values.dtype) * norm
-        ).all()
-    )
+    allowed = backward_error_bound(max(matrix.shape[-2:]), values.dtype) * norm
+    return falling and bool(((squares - norm).abs() <= allowed).all())
 
 
 def _one_by_one(solve: Callable[[Any], Sequence[Any]]) -> Callable[[Tensor], Any]:

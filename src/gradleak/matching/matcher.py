@@ -14,8 +14,12 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.adaptation import (
+from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
+from gradleak.matching.distances import (
+    LEAST_SIGNAL,
+    Distance,
     Reading,
+    Statistics,
     certainties,
     common_channel,
     likely_signal,
@@ -23,8 +27,6 @@ from gradleak.matching.adaptation import (
     ordinary_candidates,
     rounding_stds,
 )
-from gradleak.matching.chunking import GRADIENTS, GRADIENTS_AND_BACK, cost_of
-from gradleak.matching.distances import LEAST_SIGNAL, Distance, Statistics
 from gradleak.matching.precision import cancelled_share
 from gradleak.matching.terms import vector_sums
 
@@ -67,10 +69,7 @@ class Matcher(ABC):
         """Lets the distance know how much of every tensor is noise, or likely to be what
         rounding at random added."""
         known = self.weights.new_tensor(
-            [
-                observation.noise_std / observation.gradient_scale
-                for observation in self.observations
-            ]
+            [one.noise_std / one.gradient_scale for one in self.observations]
         )
         levels = (
             common_channel(self.observations).quantisation_levels
@@ -153,9 +152,8 @@ class SimulatedMatcher(Matcher):
             self._sums_of(observation, batch[place])
             for place, observation in enumerate(self.observations[rows])
         ]
-        return torch.stack([first for first, _ in results]), torch.stack(
-            [second for _, second in results]
-        )
+        first, second = map(torch.stack, zip(*results, strict=True))
+        return first, second
 
     def _sums_of(self, observation: Observation, batch: Batch) -> tuple[Tensor, Tensor]:
         # Streams of its own, the same each time: an objective must not change between two looks.
@@ -167,14 +165,10 @@ class SimulatedMatcher(Matcher):
             seen = show_part(observation, self.target.part(name)).flatten()
             # What this observation does not show has weight zero: any gradient will do.
             gradients = sent[name].flatten(1) if name in sent else seen.expand(len(rngs), -1)
-            pairs.append(
-                vector_sums(
-                    gradients[None, None], seen[None, None], self.distance.residuals, self.reading
-                )
-            )
-        return torch.stack([first[0, 0] for first, _ in pairs], -1), torch.stack(
-            [second[0, 0] for _, second in pairs], -1
-        )
+            alone = gradients[None, None], seen[None, None]
+            pairs.append(vector_sums(*alone, self.distance.residuals, self.reading))
+        first, second = (torch.stack(sums, -1)[0, 0] for sums in zip(*pairs, strict=True))
+        return first, second
 
 
 def show_part(observation: Observation, part: Part) -> Tensor:
@@ -203,10 +197,9 @@ def distance_of_nothing(observation: Observation, distance: Distance) -> Float[T
 
 def stack_observed(observations: Sequence[Observation], names: Sequence[str]) -> dict[str, Tensor]:
     """Returns each tensor as all observations show it, [observations, …]."""
-    parts = [observations[0].target.part(name) for name in names]
     return {
         part.name: torch.stack([show_part(observation, part) for observation in observations])
-        for part in parts
+        for part in map(observations[0].target.part, names)
     }
 
 
@@ -234,9 +227,8 @@ def matchable(target: Target, names: Iterable[str], keep_silent: bool) -> tuple[
     So is an output layer tied to them: its gradient is the sum of both sides, of which only one can
     be computed.
     """
-    unreachable = set(target.groups["word_embedding"]) | (
-        set() if keep_silent else structurally_silent(target)
-    )
+    silent = set() if keep_silent else structurally_silent(target)
+    unreachable = silent.union(target.groups["word_embedding"])
     return tuple(name for name in names if name not in unreachable)
 
 
@@ -255,12 +247,8 @@ def structurally_silent(target: Target) -> set[str]:
             losses[0] + 0.5 * losses[1], list(copies.values()), materialize_grads=True
         )
     gradients = dict(zip(copies, found, strict=True))
-    sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in gradients.items()}
-    median = sorted(sizes.values())[len(sizes) // 2]
-    slices = {
-        part.name: part.of(gradients[part.parameter])
-        for part in target.parts
-        if part.cut is not None
-    }
-    sizes |= {name: float(gradient.square().mean().sqrt()) for name, gradient in slices.items()}
+    cuts = (part for part in target.parts if part.cut is not None)
+    every = (gradients | {part.name: part.of(gradients[part.parameter]) for part in cuts}).items()
+    sizes = {name: float(gradient.square().mean().sqrt()) for name, gradient in every}
+    median = sorted(sizes[name] for name in gradients)[len(gradients) // 2]
     return {name for name, size in sizes.items() if size <= cancelled_share(target.dtype) * median}

@@ -56,13 +56,6 @@ def mixed_sum_error(dtype: torch.dtype) -> float:
     return unit_rounding(dtype) / math.sqrt(6)
 
 
-def sum_error_bound(terms: int, dtype: torch.dtype) -> float:
-    """Returns the largest error a sum of products can have in any order, as a share of ‖a‖‖b‖;
-    infinite where none is known."""
-    share = terms * unit_rounding(dtype)  # γₙ = nu/(1 − nu)
-    return share / (1 - share) if share < 1 else math.inf
-
-
 def gram_error_bound(
     terms: int, rows: Int[Tensor, "*lead"], dtype: torch.dtype
 ) -> Float[Tensor, "*lead"]:
@@ -80,19 +73,6 @@ def singular_floor(shape: tuple[int, int], entry_error: float) -> float:
     """Returns the largest singular value that independent errors of this standard deviation in
     every entry make."""
     return entry_error * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
-
-
-def product_floor(shape: tuple[int, int], terms: int, norm: float, dtype: torch.dtype) -> float:
-    """Returns the largest singular value of what rounding leaves in a matrix of Frobenius norm
-    `norm`, each entry a sum of products.
-
-    An entry's error is √terms·u times the norms of the two factors; over all entries its root mean
-    square is √terms·u·norm/√(mn) where the factors do not cancel, which makes √terms·u·norm·(1/√m +
-    1/√n).
-    """
-    if not min(shape):
-        return 0.0
-    return singular_floor(shape, sum_error(terms, dtype) * norm / math.sqrt(shape[0] * shape[1]))
 
 
 def gradient_difference(sums: list[int], dtype: torch.dtype) -> float:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gradleak.matching.adaptation import Reading
+from gradleak.matching.distances import Reading
 from gradleak.matching.factors import Thin
 
 Sums = tuple[
@@ -50,14 +50,13 @@ def find_survivors(
     flat = matrices.flatten(2)
     if int((flat != 0).sum(-1).max()) * FEW > flat.shape[2]:
         return None
-    places = pad_sequence(
-        [row.nonzero()[:, 0] for row in flat.flatten(0, 1)], batch_first=True, padding_value=-1
-    )
-    places = places.view(*flat.shape[:2], -1)
+    rows = [row.nonzero()[:, 0] for row in flat.flatten(0, 1)]
+    places = pad_sequence(rows, batch_first=True, padding_value=-1).view(*flat.shape[:2], -1)
     # What was filled up points at the first entry, with value zero: sum_survivors leaves it out.
-    values = flat.gather(2, places.clamp_min(0)) * (places >= 0)
     return Sparse(
-        places.clamp_min(0) // matrices.shape[3], places.clamp_min(0) % matrices.shape[3], values
+        places.clamp_min(0) // matrices.shape[3],
+        places.clamp_min(0) % matrices.shape[3],
+        flat.gather(2, places.clamp_min(0)) * (places >= 0),
     )
 
 
@@ -71,9 +70,8 @@ def sum_survivors(
     first = second = inputs.new_zeros(inputs.shape[:3])
     x, d = _by_entry(inputs), _by_entry(deltas)
     at_once = PRODUCTS_AT_ONCE.get(inputs.device.type, 2**19) // inputs[..., 0].numel()
-    for piece in torch.split(
-        torch.arange(observed.values.shape[2], device=inputs.device), max(1, at_once)
-    ):
+    every = torch.arange(observed.values.shape[2], device=inputs.device)
+    for piece in torch.split(every, max(1, at_once)):
         seen = observed.values[:, :, piece, None]
         made = _select(x, observed.inputs[..., piece]) * _select(d, observed.outputs[..., piece])
         gradients = made.sum(3) * (seen != 0)
@@ -159,8 +157,7 @@ def lookup_entries(
     # A row that is looked up twice has one gradient, the sum, and is counted at its first use. A
     # product and no scatter_add: that sums in any order on a GPU, and no run would repeat another.
     once = ~same.tril(-1).any(-1, keepdim=True)
-    gradients = (same.to(deltas.dtype) @ deltas) * once
-    seen = seen * once
+    gradients, seen = (same.to(deltas.dtype) @ deltas) * once, seen * once
     differing = reading.residual(gradients, seen).flatten(3)
     idle = ~(ids[..., None] == torch.arange(observed.shape[2], device=ids.device)).any(3)
     # Rows without a use: of the candidate they are zero, and what was seen there is left over.
@@ -237,9 +234,8 @@ def outer_residuals(
         dense = None
     else:
         dense = observed.flatten(0, 1)
-    rows = (x.flatten(0, 1), d.flatten(0, 1))
     apply: Any = _Residual.apply
-    squares, sizes = apply(*rows, dense, reading, absolutes)
+    squares, sizes = apply(x.flatten(0, 1), d.flatten(0, 1), dense, reading, absolutes)
     return squares.view(m, o, c), sizes.view(m, o, c)
 
 

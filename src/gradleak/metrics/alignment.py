@@ -21,7 +21,16 @@ def align(secrets: Sequence[Text], guesses: Sequence[Text]) -> list[int]:
     from scipy.optimize import linear_sum_assignment
 
     missing = max(0, len(secrets) - len(guesses))
-    costs = [[_cost(secret, guess) for guess in guesses] + [1.0] * missing for secret in secrets]
+    costs = [
+        [
+            1
+            - f_measure("rouge1", secret.text, guess.text)
+            - TIE_WEIGHT * bag_overlap(secret.ids, guess.ids)
+            for guess in guesses
+        ]
+        + [1.0] * missing
+        for secret in secrets
+    ]
     if not costs:
         return []
     _, columns = linear_sum_assignment(costs)
@@ -38,11 +47,3 @@ def nearest_pictures(
 
     errors = (secrets[:, None] - guesses[None]).square().flatten(2).mean(2)
     return [int(column) for column in linear_sum_assignment(errors.cpu().numpy())[1]]
-
-
-def _cost(secret: Text, guess: Text) -> float:
-    return (
-        1
-        - f_measure("rouge1", secret.text, guess.text)
-        - TIE_WEIGHT * bag_overlap(secret.ids, guess.ids)
-    )

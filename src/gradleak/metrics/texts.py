@@ -156,7 +156,7 @@ class WordsFound(Metric):
     """The share of the secret's different tokens that stand in any guess of its batch."""
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [_share_found(_runs(pair.texts[0], 1), pair, 1) for pair in pairs]
+        return [_share_found(pair, 1) for pair in pairs]
 
 
 @register("metric", "neighbours_found")
@@ -166,7 +166,7 @@ class NeighboursFound(Metric):
     guess of its batch."""
 
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
-        return [_share_found(_runs(pair.texts[0], 2), pair, 2) for pair in pairs]
+        return [_share_found(pair, 2) for pair in pairs]
 
 
 def accuracy(secret: Sequence[int], guess: Sequence[int]) -> float:
@@ -176,8 +176,7 @@ def accuracy(secret: Sequence[int], guess: Sequence[int]) -> float:
 
 def bag_overlap(secret: Sequence[int], guess: Sequence[int]) -> float:
     """2 · common / (tokens of both), with repetitions; 0 where both are empty."""
-    common = (Counter(secret) & Counter(guess)).total()
-    return 2 * common / max(1, len(secret) + len(guess))
+    return 2 * (Counter(secret) & Counter(guess)).total() / max(1, len(secret) + len(guess))
 
 
 @register("metric", "secret_recall")
@@ -247,9 +246,7 @@ class SemanticSimilarity(Metric):
     def values(self, pairs: Sequence[Pair]) -> list[float | None]:
         if not pairs:
             return []
-        embedded = embed(
-            [pair.texts[0].text for pair in pairs] + [pair.texts[1].text for pair in pairs]
-        )
+        embedded = embed([pair.texts[side].text for side in (0, 1) for pair in pairs])
         cosines = (embedded[: len(pairs)] * embedded[len(pairs) :]).sum(dim=-1).clamp(-1, 1)
         return [float(cosine) for cosine in cosines]
 
@@ -292,9 +289,9 @@ def _model_folder() -> Path:
     return Path(next(iter(found.submodule_search_locations))) / "model"
 
 
-def _share_found(wanted: set[tuple[int, ...]], pair: Pair, length: int) -> float | None:
-    guesses = pair.around or (pair.texts[1],)
-    found = set().union(*(_runs(guess, length) for guess in guesses))
+def _share_found(pair: Pair, length: int) -> float | None:
+    wanted = _runs(pair.texts[0], length)
+    found = set().union(*(_runs(guess, length) for guess in pair.around or (pair.texts[1],)))
     return len(wanted & found) / len(wanted) if wanted else None
 
 

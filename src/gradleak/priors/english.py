@@ -71,9 +71,7 @@ class _Frequent(Prior):
                 "No frequent word is in the target's vocabulary: give frequent_words:corpus=FILE in"
                 " its language."
             )
-        self.vocabulary = target.vocabulary
-        self.ids = ids
-        self.length = length
+        self.vocabulary, self.ids, self.length = target.vocabulary, ids, length
         ranks = torch.full((len(target.vocabulary.allowed),), float(len(ids)))
         ranks[torch.tensor(ids)] = torch.arange(len(ids), dtype=torch.float32)
         weights = 1 / (ranks + 2.7)
@@ -84,9 +82,8 @@ class _Frequent(Prior):
     ) -> Float[Tensor, "sentences"]:
         """Zipf's law over the list; every other word shares the last rank's place. Order does
         not matter."""
-        costs = self.costs.to(ids.device)[ids]
         counted = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        return (costs * counted).sum(1) / lengths
+        return (self.costs.to(ids.device)[ids] * counted).sum(1) / lengths
 
     def likely(self, length: int, streams: Streams) -> list[int]:
         return self.vocabulary.fill(length, self.ids)
@@ -98,10 +95,10 @@ class _Frequent(Prior):
     def _draw_one(self, length: int, streams: Streams) -> list[int]:
         frame, fixed = self.vocabulary.frame(length)
         shares = torch.rand(length, generator=streams.generator())
-        weights = (-self.costs[self.ids]).exp().expand(length, -1)
-        for place, rank in enumerate(pick(weights, shares).tolist()):
-            frame[place] = frame[place] if fixed[place] else self.ids[rank]
-        return frame
+        ranks = pick((-self.costs[self.ids]).exp().expand(length, -1), shares).tolist()
+        return [
+            frame[place] if fixed[place] else self.ids[rank] for place, rank in enumerate(ranks)
+        ]
 
     def likely_length(self) -> int:
         return self.length + self.vocabulary.frame_length
@@ -173,14 +170,10 @@ def _model(weights: dict[str, Tensor], facts: dict[str, Any]) -> Any:
 
 def _with_rare_words(weights: dict[str, Tensor], common: str, words: int) -> dict[str, Tensor]:
     """The whole table of embeddings: words too rare in training share one row."""
-    rest, rare = (
-        {name: tensor for name, tensor in weights.items() if name != RARE_WORD},
-        weights[RARE_WORD],
-    )
     marks = np.unpackbits(np.frombuffer(bytes.fromhex(common), dtype=np.uint8)).astype(bool)[:words]
-    table = rare.repeat(len(marks), 1)
+    table = weights[RARE_WORD].repeat(len(marks), 1)
     table[torch.from_numpy(marks)] = weights[EMBEDDINGS]
-    return {**rest, EMBEDDINGS: table}
+    return {name: one for name, one in weights.items() if name != RARE_WORD} | {EMBEDDINGS: table}
 
 
 @register("prior", "auto")
@@ -234,22 +227,14 @@ def save_packed(
 ) -> None:
     """Matrices in the given number of bits, vectors in half precision, facts as metadata."""
     stored: dict[str, Tensor] = {}
-    shapes: dict[str, list[int]] = {}
     for name, tensor in weights.items():
         if name in bits:
             stored[f"{name}|bits"], stored[f"{name}|scales"] = pack(tensor.cpu(), bits[name])
-            shapes[name] = list(tensor.shape)
         else:
             stored[name] = tensor.detach().cpu().half()
-    save_file(
-        stored,
-        path,
-        metadata={
-            "facts": json.dumps(facts),
-            "bits": json.dumps(bits),
-            "shapes": json.dumps(shapes),
-        },
-    )
+    shapes = {name: list(tensor.shape) for name, tensor in weights.items() if name in bits}
+    parts = {"facts": facts, "bits": bits, "shapes": shapes}
+    save_file(stored, path, metadata={name: json.dumps(part) for name, part in parts.items()})
 
 
 def load_packed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -283,8 +268,7 @@ def pack_prior(folder: Path, out: Path, embedding_bits: int, body_bits: int) -> 
         for name, tensor in weights.items()
         if tensor.ndim == 2 and tensor.numel() % GROUP == 0
     }
-    counts = torch.load(folder / "token_counts.pt", weights_only=True)
-    common = counts >= RARE
+    common = torch.load(folder / "token_counts.pt", weights_only=True) >= RARE
     table = weights[EMBEDDINGS]
     weights[EMBEDDINGS], weights[RARE_WORD] = table[common], table[~common].mean(0)
     stated = json.loads((folder / "config.json").read_text())

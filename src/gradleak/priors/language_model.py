@@ -37,21 +37,20 @@ class CausalLMPrior(PriorSpec):
     allow_pickle: bool = False  # load .bin weights, which can run code
 
     def open(self, target: Target) -> Prior:
-        if not Path(self.path).exists():
+        file = Path(self.path)
+        if not file.exists():
             find_model(self.path)
         transformers = quiet_transformers()
-        file = Path(self.path)
-        options: dict[str, Any] = {"trust_remote_code": False}
-        source = self.path
-        if file.suffix == ".gguf":
-            source, options = str(file.parent), options | {"gguf_file": file.name}
-        elif not self.allow_pickle:
-            options["use_safetensors"] = True
+        packed = file.suffix == ".gguf"
+        source = str(file.parent) if packed else self.path
+        options: dict[str, Any] = {"gguf_file": file.name} if packed else {}
+        options["trust_remote_code"] = False
+        weights = {} if packed or self.allow_pickle else {"use_safetensors": True}
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                source, **{k: v for k, v in options.items() if k != "use_safetensors"}
-            )
-            model = transformers.AutoModelForCausalLM.from_pretrained(source, **options).float()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                source, **options, **weights
+            ).float()
         except (OSError, ValueError, ImportError) as error:
             first = str(error).strip().splitlines()[0]
             raise GradleakError(
@@ -87,10 +86,8 @@ class SameVocabulary(Prior):
 
     def _nll(self, ids: Tensor, lengths: Tensor) -> Tensor:
         longest = int(lengths.max())
-        ids = ids[:, :longest]
-        losses = token_nll(self.model, ids)
         counted = torch.arange(1, longest, device=ids.device) < lengths[:, None]
-        return (losses * counted).sum(1) / (lengths - 1)
+        return (token_nll(self.model, ids[:, :longest]) * counted).sum(1) / (lengths - 1)
 
     @torch.no_grad()
     def score_words(
@@ -175,8 +172,7 @@ class SameVocabulary(Prior):
                 allowed = logits.masked_fill(~self.vocabulary.allowed, -torch.inf)
                 words = pick(allowed.softmax(-1), shares[:, place]).to(device)
             ids = torch.cat([ids, words[:, None]], dim=1)
-        drawn: list[list[int]] = ids[:, outside:].tolist()
-        return drawn
+        return ids[:, outside:].tolist()
 
     def likely_length(self) -> int:
         return TYPICAL_WORDS + self.vocabulary.frame_length
@@ -195,11 +191,9 @@ class OwnVocabulary(Prior):
 
     def __init__(self, model: Any, tokenizer: Any, target: Target) -> None:
         self.model = model.eval().requires_grad_(False).to(target.device)
-        self.tokenizer = tokenizer
-        self.target = target
-        self.start = (
-            tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        )
+        self.tokenizer, self.target = tokenizer, target
+        start = tokenizer.bos_token_id
+        self.start = int(tokenizer.eos_token_id if start is None else start)
 
     @torch.no_grad()
     def nll(
@@ -236,7 +230,7 @@ class OwnVocabulary(Prior):
 
     def _nll(self, rows: list[list[int]]) -> Tensor:
         lengths = torch.tensor([len(row) for row in rows], device=self.target.device)
-        ids = pad_rows(rows, int(self.start)).to(self.target.device)
+        ids = pad_rows(rows, self.start).to(self.target.device)
         counted = torch.arange(1, ids.shape[1], device=ids.device) < lengths[:, None]
         return (token_nll(self.model, ids) * counted).sum(1) / (lengths - 1)
 
@@ -245,7 +239,7 @@ class OwnVocabulary(Prior):
         """The likeliest of sampled texts, cut or padded with its own beginning to the target's
         number of tokens."""
         generator = streams.generator()
-        ids = torch.full((SAMPLES, 1), int(self.start), device=self.target.device)
+        ids = torch.full((SAMPLES, 1), self.start, device=self.target.device)
         for _ in range(length):
             logits = self.model(input_ids=ids).logits[:, -1]
             logits[:, self.tokenizer.all_special_ids] = -torch.inf
@@ -266,7 +260,7 @@ class OwnVocabulary(Prior):
         return draw_by_length(lengths, streams, self.target.device, self._sample)
 
     def _sample(self, length: int, shares: Float[Tensor, "sentences tokens"]) -> list[list[int]]:
-        ids = torch.full((len(shares), 1), int(self.start), device=self.target.device)
+        ids = torch.full((len(shares), 1), self.start, device=self.target.device)
         state = None
         for place in range(length):
             logits, state = next_words(self.model, ids, state)

@@ -25,11 +25,11 @@ MEAN = "mean_picture"
 FIRST_SIDE = 4  # pixels; doubled until the picture is large enough
 
 
+@dataclass(frozen=True, eq=False)
 class OnePicture(PicturePrior):
     """The same picture, whatever is asked."""
 
-    def __init__(self, picture: Float[Tensor, "channels height width"]) -> None:
-        self.picture = picture
+    picture: Float[Tensor, "channels height width"]
 
     def likely(self) -> Float[Tensor, "channels height width"]:
         return self.picture
@@ -75,9 +75,9 @@ class MeanPicture(PicturePriorSpec):
         public = _public(self.data, self.limit)
         shape = tuple(public.mean.shape)
         if shape != shape_of(target):
-            wanted = shape_of(target)
-            found = f"The pictures of {self.data} have shape {shape}"
-            raise GradleakError(f"{found}, the target's {wanted}.")
+            raise GradleakError(
+                f"The pictures of {self.data} have shape {shape}, the target's {shape_of(target)}."
+            )
         return public
 
 
@@ -134,8 +134,7 @@ class OpenedGenerator(Generator):
         self, network: GeneratorNetwork, latents: int, mean: Float[Tensor, "channels height width"]
     ) -> None:
         self.network = network.eval().requires_grad_(False)
-        self.latents = latents
-        self.mean = mean
+        self.latents, self.mean = latents, mean
         self._shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
 
     @property
@@ -148,8 +147,7 @@ class OpenedGenerator(Generator):
     def draw(self, streams: Streams) -> Float[Tensor, "channels height width"]:
         """What the network makes of numbers drawn as it was trained on: standard normal ones."""
         latents = torch.randn(1, self.latents, generator=streams.generator())
-        weights = next(self.network.parameters())
-        made: Tensor = self.network(latents.to(weights))
+        made: Tensor = self.network(latents.to(next(self.network.parameters())))
         return made[0].float().cpu()
 
     def pictures(

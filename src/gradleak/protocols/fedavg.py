@@ -47,13 +47,8 @@ class FedAvg(Protocol):
     clients: int = 1
 
     def __post_init__(self) -> None:
-        counts = {
-            "epochs": self.epochs,
-            "steps": self.steps,
-            "local_batch_size": self.local_batch_size,
-            "clients": self.clients,
-        }
-        for name, count in counts.items():
+        for name in ("epochs", "steps", "local_batch_size", "clients"):
+            count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name} counts from 1, not {count}.")
         if not 0 < self.learning_rate < float("inf"):
@@ -115,11 +110,8 @@ class FedAvg(Protocol):
 
     def is_one_gradient(self, examples: int) -> bool:
         """One local step of plain SGD over the whole batch is."""
-        if self.optimiser != "sgd" or self.clients > 1:
-            return False
-        return [sorted(places) for places in self._batches(examples, None)] == [
-            list(range(examples))
-        ]
+        taken = [sorted(places) for places in self._batches(examples, None)]
+        return self.optimiser == "sgd" and self.clients == 1 and taken == [list(range(examples))]
 
     def gradient_scale(self, examples: int) -> float:
         """Learning rate times steps: divided by it, an update of SGD is the mean gradient along
@@ -154,16 +146,16 @@ class FedAvg(Protocol):
         """The examples of each local step."""
         size = self.local_batch_size or examples
         made: list[list[int]] = []
-        epoch = 0
-        while epoch < self.epochs if self.steps is None else len(made) < self.steps:
+        steps_in_epoch = -(-examples // size)
+        epochs = self.epochs if self.steps is None else -(-self.steps // steps_in_epoch)
+        for epoch in range(epochs):
             order = list(range(examples))
             if rng is not None:
                 order = torch.randperm(
                     examples, generator=rng.child("order", epoch).generator()
                 ).tolist()
             made += [order[start : start + size] for start in range(0, examples, size)]
-            epoch += 1
-        return made if self.steps is None else made[: self.steps]
+        return made[: self.steps]
 
 
 @dataclass(frozen=True, eq=False)

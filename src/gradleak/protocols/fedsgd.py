@@ -41,19 +41,21 @@ class FedSGD(Protocol):
     ) -> Update:
         """One plain backward pass a client (an example, if per example): the slow reference
         everything fast is tested against."""
-        rows = []
-        for client in range(batches.lead[0]):
-            batch = batches[client]
-            stream = rngs[client].child("dropout") if rngs and self.dropout else None
-            if per_example:
-                examples = [
-                    self._gradient(target, batch[place : place + 1], stream and stream.child(place))
-                    for place in range(batch.lead[0])
-                ]
-                rows.append(stack_by_name(examples))
-            else:
-                rows.append(self._gradient(target, batch, stream))
+        clients = range(batches.lead[0])
+        streams = [rngs[one].child("dropout") if rngs and self.dropout else None for one in clients]
+        compute = self._per_example if per_example else self._gradient
+        rows = [compute(target, batches[one], streams[one]) for one in clients]
         return Update(stack_by_name(rows), per_example)
+
+    def _per_example(
+        self, target: Target, batch: Batch, stream: Streams | None
+    ) -> dict[str, Tensor]:
+        return stack_by_name(
+            [
+                self._gradient(target, batch[place : place + 1], stream and stream.child(place))
+                for place in range(batch.lead[0])
+            ]
+        )
 
     def _gradient(self, target: Target, batch: Batch, stream: Streams | None) -> dict[str, Tensor]:
         start = {name: value.detach() for name, value in target.parameters.items()}
@@ -93,8 +95,7 @@ class DropoutMasks(TorchFunctionMode):
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.generator = generator
-        self.drawn = 0
+        self.generator, self.drawn = generator, 0
 
     def __torch_function__(
         self,
@@ -103,9 +104,8 @@ class DropoutMasks(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if function is F.dropout:
-            return self._drop(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        called = self._drop if function is F.dropout else function
+        return called(*args, **(kwargs or {}))
 
     def _drop(
         self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False

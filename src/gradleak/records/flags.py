@@ -14,6 +14,7 @@ UNITS = {"nats": " nats", "log": " of the log"}
 DEAD_NORM = 1e-8
 DEAD_SHARE = 0.10  # of the batches
 GENEROUS = ("labels", "lengths")
+ENDS = (".", "!", "?")  # of a sentence
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,11 @@ def search_failed(
     failed = [one for one in excesses if not one.difference <= one.rounding]
     if not excesses or len(failed) / len(excesses) < FAILED_SHARE:
         return None
-    detail = (
+    return RaisedFlag(
+        "search_failed",
         f"The guess is worse than the truth in {len(failed)} of {len(excesses)}"
-        f" batches{_by_how_much(failed)}."
+        f" batches{_by_how_much(failed)}.",
     )
-    return RaisedFlag("search_failed", detail)
 
 
 def other_answer_fits(
@@ -178,9 +179,11 @@ def other_answer_fits(
     if not excesses or len(fitting) / len(excesses) < FAILED_SHARE:
         return None
     lower = [one for one in fitting if one.difference < -one.rounding]
-    counted = f"fits as well as the truth in {len(fitting)} of {len(excesses)} batches"
-    better = f", better in {len(lower)}{_by_how_much(lower)}" if lower else ""
-    return RaisedFlag("other_answer_fits", f"A wrong guess {counted}{better}.")
+    return RaisedFlag(
+        "other_answer_fits",
+        f"A wrong guess fits as well as the truth in {len(fitting)} of {len(excesses)} batches"
+        + (f", better in {len(lower)}{_by_how_much(lower)}." if lower else "."),
+    )
 
 
 @dataclass(frozen=True)
@@ -194,12 +197,12 @@ class _Excess:
 
 
 def _excesses(at_guess: Objectives, at_truth: Objectives, scales: Scales | None) -> list[_Excess]:
-    found = []
     rows = zip(at_guess, at_truth, scales or [("", ROUNDING)] * len(at_guess), strict=True)
-    for batch, (guess, truth, (unit, rounding)) in enumerate(rows):
-        if guess is not None and truth is not None and math.isfinite(truth):
-            found.append(_Excess(batch, guess - truth, max(ROUNDING * abs(truth), rounding), unit))
-    return found
+    return [
+        _Excess(batch, guess - truth, max(ROUNDING * abs(truth), rounding), unit)
+        for batch, (guess, truth, (unit, rounding)) in enumerate(rows)
+        if guess is not None and truth is not None and math.isfinite(truth)
+    ]
 
 
 def _by_how_much(excesses: Sequence[_Excess]) -> str:
@@ -218,11 +221,8 @@ def near_chance(difference_low: float, metric: str = "rouge1") -> RaisedFlag | N
     if difference_low > 0:
         return None
     # In % as in every table, where the metric is a fraction
-    low = (
-        f"{100 * difference_low:z.1f} (ROUGE-1, in %)"
-        if metric == "rouge1"
-        else f"{difference_low:z.3g} ({metric})"
-    )
+    percent = f"{100 * difference_low:z.1f} (ROUGE-1, in %)"
+    low = percent if metric == "rouge1" else f"{difference_low:z.3g} ({metric})"
     return RaisedFlag("near_chance", f"The gain over blind may be as low as {low}.")
 
 
@@ -236,13 +236,9 @@ def few_examples(examples: int) -> RaisedFlag | None:
 
 def generous_knowledge(knowledge: Iterable[str]) -> RaisedFlag | None:
     """From the names of the facts the attack was given."""
-    held = set(knowledge)
-    generous = [fact for fact in GENEROUS if fact in held]
-    return (
-        RaisedFlag("generous_knowledge", f"The attack was given {' and '.join(generous)}.")
-        if generous
-        else None
-    )
+    generous = " and ".join(sorted({*knowledge}.intersection(GENEROUS)))
+    said = f"The attack was given {generous}."
+    return RaisedFlag("generous_knowledge", said) if generous else None
 
 
 def dead_gradient(update_norms: Sequence[float]) -> RaisedFlag | None:
@@ -264,13 +260,8 @@ def no_objective(has_objective: bool) -> RaisedFlag | None:
 
 def unmodelled_dropout(dropout: bool) -> RaisedFlag | None:
     """From whether the client trained with dropout on, which no attack here takes into account."""
-    return (
-        RaisedFlag(
-            "unmodelled_dropout", "Dropout was on at the client, and the attack did not model it."
-        )
-        if dropout
-        else None
-    )
+    said = "Dropout was on at the client, and the attack did not model it."
+    return RaisedFlag("unmodelled_dropout", said) if dropout else None
 
 
 def not_adaptive(defended: bool, adapts: bool) -> RaisedFlag | None:
@@ -313,7 +304,7 @@ class MemberFate:
 def member_failed(fates: Sequence[MemberFate]) -> RaisedFlag | None:
     """From the attacks of several in turn that refused or ended with an error."""
     said = [
-        f"{one.attack} {one.fate}: {_end(one.reason)}"
+        f"{one.attack} {one.fate}: {one.reason}{'' if one.reason.endswith(ENDS) else '.'}"
         for one in fates
         if one.fate in ("refused", "failed")
     ]
@@ -330,7 +321,3 @@ def member_out_of_time(fates: Sequence[MemberFate], batches: int) -> RaisedFlag 
         if one.fate in words
     ]
     return RaisedFlag("member_out_of_time", f"{', '.join(late)}.") if late else None
-
-
-def _end(sentence: str) -> str:
-    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

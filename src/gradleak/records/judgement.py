@@ -5,11 +5,11 @@ Three words, each with its rule. None of them is "safe": attacks that fail bound
 next one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradleak.records.flags import RaisedFlag
-from gradleak.records.schema import AttackRecord, Record, Score
+from gradleak.records.schema import AttackRecord, BoundRecord, Record, Score
 from gradleak.records.settings import Setting, looks
 from gradleak.records.statistics import gain_of, paired_difference
 from gradleak.records.store import Columns, Summary, columns_of
@@ -118,31 +118,32 @@ def judge(attacks: Sequence[Tried], batches: int, named: int = 0) -> Judgement:
         _examples_where(looked, test) for test in (_is_proven, _is_beyond_luck, _is_rebuilt)
     )
     examples = max((len(columns.batches) for _, columns in attacks), default=0)
-    doubts = () if examples and len(rebuilt) == examples else _doubts(looked, metric)
-    shown = bool(above or whole or named)
-    verdict = LEAKS if shown else NOT_JUDGED if doubts else NOT_SHOWN
-    untold = any(
-        columns.certified and all(columns.certified) and not _is_generous(attack)
-        for attack, columns in looked
-    )
+    doubts = () if examples and len(rebuilt) == examples else tuple(_doubts(looked, metric))
+    unshown = NOT_JUDGED if doubts else NOT_SHOWN
     return Judgement(
-        verdict,
-        metric,
-        tuple(above),
-        len(proven),
-        len(whole),
-        examples,
-        named,
-        tuple(doubts),
-        untold,
+        verdict=LEAKS if above or whole or named else unshown,
+        metric=metric,
+        above_blind=tuple(above),
+        proven=len(proven),
+        whole=len(whole),
+        examples=examples,
+        named=named,
+        doubts=doubts,
+        is_proven_untold=any(
+            columns.certified
+            and all(columns.certified)
+            and all(flag.name != "generous_knowledge" for flag in attack.flags)
+            for attack, columns in looked
+        ),
     )
 
 
 def judge_setting(setting: Setting) -> Judgement:
     """Of all attacks that were run on one client."""
-    named = max(named_words(summary.record) for summary in setting.summaries)
     return judge(
-        [(ran.attack, ran.columns) for ran in setting.attacks], setting.record.data.batches, named
+        [(ran.attack, ran.columns) for ran in setting.attacks],
+        setting.record.data.batches,
+        max(named_words(summary.record) for summary in setting.summaries),
     )
 
 
@@ -183,32 +184,23 @@ def list_flags(record: Record) -> Raised:
 def list_flags_beside(judgement: Judgement, record: Record) -> Raised:
     """Raised flags that stand against what is judged: not those of one attack where another
     lacks the fault or rebuilt it all."""
-    found = list_flags(record)
     moot = [name for name in DOUBTS if name not in (*judgement.doubts, *OF_THE_SAMPLE)]
     moot += ["near_chance"] if judgement.leaks else []
     moot += ["generous_knowledge"] if judgement.is_proven_untold else []
-    return {name: details for name, details in found.items() if name not in moot}
+    return {name: details for name, details in list_flags(record).items() if name not in moot}
 
 
-def _is_generous(attack: AttackRecord) -> bool:
-    return any(flag.name == "generous_knowledge" for flag in attack.flags)
-
-
-def _doubts(looked: Sequence[Tried], metric: str) -> list[str]:
+def _doubts(looked: Sequence[Tried], metric: str) -> Iterator[str]:
     if not looked:
-        return [ONLY_BLIND]
-    names = [{flag.name for flag in standing_flags(attack)} for attack, _ in looked]
-    found = [
-        name
-        for name in DOUBTS
-        if (all if name in EVERY_ATTACK else any)(name in one for one in names)
-    ]
-    scores = [attack.scores.get(metric) for attack, _ in looked]
-    return (
-        found
-        if any(score is not None and score.mean is not None for score in scores)
-        else [*found, NO_SCORE]
-    )
+        yield ONLY_BLIND
+        return
+    raised = [{flag.name for flag in standing_flags(attack)} for attack, _ in looked]
+    for name in DOUBTS:
+        if (all if name in EVERY_ATTACK else any)(name in one for one in raised):
+            yield name
+    scores = (attack.scores.get(metric) for attack, _ in looked)
+    if all(score is None or score.mean is None for score in scores):
+        yield NO_SCORE
 
 
 def _above_blind(
@@ -248,10 +240,9 @@ def _leading_is_above(
 
 
 def _is_clear_of_blind(score: Score) -> bool:
-    ends = (score.low, score.high, score.blind_low, score.blind_high)
-    if any(end is None for end in ends):
+    low, high, blind_low, blind_high = score.low, score.high, score.blind_low, score.blind_high
+    if low is None or high is None or blind_low is None or blind_high is None:
         return False
-    low, high, blind_low, blind_high = (end or 0.0 for end in ends)
     return low > blind_high if score.direction == "higher" else high < blind_low
 
 
@@ -324,3 +315,45 @@ class Coverage:
             return f"Not all of this run was judged: {counts}." if counts else ""
         cells = f"{self.run} of {self.meant} cells were run"
         return f"{cells}: {counts}." if counts else f"{cells}."
+
+
+MEASURES = ("token_accuracy", "exact_match")
+ORACLE, GUARANTEE, INFORMATION = "oracle", "guarantee", "information"
+SECRETS, CEILING = "exposure", "ceiling"
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """One measure of one setting, from both sides."""
+
+    of: str  # one of MEASURES
+    # The first attack that the audit named, not the best of several after the fact; none of a
+    # setting on which only the blind guess was run
+    attack: str | None
+    rebuilt: Score | None
+    at_most: BoundRecord  # by an oracle, under the prior
+    guaranteed: BoundRecord | None  # by the noise alone; none where nothing is clipped
+
+    @property
+    def is_crossed(self) -> bool:
+        """Whether the attack did clearly better than the oracle: these texts are not as the prior
+        believes, or guesses were aligned."""
+        if self.rebuilt is None or self.rebuilt.low is None or self.at_most.high is None:
+            return False
+        return self.rebuilt.low > self.at_most.high
+
+
+def list_brackets(record: Record) -> Iterator[Bracket]:
+    """Yields a bracket for each measure that was bounded."""
+    first = next((key for key, attack in record.attacks.items() if looks(attack)), None)
+    for of in MEASURES:
+        at_most = find_bound(record, ORACLE, of)
+        if at_most is not None:
+            rebuilt = None if first is None else record.attacks[first].scores.get(of)
+            yield Bracket(of, first, rebuilt, at_most, find_bound(record, GUARANTEE, of))
+
+
+def find_bound(record: Record, bound: str, of: str) -> BoundRecord | None:
+    """Returns a bound by its name and what it bounds."""
+    bounds = record.bounds.bounds if record.bounds else ()
+    return next((one for one in bounds if (one.bound, one.of) == (bound, of)), None)

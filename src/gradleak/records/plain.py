@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 # Where a value stands: a name, or what it stands in and its own name or number
 Place = str | tuple[Any, str | int]
 Reader = Callable[[Any, Place], Any]
+UNIONS = (typing.Union, types.UnionType)
 
 
 def to_plain(value: Any, keep_nan: bool = False) -> Any:
@@ -26,8 +27,10 @@ def to_plain(value: Any, keep_nan: bool = False) -> Any:
     With `keep_nan` it stays, for files that Python alone reads again.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (field.name for field in dataclasses.fields(value))
-        return {name: to_plain(getattr(value, name), keep_nan) for name in names}
+        return {
+            field.name: to_plain(getattr(value, field.name), keep_nan)
+            for field in dataclasses.fields(value)
+        }
     if isinstance(value, Mapping):
         return {str(key): to_plain(item, keep_nan) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -54,7 +57,7 @@ def _reader(wanted: Any) -> Reader:
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(wanted):
         return _read_fields(wanted)
-    if origin in (typing.Union, types.UnionType):  # only `X | None` occurs
+    if origin in UNIONS:  # only `X | None` occurs
         inner = _reader(arguments[0])
         return lambda value, where: None if value is None else inner(value, where)
     if origin in (dict, Mapping):
@@ -77,8 +80,7 @@ def _reader(wanted: Any) -> Reader:
 def _exact_types(wanted: Any) -> frozenset[type]:
     """Returns the types whose values are taken as they are, without asking their reader: most are
     of these, and thousands of records are read at once."""
-    is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
-    kinds = frozenset(typing.get_args(wanted) if is_union else (wanted,))
+    kinds = frozenset(typing.get_args(wanted) if typing.get_origin(wanted) in UNIONS else (wanted,))
     return kinds if kinds <= {bool, int, float, str, types.NoneType} else frozenset()
 
 
@@ -88,8 +90,9 @@ def _read_fields(wanted: Any) -> Reader:
     readers = [
         (one.name, _exact_types(hints[one.name]), _reader(hints[one.name])) for one in fields
     ]
-    absent = dataclasses.MISSING
-    required = [one.name for one in fields if one.default is one.default_factory is absent]
+    required = [
+        one.name for one in fields if one.default is one.default_factory is dataclasses.MISSING
+    ]
 
     def read(value: Any, where: Place) -> Any:
         given = _expect(dict, value, where)

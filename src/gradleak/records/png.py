@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 A_ROW = 10  # pictures side by side
@@ -45,8 +45,8 @@ def write(pixels: Pixels) -> bytes:
     rows = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     rows[:, 1:] = pixels.array().reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, COLOUR[channels], 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    return SIGNATURE + b"".join(_chunk(kind, content) for kind, content in parts)
+    packed = zlib.compress(rows.tobytes(), 9)
+    return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", packed) + _chunk(b"IEND", b"")
 
 
 def read(content: bytes) -> Pixels:
@@ -110,12 +110,8 @@ def _paeth(
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-    )
+    length, check = struct.pack(">I", len(content)), zlib.crc32(kind + content)
+    return length + kind + content + struct.pack(">I", check)
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -135,7 +131,11 @@ def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
     for start in range(0, len(pairs), A_ROW):
         secrets, guesses = zip(*pairs[start : start + A_ROW], strict=True)
         shown = [text for text in secrets if text is not None]
-        rows += [_row(texts) for texts in (shown, guesses) if len(texts) == len(guesses)]
+        rows += [
+            np.concatenate([_frame(text) for text in texts], axis=1)
+            for texts in (shown, guesses)
+            if len(texts) == len(guesses)
+        ]
     width = max(row.shape[1] for row in rows)
     whole = np.concatenate(
         [
@@ -145,10 +145,6 @@ def draw_grid(pairs: Sequence[tuple[str | None, str]]) -> bytes:
     )
     height, width, channels = whole.shape
     return write(Pixels((height, width, channels), whole.tobytes()))
-
-
-def _row(texts: Sequence[str]) -> Bytes:
-    return np.concatenate([_frame(text) for text in texts], axis=1)
 
 
 def _frame(text: str) -> Bytes:

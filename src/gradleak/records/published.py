@@ -15,10 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntFlag
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.judgement import LEADING
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.statistics import Tally, add, add_all, tally
@@ -54,6 +55,12 @@ class Source:
     def order(self) -> tuple[str, str]:
         """The newest is the largest; of equals always the same one."""
         return self.created, _canonical(asdict(self))
+
+
+def in_order(sources: Iterable[Source]) -> list[Source]:
+    """Returns each source once, the newest last."""
+    found = {source.order: source for source in sources}
+    return [found[order] for order in sorted(found)]
 
 
 @dataclass(frozen=True)
@@ -125,11 +132,10 @@ class PublishedCell:
         return int(self.setting.get("batch_size", 1))
 
     @property
-    def keys(self) -> set[tuple[tuple[int, ...], int]]:
+    def keys(self) -> frozenset[tuple[tuple[int, ...], int]]:
         """All batches, whichever way they are kept."""
-        return {batch.key for batch in self.batches} | (
-            set(self.tallied.keys) if self.tallied else set()
-        )
+        kept = self.tallied.keys if self.tallied else frozenset()
+        return kept.union(batch.key for batch in self.batches)
 
     @property
     def examples(self) -> int:
@@ -138,9 +144,9 @@ class PublishedCell:
     @property
     def sources(self) -> list[Source]:
         """Audits that something is left of, the newest last."""
-        found = {batch.source.order: batch.source for batch in self.batches}
-        found |= {source.order: source for source in (self.tallied.sources if self.tallied else ())}
-        return [found[order] for order in sorted(found)]
+        every = [batch.source for batch in self.batches]
+        every += self.tallied.sources if self.tallied else ()
+        return in_order(every)
 
 
 @dataclass(frozen=True)
@@ -174,37 +180,36 @@ def _join(cells: Sequence[PublishedCell]) -> PublishedCell:
         key=lambda cell: (bool(cell.axes), cell.sources[-1].order, _canonical(dict(cell.axes))),
     )
     sums = _join_tallies([cell.tallied for cell in cells if cell.tallied is not None])
-    counted: frozenset[tuple[tuple[int, ...], int]] = sums.keys if sums is not None else frozenset()
-    newest: dict[tuple[tuple[int, ...], int], PublishedBatch] = {}
-    for batch in (batch for cell in cells for batch in cell.batches if batch.key not in counted):
-        known = newest.get(batch.key)
-        if known is None or known.source.order < batch.source.order:
-            newest[batch.key] = batch
-    metrics = tuple({kind.name: kind for cell in ordered for kind in cell.metrics}.values())
-    batches = tuple(
-        sorted(newest.values(), key=lambda batch: (batch.draw, batch.place, batch.rows))
+    batches = sorted(chain(*(cell.batches for cell in cells)), key=lambda one: one.source.order)
+    newest = {batch.key: batch for batch in batches if sums is None or batch.key not in sums.keys}
+    cell = replace(
+        ordered[-1],
+        metrics=tuple({kind.name: kind for cell in ordered for kind in cell.metrics}.values()),
+        batches=tuple(
+            sorted(newest.values(), key=lambda batch: (batch.draw, batch.place, batch.rows))
+        ),
+        tallied=sums,
     )
-    return _tally_if_large(replace(ordered[-1], metrics=metrics, batches=batches, tallied=sums))
+    if not cell.batches or (sums is None and cell.examples < TALLIED_FROM):
+        return cell
+    whole = _tally_cell(cell)
+    return replace(cell, batches=(), tallied=whole if sums is None else _sum(sums, whole))
 
 
 def _join_tallies(parts: Sequence[Tallied]) -> Tallied | None:
     """Sums of sums. What shares a batch with others cannot be taken apart again: of those the
     one with most batches stays."""
-    ordered = sorted(parts, key=lambda one: (len(one.keys), one.sources[-1].order), reverse=True)
     whole: Tallied | None = None
-    for part in ordered:
-        if whole is None:
-            whole = part
-        elif not whole.keys & part.keys:
-            whole = _sum(whole, part)
+    for part in sorted(parts, key=lambda one: (len(one.keys), one.sources[-1].order), reverse=True):
+        if whole is None or not whole.keys & part.keys:
+            whole = part if whole is None else _sum(whole, part)
     return whole
 
 
 def _sum(one: Tallied, other: Tallied) -> Tallied:
-    sources = {source.order: source for source in (*one.sources, *other.sources)}
     return Tallied(
         keys=one.keys | other.keys,
-        sources=tuple(sources[order] for order in sorted(sources)),
+        sources=tuple(in_order([*one.sources, *other.sources])),
         marks=Counter(one.marks) + Counter(other.marks),
         seconds=one.seconds + other.seconds,
         steps=one.steps + other.steps,
@@ -214,36 +219,25 @@ def _sum(one: Tallied, other: Tallied) -> Tallied:
     )
 
 
-def _tally_if_large(cell: PublishedCell) -> PublishedCell:
-    if not cell.batches or (cell.tallied is None and cell.examples < TALLIED_FROM):
-        return cell
-    whole = _tally_cell(cell)
-    return replace(
-        cell, batches=(), tallied=whole if cell.tallied is None else _sum(cell.tallied, whole)
-    )
-
-
 def _tally_cell(cell: PublishedCell) -> Tallied:
-    clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
-    values = {kind.name: cell_column(cell, kind.name) for kind in cell.metrics}
-    blind = {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics}
-    tallies = {name: tally(column, clusters) for name, column in blind.items()}
-    pairs = against_blind(cell)
+    batches, pairs = cell.batches, against_blind(cell)
+    clusters = [batch.rows for batch in batches for _ in batch.rows]
+    names = [kind.name for kind in cell.metrics]
+    values, blind = (
+        {name: tally(cell_column(cell, name, blind=of), clusters) for name in names}
+        for of in (False, True)
+    )
+    if pairs is not None:
+        blind[GAIN] = tally([a - b for a, b in zip(*pairs, strict=True)], clusters)
     return Tallied(
-        keys=frozenset(batch.key for batch in cell.batches),
+        keys=frozenset(batch.key for batch in batches),
         sources=tuple(cell.sources),
-        marks=Counter(int(batch.marks) for batch in cell.batches),
-        seconds=sum(batch.seconds for batch in cell.batches),
-        steps=sum(batch.steps for batch in cell.batches),
-        values={name: tally(column, clusters) for name, column in values.items()},
-        blind=(
-            tallies
-            if pairs is None
-            else {**tallies, GAIN: tally([a - b for a, b in zip(*pairs, strict=True)], clusters)}
-        ),
-        noise=tally(
-            [batch.noise for batch in cell.batches], [batch.rows for batch in cell.batches]
-        ),
+        marks=Counter(int(batch.marks) for batch in batches),
+        seconds=sum(batch.seconds for batch in batches),
+        steps=sum(batch.steps for batch in batches),
+        values=values,
+        blind=blind,
+        noise=tally([batch.noise for batch in batches], [batch.rows for batch in batches]),
     )
 
 
@@ -272,8 +266,12 @@ def pack(published: Published) -> bytes:
     """The file: the same bytes for the same results."""
     whole = add_up([published])
     numbers = _Numbers(whole.cells)
-    cells = [_write_cell(cell, numbers) for cell in whole.cells]
-    plain = {"form": FORM, "study": whole.study, "numbers": numbers.known, "cells": cells}
+    plain = {
+        "form": FORM,
+        "study": whole.study,
+        "numbers": numbers.known,
+        "cells": [_write_cell(cell, numbers) for cell in whole.cells],
+    }
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
@@ -302,15 +300,14 @@ def read_published(path: Path) -> Published:
             tuple(_read_cell(cell, plain["numbers"]) for cell in plain["cells"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        why = f"{type(error).__name__}: {error}"
         raise RecordError(
-            f"{path} is not as {FORM} is written ({why}). Publish its runs again."
+            f"{path} is not as {FORM} is written ({type(error).__name__}: {error}). Publish its"
+            " runs again."
         ) from error
 
 
 def _write_cell(cell: PublishedCell, numbers: "_Numbers") -> dict[str, Any]:
-    sources = cell.sources
-    number = {source.order: place for place, source in enumerate(sources)}
+    sources, batches = cell.sources, cell.batches
     plain: dict[str, Any] = {
         "axes": dict(cell.axes),
         "setting": cell.setting,
@@ -324,20 +321,22 @@ def _write_cell(cell: PublishedCell, numbers: "_Numbers") -> dict[str, Any]:
     }
     if cell.tallied is not None:
         return plain | {"tallied": _write_tallied(cell.tallied)}
+    number = {source.order: place for place, source in enumerate(sources)}
     names = [kind.name for kind in cell.metrics]
-    batches = {
-        "rows": [row for batch in cell.batches for row in batch.rows],
-        "places": [batch.place for batch in cell.batches],
-        "draws": [batch.draw for batch in cell.batches],
-        "sources": [number[batch.source.order] for batch in cell.batches],
-        "marks": [int(batch.marks) for batch in cell.batches],
-        "seconds": [batch.seconds for batch in cell.batches],
-        "steps": [batch.steps for batch in cell.batches],
-        "noise": [batch.noise for batch in cell.batches],
-        "values": {name: numbers.index(cell_column(cell, name)) for name in names},
-        "blind": {name: numbers.index(cell_column(cell, name, blind=True)) for name in names},
+    return plain | {
+        "batches": {
+            "rows": [row for batch in batches for row in batch.rows],
+            "places": [batch.place for batch in batches],
+            "draws": [batch.draw for batch in batches],
+            "sources": [number[batch.source.order] for batch in batches],
+            "marks": [int(batch.marks) for batch in batches],
+            "seconds": [batch.seconds for batch in batches],
+            "steps": [batch.steps for batch in batches],
+            "noise": [batch.noise for batch in batches],
+            "values": {name: numbers.index(cell_column(cell, name)) for name in names},
+            "blind": {name: numbers.index(cell_column(cell, name, blind=True)) for name in names},
+        }
     }
-    return plain | {"batches": batches}
 
 
 def _read_cell(plain: Mapping[str, Any], numbers: Sequence[float | None]) -> PublishedCell:
@@ -420,14 +419,15 @@ class _Numbers:
     which packs to a byte or two."""
 
     def __init__(self, cells: Iterable[PublishedCell]) -> None:
-        batches = [batch for cell in cells for batch in cell.batches]
-        columns = [
-            column
-            for batch in batches
+        there = {
+            value
+            for cell in cells
+            for batch in cell.batches
             for columns in (batch.values, batch.blind)
             for column in columns.values()
-        ]
-        there = {value for column in columns for value in column if value is not None}
+            for value in column
+            if value is not None
+        }
         self.known: list[float | None] = [None, *sorted(there)]
         self._places = {value: place for place, value in enumerate(self.known)}
 

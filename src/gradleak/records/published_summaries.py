@@ -4,6 +4,7 @@ flags are computed anew."""
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from gradleak.records.published import (
     Mark,
     MetricKind,
     Published,
+    PublishedBatch,
     PublishedCell,
+    Tallied,
     add_up,
     against_blind,
     cell_column,
@@ -31,7 +34,7 @@ from gradleak.records.schema import (
     Score,
     TargetRecord,
 )
-from gradleak.records.statistics import beside_blind, paired_difference
+from gradleak.records.statistics import beside_blind, paired_difference, score_of
 from gradleak.records.store import Columns, Summary, read_summaries
 
 # In the order in which an audit raises them. Those of no rule here hold of the whole cell if any
@@ -59,17 +62,17 @@ ORDER = (
 
 def read_sources(paths: Sequence[Path]) -> list[Summary]:
     """Summaries of runs and of published files; what files know of one study adds up."""
+    found: list[Summary] = []
     files: dict[str, list[tuple[Path, Published]]] = {}
     for path in paths:
         if path.suffix == SUFFIX:
             known = read_published(path)
             files.setdefault(known.study, []).append((path, known))
-    runs = [summary for path in paths if path.suffix != SUFFIX for summary in read_summaries(path)]
-    return runs + [
-        summary
-        for group in files.values()
-        for summary in summaries_of(add_up([one for _, one in group]), group[0][0])
-    ]
+        else:
+            found += read_summaries(path)
+    for group in files.values():
+        found += summaries_of(add_up([known for _, known in group]), group[0][0])
+    return found
 
 
 def summaries_of(published: Published, path: Path) -> list[Summary]:
@@ -78,32 +81,24 @@ def summaries_of(published: Published, path: Path) -> list[Summary]:
 
 
 def _summary(cell: PublishedCell, path: Path) -> Summary:
-    name = str(cell.attack["name"])
-    secrets = {
-        rows: place
-        for place, rows in enumerate(dict.fromkeys(batch.rows for batch in cell.batches))
-    }
-    count = len({rows for rows, _ in cell.keys})
-    newest = cell.sources[-1]
+    name, newest = str(cell.attack["name"]), cell.sources[-1]
+    numbers = dict(zip(dict.fromkeys(batch.rows for batch in cell.batches), count(), strict=False))
+    batches = len({rows for rows, _ in cell.keys})
+    machines = {_machine(source.machine) for source in cell.sources}
     attack = AttackRecord(
         spec=dict(cell.attack),
         scores={kind.name: _score(cell, kind) for kind in cell.metrics},
-        examples=(),
-        batches=(),
         knowledge=cell.knowledge,
-        flags=_flags(cell, count * cell.batch_size),
+        flags=_flags(cell, batches * cell.batch_size),
         cost=_cost(cell),
         version=cell.version,
     )
     record = Record(
         created=newest.created,
-        spec=_spec(cell, count),
+        spec=_spec(cell, batches),
         versions=dict(newest.versions),
-        machine={
-            **newest.machine,
-            "name": " and ".join(sorted({_machine(source.machine) for source in cell.sources})),
-        },
-        data=DataRecord("", count, count * cell.batch_size),
+        machine={**newest.machine, "name": " and ".join(sorted(machines))},
+        data=DataRecord("", batches, batches * cell.batch_size),
         target=TargetRecord(**cell.model),
         secrets=(),
         attacks={name: attack},
@@ -112,7 +107,7 @@ def _summary(cell: PublishedCell, path: Path) -> Summary:
         noise=_noise(cell),
     )
     columns = Columns(
-        tuple(secrets[batch.rows] for batch in cell.batches for _ in batch.rows),
+        tuple(map(numbers.__getitem__, _clusters(cell))),
         {kind.name: cell_column(cell, kind.name) for kind in cell.metrics},
         {kind.name: cell_column(cell, kind.name, blind=True) for kind in cell.metrics},
     )
@@ -122,29 +117,27 @@ def _summary(cell: PublishedCell, path: Path) -> Summary:
 def _spec(cell: PublishedCell, batches: int) -> dict[str, Any]:
     """The audit that would have attacked all these batches; in the order that specs have, for
     whoever prints one."""
+    limit, attacks = {"limit": batches}, {"attacks": [dict(cell.attack)]}
     found: dict[str, Any] = {}
     for key, value in cell.setting.items():
-        found[key] = value
-        if key == "data":
-            found["limit"] = batches
-    return {**found, "limit": batches, "attacks": [dict(cell.attack)]}
+        found |= {key: value} | (limit if key == "data" else {})
+    return found | limit | attacks
 
 
 def _score(cell: PublishedCell, kind: MetricKind) -> Score:
     if cell.tallied is None:
-        clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
-        columns = cell_column(cell, kind.name), cell_column(cell, kind.name, blind=True)
-        return beside_blind(*columns, clusters, kind.unit, kind.direction)
-    ours, theirs = cell.tallied.values.get(kind.name), cell.tallied.blind.get(kind.name)
-    if ours is None:
-        return Score(None, None, None, None, None, None, kind.unit, kind.direction, 0)
-    found, chance = ours.interval(), None if theirs is None else theirs.interval()
-    mean, low, high = (
-        (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
+        ours, theirs = (cell_column(cell, kind.name, blind=blind) for blind in (False, True))
+        return beside_blind(ours, theirs, _clusters(cell), kind.unit, kind.direction)
+    found, chance = (
+        None if one is None else one.interval()
+        for one in (cell.tallied.values.get(kind.name), cell.tallied.blind.get(kind.name))
     )
-    return Score(
-        found.mean, found.low, found.high, mean, low, high, kind.unit, kind.direction, found.n
-    )
+    return score_of(found, chance, kind.unit, kind.direction)
+
+
+def _clusters(cell: PublishedCell) -> list[tuple[int, ...]]:
+    """The batch of each example."""
+    return [batch.rows for batch in cell.batches for _ in batch.rows]
 
 
 def _flags(cell: PublishedCell, examples: int) -> tuple[RaisedFlag, ...]:
@@ -160,7 +153,7 @@ def _flags(cell: PublishedCell, examples: int) -> tuple[RaisedFlag, ...]:
         "near_chance": _near_chance(cell, marks),
         "no_objective": said["no_objective"] == len(cell.sources),
     }
-    names = [*ORDER, *(name for name in said if name not in ORDER)]
+    names = dict.fromkeys([*ORDER, *said])
     return tuple(RaisedFlag(name, "") for name in names if by_rule.get(name, said[name] > 0))
 
 
@@ -182,20 +175,16 @@ def _near_chance(cell: PublishedCell, marks: Mapping[Mark, int]) -> bool:
         gained = cell.tallied.blind.get(GAIN)
         return gained is not None and gained.interval().low <= 0
     pairs = against_blind(cell)
-    clusters = [batch.rows for batch in cell.batches for _ in batch.rows]
-    return pairs is not None and paired_difference(*pairs, clusters).low <= 0
+    return pairs is not None and paired_difference(*pairs, _clusters(cell)).low <= 0
 
 
 def _cost(cell: PublishedCell) -> CostRecord:
-    whole: list[tuple[float, int]] = [(batch.seconds, batch.steps) for batch in cell.batches]
-    if cell.tallied is not None:
-        whole.append((cell.tallied.seconds, cell.tallied.steps))
-    peaks = [
-        source.peak_memory_bytes for source in cell.sources if source.peak_memory_bytes is not None
-    ]
+    parts: list[PublishedBatch | Tallied] = [*cell.batches]
+    parts += [cell.tallied] if cell.tallied else []
+    peaks = [one.peak_memory_bytes for one in cell.sources if one.peak_memory_bytes is not None]
     return CostRecord(
-        sum(seconds for seconds, _ in whole),
-        sum(steps for _, steps in whole),
+        sum(part.seconds for part in parts),
+        sum(part.steps for part in parts),
         max(peaks, default=None),
     )
 

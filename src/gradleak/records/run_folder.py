@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradleak.records.errors import RecordError
-from gradleak.records.files import make_private_folder
+from gradleak.records.files import RecordError, make_private_folder
 from gradleak.records.judgement import (
     FAILED,
     FOREIGN,
@@ -21,7 +20,7 @@ from gradleak.records.judgement import (
     Gap,
 )
 from gradleak.records.schema import plain_id
-from gradleak.records.settings import most
+from gradleak.records.settings import drop_blind, most
 from gradleak.records.store import (
     Summary,
     is_record_name,
@@ -113,22 +112,21 @@ def _whole(
             continue
         if plan is not None and contract is None:
             plans.append((folder / FILE, plan))
+    everywhere = contract is not None
     if contract is not None:
         plans = [(folders[0] if folders else paths[0], contract)]
     gaps += _failures(folders, plans)
     there = [summary.path for summary in summaries]
     looked_at = [*there, *(Path(gap.path) for gap in gaps if gap.kind in (FAILED, UNREADABLE))]
-    gaps += _missing(plans, looked_at, everywhere=contract is not None) + _find_begun(
-        folders, looked_at
-    )
-    gaps += _foreign(summaries, plans, everywhere=contract is not None) + _of_other_data(summaries)
+    gaps += _missing(plans, looked_at, everywhere=everywhere)
+    gaps += _find_begun(folders, looked_at)
+    gaps += _foreign(summaries, plans, everywhere=everywhere)
+    gaps += _of_other_data(summaries)
     if not plans:
         return Run(tuple(summaries), Coverage(None, len(summaries), tuple(gaps)))
-    meant = sum(len({cell.id for cell in plan}) for _, plan in plans)
-    run = sum(
-        len({cell.id for cell in plan} & _ids(there, None if contract is not None else path.parent))
-        for path, plan in plans
-    )
+    planned = [(path.parent, {cell.id for cell in plan}) for path, plan in plans]
+    run = sum(len(ids & _ids(there, None if everywhere else folder)) for folder, ids in planned)
+    meant = sum(len(ids) for _, ids in planned)
     return Run(tuple(summaries), Coverage(meant, run, tuple(gaps)))
 
 
@@ -144,16 +142,12 @@ def _readable(paths: Sequence[Path]) -> tuple[list[Summary], list[Gap]]:
         for path in paths:
             try:
                 summary = read_summary(path)
+                if wrong := contradiction(summary):
+                    raise RecordError(f"{path} {wrong} Run its audit again.")
             except RecordError as error:
                 gaps.append(Gap(UNREADABLE, path.name, str(path), str(error)))
-                continue
-            wrong = contradiction(summary)
-            if wrong is None:
-                summaries.append(summary)
             else:
-                gaps.append(
-                    Gap(UNREADABLE, path.name, str(path), f"{path} {wrong} Run its audit again.")
-                )
+                summaries.append(summary)
     return summaries, gaps
 
 
@@ -174,15 +168,10 @@ def contradiction(summary: Summary) -> str | None:
         for metric, score in record.attacks[key].scores.items():
             if metric in columns.values and not _agree(score.mean, columns.values[metric]):
                 return f"was changed: {metric} of {key} does not follow from its examples."
+    tried = drop_blind([(record.attacks[key], one) for key, one in summary.columns.items()])
     for metric, score in record.worst_case.items():
-        values = [
-            columns.values[metric]
-            for columns in summary.columns.values()
-            if metric in columns.values
-        ]
-        if len(values) == len(summary.columns) and not _agree(
-            score.mean, most(values, score.direction)
-        ):
+        values = [columns.values[metric] for _, columns in tried if metric in columns.values]
+        if len(values) == len(tried) and not _agree(score.mean, most(values, score.direction)):
             return f"was changed: its worst case of {metric} does not follow from its examples."
     return None
 
@@ -198,13 +187,12 @@ def _agree(mean: float | None, column: Sequence[float | None]) -> bool:
 def _failures(folders: Sequence[Path], plans: Plans) -> list[Gap]:
     """Tracebacks that lie here; one beside a record means that a later try failed."""
     titles = {cell.id: cell.title for _, plan in plans for cell in plan}
-    found = []
-    for path in sorted(path for folder in folders for path in folder.glob(f"*{FAILED_SUFFIX}")):
-        name = path.name.removesuffix(FAILED_SUFFIX)
-        found.append(
-            Gap(FAILED, titles.get(name, name), str(path), f"It failed: {last_line(path)}")
-        )
-    return found
+    paths = sorted(path for folder in folders for path in folder.glob(f"*{FAILED_SUFFIX}"))
+    names = [path.name.removesuffix(FAILED_SUFFIX) for path in paths]
+    return [
+        Gap(FAILED, titles.get(name, name), str(path), f"It failed: {last_line(path)}")
+        for name, path in zip(names, paths, strict=True)
+    ]
 
 
 def last_line(path: Path) -> str:
@@ -215,40 +203,39 @@ def last_line(path: Path) -> str:
 
 def _missing(plans: Plans, looked_at: Sequence[Path], *, everywhere: bool) -> list[Gap]:
     """Cells of a study that left nothing in its folder; of a contract, anywhere."""
-    why, found = "No record of it is here. Run the study to its end.", list[Gap]()
-    for path, plan in plans:
-        known = _ids(looked_at, None if everywhere else path.parent)
-        found += [Gap(MISSING, cell.title, str(path), why) for cell in plan if cell.id not in known]
-    return found
+    why = "No record of it is here. Run the study to its end."
+    known = {path: _ids(looked_at, None if everywhere else path.parent) for path, _ in plans}
+    return [
+        Gap(MISSING, cell.title, str(path), why)
+        for path, plan in plans
+        for cell in plan
+        if cell.id not in known[path]
+    ]
 
 
 def _find_begun(folders: Sequence[Path], looked_at: Sequence[Path]) -> list[Gap]:
     """Audits beside no study that left parts and no record: they were cut."""
-    parts = [
-        (folder, path)
+    return [
+        Gap(
+            *(MISSING, path.name[:ID], str(path)),
+            "It was begun and cut. Run the same command again.",
+        )
         for folder in folders
         if not (folder / FILE).is_file()
         for path in sorted(folder.glob("parts/*"))
-    ]
-    why = "It was begun and cut. Run the same command again."
-    return [
-        Gap(MISSING, path.name[:ID], str(path), why)
-        for folder, path in parts
         if path.is_dir() and path.name[:ID] not in _ids(looked_at, folder)
     ]
 
 
 def _foreign(summaries: Sequence[Summary], plans: Plans, *, everywhere: bool) -> list[Gap]:
     """Records that no study asked for: beside a study's own, or with a contract anywhere."""
+    why = "It belongs to no cell of the study: an earlier one's, or another's. Move it away."
     by_folder = {path.parent: {cell.id for cell in plan} for path, plan in plans}
     every = {cell.id for _, plan in plans for cell in plan}
     found = []
     for summary in summaries:
         planned = every if everywhere else by_folder.get(summary.path.parent)
         if planned is not None and summary.id not in planned:
-            why = (
-                "It belongs to no cell of the study: an earlier one's, or another's. Move it away."
-            )
             found.append(Gap(FOREIGN, summary.path.name, str(summary.path), why))
     return found
 
@@ -258,24 +245,19 @@ def _of_other_data(summaries: Sequence[Summary]) -> list[Gap]:
     newest: it changed in between."""
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        spec = summary.record.spec
-        described = [
-            str(summary.path.parent),
-            *(spec.get(field) for field in ("data", "limit", "batch_size")),
+        described = [summary.record.spec.get(field) for field in ("data", "limit", "batch_size")]
+        key = json.dumps([str(summary.path.parent), *described], sort_keys=True)
+        groups.setdefault(key, []).append(summary)
+    found = []
+    for group in groups.values():
+        newest = max(group, key=lambda summary: summary.record.created)
+        why = f"Its data was changed before {newest.path.name} was made of it. Run its audit again."
+        found += [
+            Gap(OTHER_DATA, summary.path.name, str(summary.path), why)
+            for summary in group
+            if summary.record.data.hash != newest.record.data.hash
         ]
-        groups.setdefault(json.dumps(described, sort_keys=True), []).append(summary)
-    return [gap for group in groups.values() for gap in _unlike_the_newest(group)]
-
-
-def _unlike_the_newest(group: Sequence[Summary]) -> Iterator[Gap]:
-    newest = max(group, key=lambda summary: summary.record.created)
-    for summary in group:
-        if summary.record.data.hash != newest.record.data.hash:
-            why = (
-                f"Its data was changed before {newest.path.name} was made of it. Run its audit"
-                " again."
-            )
-            yield Gap(OTHER_DATA, summary.path.name, str(summary.path), why)
+    return found
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.flags import RaisedFlag
 from gradleak.records.plain import from_plain, to_plain
 
@@ -261,15 +261,18 @@ class Record:
 
     def with_details(self, details: "Details") -> "Record":
         """Returns the record with other details; with none it holds no text and no guess."""
-        attacks = {
-            key: replace(
-                attack,
-                examples=details.examples.get(key, ()),
-                batches=details.batches.get(key, ()),
-            )
-            for key, attack in self.attacks.items()
-        }
-        return replace(self, secrets=details.secrets, attacks=attacks)
+        return replace(
+            self,
+            secrets=details.secrets,
+            attacks={
+                key: replace(
+                    attack,
+                    examples=details.examples.get(key, ()),
+                    batches=details.batches.get(key, ()),
+                )
+                for key, attack in self.attacks.items()
+            },
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values."""
@@ -341,7 +344,16 @@ def without_texts(record: Record) -> Record:
     return replace(
         record,
         secrets=tuple(replace(secret, text=None) for secret in record.secrets),
-        attacks={key: _without_guesses(attack) for key, attack in record.attacks.items()},
+        attacks={
+            key: replace(
+                attack,
+                examples=tuple(
+                    replace(one, guess=None, guess_legacy=None) for one in attack.examples
+                ),
+                batches=tuple(replace(batch, guesses=()) for batch in attack.batches),
+            )
+            for key, attack in record.attacks.items()
+        },
         findings=tuple(
             replace(one, values=()) if one.name in PRIVATE_VALUES else one
             for one in record.findings
@@ -351,24 +363,8 @@ def without_texts(record: Record) -> Record:
 
 def texts_of(record: Record) -> Iterator[str]:
     """Every private text and every guess that a record holds."""
-    yield from (secret.text for secret in record.secrets if secret.text is not None)
+    texts = [secret.text for secret in record.secrets]
     for attack in record.attacks.values():
-        yield from (
-            guess
-            for one in attack.examples
-            for guess in (one.guess, one.guess_legacy)
-            if guess is not None
-        )
-        yield from (
-            text for batch in attack.batches for _, sentences in batch.guesses for text in sentences
-        )
-
-
-def _without_guesses(attack: AttackRecord) -> AttackRecord:
-    return replace(
-        attack,
-        examples=tuple(
-            replace(example, guess=None, guess_legacy=None) for example in attack.examples
-        ),
-        batches=tuple(replace(batch, guesses=()) for batch in attack.batches),
-    )
+        texts += [text for one in attack.examples for text in (one.guess, one.guess_legacy)]
+        texts += [text for batch in attack.batches for _, said in batch.guesses for text in said]
+    return (text for text in texts if text is not None)

@@ -2,12 +2,11 @@
 worst of all attacks run on it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
 
-from gradleak.records.flags import RaisedFlag
 from gradleak.records.schema import AttackRecord, Record, Score
 from gradleak.records.statistics import beside_blind, gain_of
 from gradleak.records.store import Column, Columns, Summary
@@ -31,8 +30,8 @@ class Ran:
     def find_in(self, whole: Record) -> AttackRecord:
         """Returns this attack in its whole record, with the examples and searches a summary
         lacks."""
-        attacks = self.source.record.attacks
-        return whole.attacks[next(key for key, one in attacks.items() if one is self.attack)]
+        attacks = self.source.record.attacks.items()
+        return whole.attacks[next(key for key, one in attacks if one is self.attack)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +71,12 @@ class Setting:
     def values(self, metric: str) -> tuple[Column, Column, list[int]]:
         """For every example the most that attacks, and blind guesses, got of it; its secret
         batch."""
-        scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
+        scored = self._scored_by(metric)
         clusters = [batch % self.record.data.batches for batch in scored[0][1].batches]
         return *worst_values(scored, metric, self.first_score(metric).direction), clusters
+
+    def _scored_by(self, metric: str) -> list[Scored]:
+        return [(one.attack, one.columns) for one in self.attacks if metric in one.columns.values]
 
     def first_score(self, metric: str) -> Score:
         """The metric in the first record that was scored by it: its unit and direction are
@@ -97,8 +99,10 @@ class Setting:
         known = self.first_score(metric)
         if len(self.summaries) == 1:
             return known
-        scored = [(ran.attack, ran.columns) for ran in self.attacks if metric in ran.columns.values]
-        score = worst_score(scored, metric, self.values(metric)[2], known.unit, known.direction)
+        score = worst_score(
+            *(self._scored_by(metric), metric, self.values(metric)[2]),
+            *(known.unit, known.direction),
+        )
         return score if score.n else known
 
     def choose_quote(self, metric: str) -> Score:
@@ -115,9 +119,7 @@ class Setting:
         """One record of all attacks, as if one audit had run them."""
         if len(self.summaries) == 1:
             return self.record
-        flags: dict[str, RaisedFlag] = {
-            flag.name: flag for one in self.summaries for flag in one.record.flags
-        }
+        flags = {flag.name: flag for one in self.summaries for flag in one.record.flags}
         return replace(
             self.record,
             attacks={ran.key: ran.attack for ran in self.attacks},
@@ -130,11 +132,8 @@ def settings_of(summaries: Sequence[Summary]) -> list[Setting]:
     """Records grouped by client and data, in the order of their first."""
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
-        fixed = {
-            field: value
-            for field, value in summary.record.spec.items()
-            if field not in OF_THE_ATTACKER
-        }
+        spec = summary.record.spec
+        fixed = {field: spec[field] for field in spec if field not in OF_THE_ATTACKER}
         key = json.dumps([fixed, summary.record.data.hash], sort_keys=True)
         groups.setdefault(key, []).append(summary)
     return [Setting(tuple(group)) for group in groups.values()]
@@ -178,18 +177,17 @@ def worst_score(
     direction: str,
 ) -> Score:
     """The worst case over attacks as a score."""
-    ours, blind = worst_values(attacks, metric, direction)
     guesses = len(blind_columns(attacks, metric))
+    ours, blind = worst_values(attacks, metric, direction)
     return beside_blind(ours, blind, clusters, unit, direction, blind_guesses=guesses)
 
 
-def most(columns: Iterable[Column], direction: str) -> Column:
+def most(columns: Sequence[Column], direction: str) -> Column:
     """For every example the value that leaks most; none where no column has one."""
-    every = list(columns)
-    if len(every) == 1:
-        return every[0]
+    if len(columns) == 1:
+        return columns[0]
     best = max if direction == "higher" else min
     return [
         best((value for value in row if value is not None), default=None)
-        for row in zip(*every, strict=True)
+        for row in zip(*columns, strict=True)
     ]

@@ -127,13 +127,13 @@ def _widen_to_t(
         float(stdtrit(freedom, 0.5 + confidence / 2)) for freedom in (clusters - 1, 10_000)
     )
     factor = math.sqrt(clusters / (clusters - 1)) * few / many
-    low, high = (
-        found.mean - (found.mean - found.low) * factor,
-        found.mean + (found.high - found.mean) * factor,
+    least, most = bounds or (-math.inf, math.inf)
+    return Interval(
+        found.mean,
+        max(found.mean - (found.mean - found.low) * factor, least),
+        min(found.mean + (found.high - found.mean) * factor, most),
+        found.n,
     )
-    if bounds is not None:
-        low, high = max(low, bounds[0]), min(high, bounds[1])
-    return Interval(found.mean, low, high, found.n)
 
 
 def _by_cluster(values: Floats, clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats]:
@@ -184,49 +184,33 @@ class Tally:
     high: float
     bins: tuple[int, ...]
 
-    @property
-    def independent(self) -> bool:
-        """Whether every example is a batch of its own."""
-        return self.n == self.clusters
-
     def interval(self) -> Interval:
         """Clopper-Pearson's for independent yes/no outcomes, as for few examples; the normal one
         over batches otherwise."""
-        if self.yes_or_no and self.independent:
+        if self.yes_or_no and self.n == self.clusters:  # every example is a batch of its own
             return clopper_pearson(round(self.total), self.n)
         mean = self.total / self.n
         spread = max(0.0, self.squares - 2 * mean * self.products + mean**2 * self.sizes)
         error = NORMAL * math.sqrt(spread * self.clusters / max(1, self.clusters - 1)) / self.n
-        low, high = mean - error, mean + error
-        inside = self.low >= 0 and self.high <= 1
-        return Interval(
-            mean, max(0.0, low) if inside else low, min(1.0, high) if inside else high, self.n
-        )
+        least, most = (0.0, 1.0) if self.low >= 0 and self.high <= 1 else (-math.inf, math.inf)
+        return Interval(mean, max(least, mean - error), min(most, mean + error), self.n)
 
 
 def tally(values: Sequence[float | None], clusters: Sequence[Hashable]) -> Tally | None:
     """Over the examples that have a value; none where none has one."""
-    kept = [
-        (value, cluster)
-        for value, cluster in zip(values, clusters, strict=True)
-        if value is not None
-    ]
-    if not kept:
-        return None
     sums: dict[Hashable, list[float]] = {}
-    for value, cluster in kept:
-        sums.setdefault(cluster, []).append(value)
+    for value, cluster in zip(values, clusters, strict=True):
+        if value is not None:
+            sums.setdefault(cluster, []).append(value)
+    there = np.array([value for value in values if value is not None])
+    if not sums:
+        return None
     groups = [(math.fsum(inside), len(inside)) for inside in sums.values()]
-    there = np.array([value for value, _ in kept])
     # Fractions have one range, so that histograms of them add up bin by bin.
-    low, high = (
-        (0.0, 1.0)
-        if there.min() >= 0 and there.max() <= 1
-        else (float(there.min()), float(there.max()))
-    )
+    low, high = (0.0, 1.0) if _is_fraction(there) else (float(there.min()), float(there.max()))
     bins, _ = np.histogram(there, BINS, (low, high))
     return Tally(
-        n=len(kept),
+        n=len(there),
         clusters=len(groups),
         total=math.fsum(there),
         squares=math.fsum(total**2 for total, _ in groups),
@@ -244,9 +228,7 @@ def add(one: Tally | None, other: Tally | None) -> Tally | None:
     if one is None or other is None:
         return one or other
     low, high = min(one.low, other.low), max(one.high, other.high)
-    bins = [
-        a + b for a, b in zip(_move_bins(one, low, high), _move_bins(other, low, high), strict=True)
-    ]
+    bins = zip(_move_bins(one, low, high), _move_bins(other, low, high), strict=True)
     return Tally(
         n=one.n + other.n,
         clusters=one.clusters + other.clusters,
@@ -257,7 +239,7 @@ def add(one: Tally | None, other: Tally | None) -> Tally | None:
         yes_or_no=one.yes_or_no and other.yes_or_no,
         low=low,
         high=high,
-        bins=tuple(bins),
+        bins=tuple(a + b for a, b in bins),
     )
 
 
@@ -290,33 +272,35 @@ def beside_blind(
 ) -> Score:
     """Over the examples that have a value. What a blind guess gets is left open where that of
     none of them is known."""
-    kept = [
-        (value, cluster, theirs)
-        for value, cluster, theirs in zip(ours, clusters, blind, strict=True)
-        if value is not None
-    ]
-    if not kept:
-        return Score(None, None, None, None, None, None, unit, direction, 0)
-    found = interval([value for value, _, _ in kept], [cluster for _, cluster, _ in kept])
+    rows = zip(ours, clusters, blind, strict=True)
+    kept = [(value, cluster, theirs) for value, cluster, theirs in rows if value is not None]
     known = [(theirs, cluster) for _, cluster, theirs in kept if theirs is not None]
-    chance = (
-        interval([theirs for theirs, _ in known], [cluster for _, cluster in known])
-        if known
+    found, chance = (
+        interval([value for value, _ in pairs], [cluster for _, cluster in pairs])
+        if pairs
         else None
+        for pairs in ([(value, cluster) for value, cluster, _ in kept], known)
     )
+    return score_of(found, chance, unit, direction, n, blind_guesses)
+
+
+def score_of(
+    found: Interval | None,
+    chance: Interval | None,
+    unit: str,
+    direction: str,
+    n: int | None = None,
+    blind_guesses: int = 1,
+) -> Score:
+    """Puts an interval and that of blind guesses into a score; none stands for no value."""
+    if found is None:
+        return Score(None, None, None, None, None, None, unit, direction, 0)
     mean, low, high = (
         (None, None, None) if chance is None else (chance.mean, chance.low, chance.high)
     )
     return Score(
-        found.mean,
-        found.low,
-        found.high,
-        mean,
-        low,
-        high,
-        unit,
-        direction,
-        len(kept) if n is None else n,
+        *(found.mean, found.low, found.high, mean, low, high, unit, direction),
+        found.n if n is None else n,
         blind_guesses,
     )
 
@@ -332,16 +316,10 @@ def measure_gain(
 ) -> Interval | None:
     """How much more leaks in the first column than in the second, example by example; none where
     no example has a value in both."""
-    pairs = [
-        (first, second, place)
-        for place, (first, second) in enumerate(zip(ours, theirs, strict=True))
-        if first is not None and second is not None
-    ]
+    rows = zip(ours, theirs, range(len(ours)) if clusters is None else clusters, strict=True)
+    pairs = [(one, other, place) for one, other, place in rows if None not in (one, other)]
     if not pairs:
         return None
-    more, less, places = zip(*pairs, strict=True)
-    if direction != "higher":
-        more, less = less, more
-    return paired_difference(
-        more, less, None if clusters is None else [clusters[place] for place in places]
-    )
+    first, second, places = zip(*pairs, strict=True)
+    more, less = (first, second) if direction == "higher" else (second, first)
+    return paired_difference(more, less, None if clusters is None else places)

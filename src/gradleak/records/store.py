@@ -13,13 +13,18 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradleak.records.errors import RecordError, explain_refusal
-from gradleak.records.files import make_private_folder, write_whole, write_whole_bytes
+from gradleak.records.files import (
+    RecordError,
+    explain_refusal,
+    make_private_folder,
+    write_whole,
+    write_whole_bytes,
+)
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import AttackRecord, Details, Record
 
@@ -117,27 +122,23 @@ def record_files(run: Path) -> Iterator[Path]:
     """Records in a folder and in all below it, by their name or, of files that were renamed, by
     what they begin with."""
     for folder in walk(run):
-        for path in sorted(folder.glob("*.json")):
-            if is_record(path):
-                yield path
+        yield from filter(is_record, sorted(folder.glob("*.json")))
 
 
 def is_record(path: Path) -> bool:
     """Whether a file is a record, by its name or, where it was renamed, by what it begins with."""
     if path.suffix != ".json" or path.name.startswith(".") or not path.is_file():
         return False
-    return (is_record_name(path) and path.parent.name != TRAININGS) or _begins_as_record(path)
+    if is_record_name(path) and path.parent.name != TRAININGS:
+        return True
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return b'"gradleak.record/' in file.read(100)
+    return False
 
 
 def is_record_name(path: Path) -> bool:
     """Whether a file is called as records are."""
     return fnmatch.fnmatchcase(path.name, RECORD)
-
-
-def _begins_as_record(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return b'"gradleak.record/' in file.read(100)
-    return False
 
 
 def record_paths(run: Path) -> list[Path]:
@@ -149,13 +150,11 @@ def record_paths(run: Path) -> list[Path]:
             f"{run} is not there. Name a record, or the folder that an audit or a study wrote its"
             " records into."
         )
-    paths = list(record_files(run))
-    if not paths:
-        raise RecordError(
-            f"{run} holds no records. Name the folder that an audit or a study wrote its records"
-            " into."
-        )
-    return paths
+    if paths := list(record_files(run)):
+        return paths
+    raise RecordError(
+        f"{run} holds no records. Name the folder that an audit or a study wrote its records into."
+    )
 
 
 def read_summaries(run: Path) -> list[Summary]:
@@ -199,14 +198,22 @@ class _Beside:
 
 def columns_of(attack: AttackRecord) -> Columns:
     """The scores of a whole attack as columns."""
-    metrics = list(attack.examples[0].values) if attack.examples else []
+    examples = attack.examples
+    values, blind, draws = (
+        {name: [one.get(name) for one in rows] for name in (examples[0].values if examples else ())}
+        for rows in (
+            [example.values for example in examples],
+            [example.blind_values for example in examples],
+            [example.draw_values for example in examples],
+        )
+    )
     return Columns(
-        tuple(example.batch for example in attack.examples),
-        {name: [example.values.get(name) for example in attack.examples] for name in metrics},
-        {name: [example.blind_values.get(name) for example in attack.examples] for name in metrics},
-        tuple(example.certified for example in attack.examples),
-        tuple(example.beyond_luck for example in attack.examples),
-        _columns_by_name([example.draw_values for example in attack.examples], metrics),
+        tuple(example.batch for example in examples),
+        values,
+        blind,
+        tuple(example.certified for example in examples),
+        tuple(example.beyond_luck for example in examples),
+        draws,
     )
 
 
@@ -220,13 +227,6 @@ def no_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _columns_by_name(
-    values: Sequence[Mapping[str, float | None]],
-    metrics: Sequence[str],
-) -> dict[str, Column]:
-    return {name: [one.get(name) for one in values] for name in metrics}
 
 
 KEY_BYTES = 32
@@ -323,9 +323,8 @@ def _create_key(path: Path) -> None:
     and none sees half of it."""
     unfinished = _unused_name(path.parent, path.stem)
     try:
-        with os.fdopen(
-            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-        ) as file:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.records.schema import Record
@@ -30,7 +30,8 @@ def write_component(component: Any) -> str:
     fields = [
         f"{key}={_write_value(value)}"
         for key, value in component.items()
-        if key != "name" and not _is_off(value)
+        # No number is off: noise of 0 must not read as the usual noise
+        if key != "name" and not (value is None or value is False or value in ([], ""))
     ]
     return str(component.get("name", "-")) + (":" + ",".join(fields) if fields else "")
 
@@ -42,11 +43,6 @@ def _write_value(value: Any) -> str:
     if isinstance(value, dict):
         return write_component(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_off(value: Any) -> bool:
-    """Whether a field is left out. No number is: noise of 0 must not read as the usual noise."""
-    return value is None or value is False or value == [] or value == ""
 
 
 def write_chain(components: Any, between: str = " + ") -> str:
@@ -63,9 +59,12 @@ class Labels:
     """Names that tell the components of one run apart."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        attacks = [attack.spec for record in records for attack in record.attacks.values()]
-        defenses = [defense for record in records for defense in record.spec.get("defenses", ())]
-        self._attacks, self._defenses = _find_varying(attacks), _find_varying(defenses)
+        self._attacks = _find_varying(
+            attack.spec for record in records for attack in record.attacks.values()
+        )
+        self._defenses = _find_varying(
+            defense for record in records for defense in record.spec.get("defenses", ())
+        )
         self.fields = [
             field
             for field in FIELDS
@@ -78,56 +77,47 @@ class Labels:
 
     def defense(self, record: Record) -> str:
         """Names the chain of defenses; one that stands alone has all its strength in its name."""
-        parts = record.spec.get("defenses") or ()
-        return " + ".join(
-            (
-                _name_component(one, self._defenses)
-                if self._defenses.get(one["name"])
-                else write_component(one)
-            )
-            for one in parts
-        ) or (NO_DEFENSE)
+        names = (
+            _name_component(one, self._defenses)
+            if self._defenses.get(one["name"])
+            else write_component(one)
+            for one in record.spec.get("defenses") or ()
+        )
+        return " + ".join(names) or NO_DEFENSE
 
     def setting(self, record: Record, but: Sequence[str] = ()) -> str:
         """Names what tells this setting from the others, `but` some fields.
 
         Where there is one setting only, what was audited is named.
         """
-        told = [field for field in self.fields if field not in but]
-        if but and not told:
-            return f"{record.target.name}, {write_component(record.spec.get('data'))}"
-        return ", ".join(self._value(record, field) for field in told) or (
-            f"{record.target.name}, {write_component(record.spec.get('data'))}, "
-            f"{self.defense(record)}"
-        )
+        told = [self._value(record, field) for field in self.fields if field not in but]
+        audited = [record.target.name, write_component(record.spec.get("data"))]
+        return ", ".join(told or (audited if but else [*audited, self.defense(record)]))
 
     def _value(self, record: Record, field: str) -> str:
         if field == "defenses":
             return self.defense(record)
         value = record.spec.get(field)
-        if field == "data" and isinstance(value, dict) and value.get("name") == "client_texts":
-            return f"round {value['round']}, {_name_clients(value['clients'])}"
-        named = write_component(value)
-        return named if isinstance(value, dict) else f"{field.replace('_', ' ')} {named}"
-
-
-def _name_clients(clients: Sequence[str]) -> str:
-    many = len(clients) > 3
-    return f"{len(clients)} clients" if many else f"client {', '.join(map(str, clients))}"
+        if not isinstance(value, dict):
+            return f"{field.replace('_', ' ')} {write_component(value)}"
+        if field == "data" and value.get("name") == "client_texts":
+            clients = list(map(str, value["clients"]))
+            many = f"{len(clients)} clients" if len(clients) > 3 else f"client {', '.join(clients)}"
+            return f"round {value['round']}, {many}"
+        return write_component(value)
 
 
 def rank_naturally(label: str) -> list[tuple[bool, float, str]]:
     """Ranks names as people do: no defense first, 0.01 before 0.1, 2 before 10."""
-    parts = NUMBER.split(label)
-    numbers = [
+    if label == NO_DEFENSE:
+        return [(False, 0.0, "")]
+    return [
         (True, float(part), "") if NUMBER.fullmatch(part) else (False, 0.0, part)
-        for part in parts
-        if part
+        for part in filter(None, NUMBER.split(label))
     ]
-    return [(False, 0.0, "")] if label == NO_DEFENSE else numbers
 
 
-def _find_varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _find_varying(specs: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Finds, by the name of a component, the fields in which its uses differ."""
     by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
     for spec in specs:
@@ -144,10 +134,8 @@ def _find_varying(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 def _name_component(spec: Mapping[str, Any], varying: Mapping[str, list[str]]) -> str:
     name = str(spec.get("name", "?"))
-    fields = ",".join(
-        f"{field}={write_component(spec.get(field))}" for field in varying.get(name, ())
-    )
-    return name + (f":{fields}" if fields else "")
+    fields = (f"{field}={write_component(spec.get(field))}" for field in varying.get(name, ()))
+    return ":".join(filter(None, (name, ",".join(fields))))
 
 
 def make_key(value: Any) -> str:

@@ -92,6 +92,5 @@ def is_picture(content: str | None) -> bool:
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
     """Chooses at most so many of the items, at even distances."""
-    if len(items) <= most:
-        return list(items)
-    return [items[place * len(items) // most] for place in range(most)]
+    count = min(most, len(items))
+    return [items[place * len(items) // count] for place in range(count)]

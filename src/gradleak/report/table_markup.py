@@ -1,11 +1,38 @@
-"""Tables in HTML, in Markdown and as CSV."""
+"""Templates filled in; tables in HTML, in Markdown and as CSV."""
 
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from jinja2 import Environment
 from markupsafe import Markup
+
+ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+TABLE = """
+<table{% if name %} id="{{ name }}"{% endif %}{% if stacked %} class="stack"{% endif %}>
+{#- -#}
+<thead><tr>
+{%- for column in columns -%}
+<th scope="col"{% if column.is_number %} class="number"{% endif %}>{{ column.name }}</th>
+{%- endfor -%}
+</tr></thead><tbody>
+{%- for row in rows -%}
+<tr><th scope="row">{{ row[0] }}</th>
+{%- for text in row[1:] %}{% set column = columns[loop.index] -%}
+<td{% if column.is_number %} class="number"{% endif %}
+{%- if stacked %} data-label="{{ column.name }}"{% endif %}>{{ text }}</td>
+{%- endfor -%}
+</tr>
+{%- endfor -%}
+</tbody></table>
+""".strip()
+
+
+def render(template: str, **known: Any) -> Markup:
+    """Fills in a template; what is not marked as HTML is escaped."""
+    return Markup(ENVIRONMENT.from_string(template).render(known))
 
 
 @dataclass(frozen=True)
@@ -32,38 +59,15 @@ def draw_html_table(
 
     On a phone the cells of a stacked table stand below one another, each with its column's name.
     """
-    look = Markup(' id="{}"').format(name) if name else Markup("")
-    look += Markup(' class="stack"') if stacked else Markup("")
-    head = Markup("").join(_draw_head(column) for column in columns)
-    body = Markup("").join(_draw_row(columns, row, stacked) for row in rows)
-    return Markup("<table{}><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(
-        look, head, body
-    )
-
-
-def _draw_head(column: Column) -> Markup:
-    number = Markup(' class="number"') if column.is_number else Markup("")
-    return Markup('<th scope="col"{}>{}</th>').format(number, column.name)
-
-
-def _draw_row(columns: Sequence[Column], row: Sequence[str | Markup], stacked: bool) -> Markup:
-    cells = [Markup('<th scope="row">{}</th>').format(row[0])]
-    for column, text in zip(columns[1:], row[1:], strict=True):
-        look = Markup(' class="number"') if column.is_number else Markup("")
-        look += Markup(' data-label="{}"').format(column.name) if stacked else Markup("")
-        cells.append(Markup("<td{}>{}</td>").format(look, text))
-    return Markup("<tr>{}</tr>").format(Markup("").join(cells))
+    return render(TABLE, columns=columns, rows=rows, stacked=stacked, name=name)
 
 
 def draw_markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields the lines of a table, and an empty one."""
     for row in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(_escape_cell(text) for text in row)} |"
+        cells = (text.replace("|", "\\|").replace("\n", " ") for text in row)
+        yield f"| {' | '.join(cells)} |"
     yield ""
-
-
-def _escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def write_csv_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -1,4 +1,5 @@
-"""A record in words: its judgement, what its defenses prove, and how large their noise is.
+"""A record in words: its judgement, what no attack could do, what its defenses prove, and how large
+their noise is.
 
 A low score never becomes "protected" by itself: what was tried and what is in doubt stand beside
 it.
@@ -8,21 +9,26 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from gradleak.records.brackets import list_brackets
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import (
+    CEILING,
+    INFORMATION,
     LEAKS,
     NO_FLAGS,
     NOT_JUDGED,
     NOT_SHOWN,
+    SECRETS,
+    Bracket,
     Judgement,
+    find_bound,
     leading_metric,
+    list_brackets,
 )
-from gradleak.records.schema import GuaranteeRecord, Record
+from gradleak.records.schema import BoundRecord, GuaranteeRecord, Record, Score
 from gradleak.records.settings import looks
-from gradleak.report.bracket_words import write_bound, write_without
-from gradleak.report.numbers import write_blind, write_count, write_gain, write_interval
+from gradleak.report.numbers import MISSING, write_blind, write_count, write_gain, write_interval
 
+FULL = 0.9995  # from there on a guarantee guarantees nothing
 UNEXPLAINED = (
     "not known: the record does not say whether there was no noise or the accountant failed"
 )
@@ -30,17 +36,12 @@ UNEXPLAINED = (
 
 def explain(name: str, details: dict[str, str]) -> str:
     """A raised flag with its numbers, its meaning and what to do about it."""
-    same = len(set(details.values())) == 1
-    who = ", ".join(filter(None, details))
-    numbers = (
-        next(iter(details.values()))
-        if same
-        else " ".join(f"{key}: {detail}" for key, detail in details.items())
-    )
-    meaning = explain_doubt(name)
-    return f"{name}{f' ({who})' if same and who else ''}: {numbers}" + (
-        f" {meaning}" if meaning else ""
-    )
+    who, numbers = ", ".join(filter(None, details)), {*details.values()}
+    if len(numbers) == 1:
+        said = f"{name}{who and f' ({who})'}: {numbers.pop()}"
+    else:
+        said = f"{name}: {' '.join(f'{key}: {detail}' for key, detail in details.items())}"
+    return f"{said} {explain_doubt(name)}".rstrip()
 
 
 def explain_doubt(name: str) -> str:
@@ -59,16 +60,19 @@ def write_worst_case(record: Record) -> str:
     if score is None or score.mean is None:
         return "Worst case: no score."
     looking = sum(map(looks, record.attacks.values())) or len(record.attacks)
-    attacks = write_count(looking, "attack", "attacks")
     percent = ", in %" if score.unit == "fraction" else ""
-    sentence = (
-        f"Worst case over {attacks}, n = {score.n}: {metric} {write_interval(score)}, "
-        f"blind {write_blind(score)}, gain {write_gain(score)}{percent}"
-    )
     exact = record.worst_case.get("exact_match")
-    if exact is not None and exact.mean is not None:
-        sentence += f"; {round(exact.mean * exact.n)} of {exact.n} rebuilt word for word"
-    return sentence + "."
+    whole = "" if exact is None else count_whole(exact)
+    return (
+        f"Worst case over {write_count(looking, 'attack', 'attacks')}, n = {score.n}: {metric} "
+        f"{write_interval(score)}, blind {write_blind(score)}, gain {write_gain(score)}{percent}"
+        f"{whole and f'; {whole} rebuilt word for word'}."
+    )
+
+
+def count_whole(exact: Score) -> str:
+    """Writes `3 of 30`: how many were rebuilt word for word; nothing where that has no value."""
+    return "" if exact.mean is None else f"{round(exact.mean * exact.n)} of {exact.n}"
 
 
 def write_conclusion(judgement: Judgement, record: Record) -> str:
@@ -76,17 +80,17 @@ def write_conclusion(judgement: Judgement, record: Record) -> str:
     what no attack could do, where that was computed."""
     if judgement.verdict == LEAKS:
         said = f"This setting leaks: {give_reason(judgement, record)}. {_room(judgement, record)}"
-        return said + _limit(record)
-    chance = _chance(record)
-    if judgement.verdict == NOT_SHOWN:
-        return (
-            f"Not shown either way: {chance}. That bounds these attacks, not what a stronger "
-            f"one could do.{_limit(record)}"
+    elif judgement.verdict == NOT_SHOWN:
+        said = (
+            f"Not shown either way: {_chance(record)}. That bounds these attacks, not what a"
+            " stronger one could do."
         )
-    return (
-        f"Could not be judged: {chance}, and that says nothing. In doubt: "
-        f"{', '.join(judgement.doubts)}.{_limit(record)}"
-    )
+    else:
+        said = (
+            f"Could not be judged: {_chance(record)}, and that says nothing. In doubt: "
+            f"{', '.join(judgement.doubts)}."
+        )
+    return said + _limit(record)
 
 
 def _limit(record: Record) -> str:
@@ -108,7 +112,6 @@ def _limit(record: Record) -> str:
 def give_reason(judgement: Judgement, record: Record) -> str:
     """Why it is said to leak, the strongest reason first."""
     of, batches = judgement.examples, record.data.batches
-    named = f"the updates name every word in {judgement.named} of {batches} batches"
     found = {
         f"the update proves {judgement.proven} of {write_count(of, 'guess', 'guesses')}": (
             judgement.proven
@@ -119,7 +122,8 @@ def give_reason(judgement: Judgement, record: Record) -> str:
         f"more was rebuilt than by a blind guess ({', '.join(judgement.above_blind)})": (
             judgement.above_blind
         ),
-        f"{named}, without any attack": judgement.named,
+        f"the updates name every word in {judgement.named} of {batches} batches, without any"
+        " attack": judgement.named,
     }
     return "; ".join(words for words, holds in found.items() if holds)
 
@@ -130,10 +134,6 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
     The others are never left to be taken for safe.
     """
     count, leaking = len(verdicts), verdicts.count(LEAKS)
-    others = {
-        "not shown either way": verdicts.count(NOT_SHOWN),
-        "could not be judged": verdicts.count(NOT_JUDGED),
-    }
     if count == 1:
         return {
             LEAKS: "This setting leaks",
@@ -145,17 +145,21 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
         if leaking
         else f"None of {count} settings is shown to leak"
     )
-    return "; ".join([leak, *(f"{number} {words}" for words, number in others.items() if number)])
+    return "; ".join([leak, *count_others(verdicts)])
+
+
+def count_others(verdicts: Sequence[str]) -> Iterator[str]:
+    """Counts what is not shown to leak: `1 not shown either way`, then `1 could not be judged`."""
+    words = {NOT_SHOWN: "not shown either way", NOT_JUDGED: "could not be judged"}
+    yield from (f"{verdicts.count(one)} {words[one]}" for one in words if one in verdicts)
 
 
 def _room(judgement: Judgement, record: Record) -> str:
     exact = record.worst_case.get("exact_match")
     if exact is not None and exact.mean == 1:
         return "Nothing is left for a stronger attack."
-    doubts = ", ".join(judgement.doubts)
-    return "Stronger attacks can only raise these numbers" + (
-        f"; in doubt, as too low: {doubts}." if doubts else "."
-    )
+    doubts = judgement.doubts and f"; in doubt, as too low: {', '.join(judgement.doubts)}"
+    return f"Stronger attacks can only raise these numbers{doubts or ''}."
 
 
 def _chance(record: Record) -> str:
@@ -179,14 +183,12 @@ def write_guarantees(record: Record) -> Iterator[str]:
     ):
         readings = list(group)
         first = readings[0]
-        values = ", ".join(write_epsilons(readings))
-        against = (
-            "" if first.against_server else "; not against the server, which sees updates before it"
-        )
+        against = "; not against the server, which sees updates before it"
         run = _describe_sampling(record, defense) if reading == "whole run" else ""
         yield (
-            f"{defense}, {reading}{run}, per {first.protects}: {values} at δ "
-            f"{first.delta:g}{against}"
+            f"{defense}, {reading}{run}, per {first.protects}: "
+            f"{', '.join(write_epsilons(readings))} at δ {first.delta:g}"
+            f"{'' if first.against_server else against}"
         )
 
 
@@ -206,15 +208,14 @@ def describe_noise(record: Record) -> str | None:
     noise = record.noise
     if noise is None:
         return None
-    tensors = [value for value in noise.by_tensor.values() if value is not None]
-    spread = (
-        f"; by tensor {_write_times(min(tensors))} to {_write_times(max(tensors))} times"
-        if len(tensors) > 1
-        else ""
-    )
+    said = f"{noise.ratio:.3g} times the norm of what is seen"
     least, most = f"{noise.least:.3g}", f"{noise.most:.3g}"
-    over = f" ({least} to {most} over the batches)" if least != most else ""
-    return f"{noise.ratio:.3g} times the norm of what is seen{over}{spread}"
+    if least != most:
+        said += f" ({least} to {most} over the batches)"
+    tensors = [value for value in noise.by_tensor.values() if value is not None]
+    if len(tensors) > 1:
+        said += f"; by tensor {_write_times(min(tensors))} to {_write_times(max(tensors))} times"
+    return said
 
 
 def _write_times(value: float) -> str:
@@ -241,3 +242,99 @@ def write_epsilon(value: float | None, in_words: str) -> str:
 def is_finite(value: float | None) -> bool:
     """Whether ε is a number; a file keeps an infinite one as none."""
     return value is not None and math.isfinite(value)
+
+
+def write_rebuilt(bracket: Bracket) -> str:
+    """Writes what the attack that was named first got."""
+    if bracket.rebuilt is None or bracket.rebuilt.mean is None:
+        return MISSING
+    return write_interval(bracket.rebuilt)
+
+
+def write_bound(bound: BoundRecord) -> str:
+    """Writes `40.1 [35.2, 45.3]` of a share in percent, and `0.72` of bits."""
+    if bound.unit == "bits":
+        return write_bits(bound.mean)
+    ends = (bound.low, bound.high)
+    if None in ends:
+        return f"{100 * bound.mean:.1f}"
+    low, high = (100 * (end or 0.0) for end in ends)
+    return f"{100 * bound.mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def write_bits(bits: float) -> str:
+    """Writes `7,213` or `0.72`."""
+    return f"{bits:,.0f}" if bits >= 100 else f"{bits:.2g}"
+
+
+def write_without(bound: BoundRecord) -> str:
+    """Writes what is right without the update."""
+    return MISSING if bound.without_update is None else f"{100 * bound.without_update:.1f}"
+
+
+def write_bracket(bracket: Bracket) -> list[str]:
+    """Writes what was rebuilt, what no attack could, what the noise guarantees, and chance."""
+    guaranteed, at_most = bracket.guaranteed, bracket.at_most
+    return [
+        *(write_rebuilt(bracket), write_bound(at_most)),
+        *(MISSING if guaranteed is None else write_bound(guaranteed), write_without(at_most)),
+    ]
+
+
+def describe_bounds(record: Record) -> Iterator[str]:
+    """Yields what stands behind a bracket, in sentences."""
+    if record.bounds is None:
+        return
+    brackets = list(list_brackets(record))
+    if brackets:
+        attack = brackets[0].attack
+        who = "No attack was run." if attack is None else f"Rebuilt: by {attack}."
+        yield (
+            f"{who} At most: by an oracle that is told the labels, the lengths, the defense and all"
+            f" other words, under the prior {record.bounds.prior}; what it gets right without the"
+            " update stands last. Shares in %."
+        )
+    for bracket in brackets:
+        if bracket.is_crossed:
+            yield (
+                f"The attack has more {bracket.of} than the oracle: these texts are not as the"
+                " prior believes, or its guesses were aligned with the secrets."
+            )
+        if bracket.guaranteed is not None and bracket.guaranteed.mean > FULL:
+            yield f"The noise alone guarantees nothing for {bracket.of}."
+    ceiling = find_bound(record, CEILING, "token_accuracy")
+    if ceiling is not None:
+        yield (
+            f"Not told the other words, nobody has more than {write_bound(ceiling)} % of the words"
+            " right."
+        )
+    yield from _describe_information(record)
+    for bound in record.bounds.bounds:
+        if bound.bound == SECRETS and bound.unit == "bits":
+            form = bound.of.removeprefix("bits of ")
+            first = find_bound(record, SECRETS, f"{form} first")
+            told = "" if first is None else f"; it is first in {write_bound(first)} % of cases"
+            yield (
+                f"Marked secrets of {form}, n = {bound.n}: told all else, the right one stands out"
+                f" by {write_bits(bound.mean)} bits on average{told}."
+            )
+    rounds = record.bounds.rounds
+    if rounds > 1:
+        yield f"All {rounds} rounds of the same batch are seen while the model stands still."
+    yield from record.bounds.remarks
+
+
+def _describe_information(record: Record) -> Iterator[str]:
+    proven = find_bound(record, INFORMATION, "bits")
+    measured = find_bound(record, "information measured", "bits")
+    if proven is not None:
+        yield (
+            f"What is seen carries at most {write_bits(proven.mean)} bits about one"
+            f" {proven.protects}, whoever attacks (theorem)."
+        )
+    # Where every gradient is clipped the two are one
+    if measured is not None and (proven is None or measured.mean < 0.99 * proven.mean):
+        yield (
+            f"By the size of what these secrets sent: at most {write_bound(measured)} bits about"
+            f" one {measured.protects} (estimate)."
+        )

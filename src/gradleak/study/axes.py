@@ -229,7 +229,9 @@ def _axes(
                     line, f"{written} is an empty list; give it at least one value or leave it out."
                 )
             )
-        elif _is_axis(field, value):
+        elif isinstance(value, list) and (
+            field not in ONE_VALUE or any(isinstance(item, list) for item in value)
+        ):
             axes[field] = [
                 Value(item, lines.at(*place, number) if place else None)
                 for number, item in enumerate(value)
@@ -237,9 +239,3 @@ def _axes(
         else:
             axes[field] = [Value(value, line)]
     return axes
-
-
-def _is_axis(field: str, value: Any) -> bool:
-    return isinstance(value, list) and not (
-        field in ONE_VALUE and not any(isinstance(item, list) for item in value)
-    )

@@ -64,12 +64,10 @@ def examine(path: Path, changes: Sequence[str] = ()) -> tuple[Study, list[Proble
     written = read_grids(path, changes)
     problems = [*written.problems]
     problems += [problem for axes in written.grids.values() for problem in _bad_values(axes)]
-    cells: list[Cell] = []
-    if not problems:
-        cells, problems = _resolve(written.grids)
+    cells, wrong = ([], problems) if problems else _resolve(written.grids)
     # Of twins the first: the last one written stays, and so they are gone through from the end
     by_id = {cell.spec.id: cell for cell in reversed(cells)}
-    return Study(written.name, tuple(by_id.values())[::-1]), sort_by_line(problems)
+    return Study(written.name, tuple(by_id.values())[::-1]), sort_by_line(wrong)
 
 
 def _bad_values(axes: Axes) -> Iterator[Problem]:
@@ -168,16 +166,16 @@ def kinds_of(spec: AuditSpec) -> dict[str, tuple[str, Attack]]:
 def kind_of(spec: AuditSpec, attack: Attack) -> str:
     """What the time a batch takes depends on, on one line. The strength of a defense is not in it,
     nor the view."""
-    defenses = " ".join(defense.name for defense in spec.defenses)
-    parts = (
-        to_string(spec.target),
-        to_string(spec.data),
-        to_string(spec.protocol),
-        defenses,
-        str(spec.batch_size),
-        to_string(attack),
+    return BETWEEN.join(
+        (
+            to_string(spec.target),
+            to_string(spec.data),
+            to_string(spec.protocol),
+            " ".join(defense.name for defense in spec.defenses),
+            str(spec.batch_size),
+            to_string(attack),
+        )
     )
-    return BETWEEN.join(parts)
 
 
 ENTRY = ("study", "where")
@@ -188,7 +186,7 @@ def choose_cells(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
     """Returns the cells on these values (`attacks=lamp*`): any of those given for one axis,
     and on every axis that is named."""
     chosen: dict[str, list[str]] = {}
-    axes = list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
+    axes = list_axes(cells)
     for written in wanted:
         axis, equals, pattern = written.partition("=")
         if not equals:
@@ -202,7 +200,7 @@ def choose_cells(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
                 f" {', '.join(axes) or 'none, it is one cell'}."
             )
         values = list(dict.fromkeys(cell.axes[axis] for cell in cells if axis in cell.axes))
-        if not any(_fits(value, pattern) for value in values):
+        if not any(any_fits(value, [pattern]) for value in values):
             raise GradleakError(f"No cell has {axis}={pattern}. Its values: {'; '.join(values)}.")
         chosen.setdefault(axis, []).append(pattern)
     fit = [
@@ -215,13 +213,14 @@ def choose_cells(cells: Sequence[Cell], wanted: Iterable[str]) -> list[Cell]:
     return fit
 
 
+def list_axes(cells: Iterable[Cell]) -> list[str]:
+    """The axes that any cell lies on, each once."""
+    return list(dict.fromkeys(axis for cell in cells for axis in cell.axes))
+
+
 def any_fits(value: str, patterns: Sequence[str]) -> bool:
     """Whether a value on an axis is one of these, or fits one of these patterns."""
-    return any(_fits(value, pattern) for pattern in patterns)
-
-
-def _fits(value: str, pattern: str) -> bool:
-    return value == pattern or fnmatch.fnmatchcase(value, pattern)
+    return any(value == pattern or fnmatch.fnmatchcase(value, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -298,13 +297,11 @@ def _entry(plain: Any, place: str) -> PriorityEntry:
         isinstance(value, dict) or value == [] for value in where.values()
     ):
         raise GradleakError(f"{place}: where must give axes their values: write {SHAPE}.")
-    return PriorityEntry(
-        plain["study"], {str(axis): _patterns(value) for axis, value in where.items()}
-    )
-
-
-def _patterns(value: Any) -> tuple[str, ...]:
-    return tuple(str(item) for item in value) if isinstance(value, list) else (str(value),)
+    patterns = {
+        str(axis): tuple(map(str, value if isinstance(value, list) else [value]))
+        for axis, value in where.items()
+    }
+    return PriorityEntry(plain["study"], patterns)
 
 
 def share_by_priority(
@@ -325,11 +322,8 @@ def share_by_priority(
         if job is None:
             continue
         if not any(map(entry.matches, job.cells)):
-            axes = list(dict.fromkeys(axis for cell in job.cells for axis in cell.axes))
-            unused.append(
-                f"No cell is {entry}. Axes of this study:"
-                f" {', '.join(axes) or 'none, it is one cell'}."
-            )
+            axes = ", ".join(list_axes(job.cells)) or "none, it is one cell"
+            unused.append(f"No cell is {entry}. Axes of this study: {axes}.")
         chosen = tuple(
             cell
             for cell in job.cells

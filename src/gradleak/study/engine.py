@@ -48,7 +48,7 @@ def run_on(
     return run_cells(cells, folder, devices[0], display, retry=retry, memory=memory)
 
 
-class Watch(ABC):
+class ProcessWatch(ABC):
     """How far processes are that work together, read off what they write."""
 
     counted: str  # what progress counts
@@ -72,7 +72,7 @@ def work_together(
     memory: int | None,
     work: Callable[..., None],
     given: tuple[object, ...],
-    watch: Watch,
+    watch: ProcessWatch,
 ) -> None:
     """Starts processes that work on what is `given`, each with its device and memory, and ends
     those that outlive the watch."""
@@ -98,7 +98,7 @@ def work_together(
             process.join()
 
 
-def follow(started: Sequence[BaseProcess], watch: Watch, display: Display) -> None:
+def follow(started: Sequence[BaseProcess], watch: ProcessWatch, display: Display) -> None:
     """Looks at processes and says what is new, until none is left or the watch is over."""
     with display.watch(f"{len(started)} processes, {watch.counted}", watch.progress):
         while any(process.is_alive() for process in started) and not watch.is_over():
@@ -109,7 +109,7 @@ def follow(started: Sequence[BaseProcess], watch: Watch, display: Display) -> No
         display.say(f"{died} of {len(started)} processes died; what they left {watch.rest}.")
 
 
-class CellWatch(Watch):
+class CellWatch(ProcessWatch):
     """Counts cells that are finished or have failed."""
 
     counted, rest = "cells", "is run here"
@@ -132,10 +132,7 @@ class CellWatch(Watch):
         return sum(
             path.exists()
             for cell in self.cells
-            for path in (
-                self.folder / f"{cell.spec.id}.json",
-                failure_file(self.folder, cell),
-            )
+            for path in (self.folder / f"{cell.spec.id}.json", failure_file(self.folder, cell))
         )
 
 

@@ -9,23 +9,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gradleak.core.errors import GradleakError, did_you_mean
-from gradleak.records.brackets import GUARANTEE, INFORMATION, MEASURES, ORACLE, find_bound
-from gradleak.records.errors import RecordError
+from gradleak.core.errors import GradleakError, did_you_mean, refuse_unknown
+from gradleak.records.files import RecordError
 from gradleak.records.judgement import (
     DOUBTS,
     FAILED,
     GAPS,
+    GUARANTEE,
+    INFORMATION,
+    MEASURES,
     MISSING,
     NO_FLAGS,
     OF_PICTURES,
+    ORACLE,
     OTHER_DATA,
     OUTDATED,
     Gap,
+    find_bound,
     judge_setting,
     list_flags,
 )
 from gradleak.records.run_folder import PlannedCell, Run, read_run
+from gradleak.records.schema import Score
 from gradleak.records.settings import Ran, Setting, settings_of
 from gradleak.records.statistics import interval
 from gradleak.report.naming import Labels, rank_naturally
@@ -115,14 +120,16 @@ def read_contract(path: Path, changes: Sequence[str] = ()) -> Contract:
     from gradleak.study.cells import read_study
 
     cells = read_study(path, changes).cells
-    versions = {
-        cell.spec.id: {key: one.version for key, one in cell.spec.attack_keys().items()}
-        for cell in cells
-    }
-    return Contract(tuple(PlannedCell(cell.spec.id, cell.axes) for cell in cells), versions)
+    return Contract(
+        tuple(PlannedCell(cell.spec.id, cell.axes) for cell in cells),
+        {
+            cell.spec.id: {key: one.version for key, one in cell.spec.attack_keys().items()}
+            for cell in cells
+        },
+    )
 
 
-def stale_records(run: Run, contract: Contract | None) -> list[Gap]:
+def stale_records(run: Run, contract: Contract | None) -> Iterator[Gap]:
     """Records of other data than is there now, or of other versions of attacks than the contract
     asks for.
 
@@ -130,52 +137,44 @@ def stale_records(run: Run, contract: Contract | None) -> list[Gap]:
     no private data.
     """
     data = DataReader(network=contract is not None)
-    found = []
     for summary in run.summaries:
-        path, name = str(summary.path), summary.path.name
+        place = (summary.path.name, str(summary.path))
         same = is_of_this_data(summary, data)
         if same is False:
-            found.append(
-                Gap(OTHER_DATA, name, path, "Its data is other data by now. Run its audit again.")
-            )
+            yield Gap(OTHER_DATA, *place, "Its data is other data by now. Run its audit again.")
         elif same is None and contract is not None:
             why = f"Whether it is of this data cannot be told: the data or {KEY} is not at hand."
-            found.append(Gap(OTHER_DATA, name, path, why))
+            yield Gap(OTHER_DATA, *place, why)
         versions = {} if contract is None else contract.versions.get(summary.id, {})
         for key, version in versions.items():
             attack = summary.record.attacks.get(key)
             if attack is None or attack.version != version:
                 why = f"Its {key} is of another version. Run its audit again."
-                found.append(Gap(OUTDATED, name, path, why))
-    return found
+                yield Gap(OUTDATED, *place, why)
 
 
 def read_bound(written: str, *, upper: bool, possible: bool = False) -> Bound:
     """`exact_match=0.05`, or `exact_match=5%`."""
     flag = "--max-possible" if possible else "--max" if upper else "--min"
-    metric, equals, value = written.partition("=")
+    metric, _, value = (word.strip() for word in written.partition("="))
     try:
-        limit = float(value.strip().removesuffix("%")) / (100 if value.strip().endswith("%") else 1)
+        limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
     except ValueError:
         limit = math.nan
-    if not equals or not metric.strip() or not math.isfinite(limit):
+    if not metric or not math.isfinite(limit):
         raise GradleakError(f"Cannot read {flag} {written!r}: write {flag} exact_match=0.05.")
-    if possible and (metric.strip() not in POSSIBLE or limit < 0):
+    if possible and (metric not in POSSIBLE or limit < 0):
         raise GradleakError(
             f"--max-possible is about {', '.join(POSSIBLE)}, from 0 on, not {written!r}."
         )
-    return Bound(metric.strip(), limit, upper, possible)
+    return Bound(metric, limit, upper, possible)
 
 
 def read_accepted(written: str) -> Accepted:
     """`few_examples`, or `few_examples=only 12 notes exist`."""
-    rule, _, why = written.partition("=")
-    if rule.strip() not in ACCEPTABLE:
-        near = did_you_mean(rule.strip(), list(ACCEPTABLE))
-        raise GradleakError(
-            f"Cannot accept {rule.strip()!r}{near} What a gate minds: {', '.join(ACCEPTABLE)}."
-        )
-    return Accepted(rule.strip(), why.strip())
+    rule, _, why = (word.strip() for word in written.partition("="))
+    refuse_unknown("Cannot accept", rule, ACCEPTABLE, "What a gate minds")
+    return Accepted(rule, why)
 
 
 def examples_needed(limit: float) -> int:
@@ -233,11 +232,9 @@ def _check_gaps(run: Run) -> Iterator[GateCheck]:
             more = f"; and {len(gaps) - SHOWN} more" if len(gaps) > SHOWN else ""
             of = f" of {cells}" if cells is not None and kind in (MISSING, FAILED) else ""
             paths = tuple(dict.fromkeys(Path(gap.path) for gap in gaps))
-            title, message = (
-                f"no {kind} cell",
-                f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}.",
-            )
-            yield GateCheck("the run", paths, kind, title, False, f"{message} That is: {meaning}.")
+            message = f"{len(gaps)}{of} {kind.replace('_', ' ')}: {named}{more}."
+            told = f"{message} That is: {meaning}."
+            yield GateCheck("the run", paths, kind, f"no {kind} cell", False, told)
     if cells is not None and not run.coverage.gaps:
         yield GateCheck(
             "the run", (), MISSING, "every cell has a record", True, run.coverage.sentence()
@@ -250,8 +247,11 @@ def check_setting(setting: Setting, labels: Labels, bounds: Sequence[Bound]) -> 
     judgement, name = judge_setting(setting), labels.setting(setting.record)
     pictures = judgement.metric in OF_PICTURES
     possible = [bound for bound in bounds if bound.possible]
-    fitting = [bound for bound in bounds if (bound.metric in OF_PICTURES) == pictures]
-    own = [bound for bound in fitting if not bound.possible]
+    own = [
+        bound
+        for bound in bounds
+        if (bound.metric in OF_PICTURES) == pictures and not bound.possible
+    ]
     found = [_hold_against(setting, bound) for bound in own]
     found += [_hold_possible(setting, bound) for bound in possible]
     if not own and not possible:
@@ -295,15 +295,13 @@ def _hold_against(setting: Setting, bound: Bound) -> GateCheck:
     unit = setting.first_score(bound.metric).unit if measured else ""
     title = bound.write(unit)
     if not measured:
-        lacking = tuple(
-            dict.fromkeys(
-                ran.source.path for ran in setting.attacks if bound.metric not in ran.columns.values
-            )
+        lacking = dict.fromkeys(
+            ran.source.path for ran in setting.attacks if bound.metric not in ran.columns.values
         )
         message = (
             f"{bound.metric} was not measured. gradleak score adds it without attacking again."
         )
-        return GateCheck("", lacking, bound.metric, title, False, message)
+        return GateCheck("", tuple(lacking), bound.metric, title, False, message)
     values, _, clusters = setting.values(bound.metric)
     kept = [
         (value, cluster)
@@ -404,31 +402,25 @@ def _refuse_unfit(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
             if any(bound.metric in one.record.worst_case for one in setting.summaries)
         ]
         if not fit and settings:
-            known = list(
-                dict.fromkeys(metric for setting in settings for metric in setting.metrics())
-            )
+            known = dict.fromkeys(metric for setting in settings for metric in setting.metrics())
             raise GradleakError(
                 f"{settings[0].summaries[0].path} was not scored by"
                 f" {bound.metric!r}{did_you_mean(bound.metric, known)} It has {', '.join(known)};"
                 " gradleak score adds others without attacking again."
             )
         for setting in fit:
-            _refuse_out_of_range(
-                bound,
-                setting.first_score(bound.metric).unit,
-                setting.first_score(bound.metric).direction,
-            )
+            _refuse_out_of_range(bound, setting.first_score(bound.metric))
 
 
-def _refuse_out_of_range(bound: Bound, unit: str, direction: str) -> None:
-    if (direction == "higher") != bound.upper:
+def _refuse_out_of_range(bound: Bound, score: Score) -> None:
+    if (score.direction == "higher") != bound.upper:
         flag, more = ("--min", "lower") if bound.upper else ("--max", "higher")
         raise GradleakError(
             f"{bound.metric} leaks more the {more} it is: use {flag}"
             f" {bound.metric}={bound.limit:g}."
         )
     flag = "--max" if bound.upper else "--min"
-    if unit == "fraction" and not 0 <= bound.limit <= 1:
+    if score.unit == "fraction" and not 0 <= bound.limit <= 1:
         percent = f", or {flag} {bound.metric}={bound.limit:g}%" if 0 <= bound.limit <= 100 else ""
         meant = f"{bound.limit / 100:g}" if 0 <= bound.limit <= 100 else "0.05"
         raise GradleakError(
@@ -437,7 +429,7 @@ def _refuse_out_of_range(bound: Bound, unit: str, direction: str) -> None:
         )
     always = (
         bound.limit >= 1
-        if bound.upper and unit == "fraction"
+        if bound.upper and score.unit == "fraction"
         else not bound.upper and bound.limit <= 0
     )
     if always:

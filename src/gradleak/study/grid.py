@@ -28,8 +28,7 @@ from gradleak.audit.runner import (
 from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Display, Progress
 from gradleak.core.errors import GradleakError, RunFailed
-from gradleak.records.errors import DiskFull, full_disk_explained
-from gradleak.records.files import write_whole
+from gradleak.records.files import DiskFull, full_disk_explained, write_whole
 from gradleak.records.plain import to_plain
 from gradleak.records.run_folder import FAILED_SUFFIX, claim
 from gradleak.records.schema import AttackRecord, Record
@@ -131,8 +130,8 @@ def run_cells(
         # finished parts.
         cut = bool(left) and has_parts(folder, [cell.spec for cell in group])
         with grid.hold(group if cut else left) as ours:
-            found = grid.run(ours, clock.describe_rest(), again=cut)
-            results |= {result.cell.spec.id: result for result in found}
+            for result in grid.run(ours, clock.describe_rest(), again=cut):
+                results[result.cell.spec.id] = result
         elsewhere += [cell for cell in left if cell.spec.id not in results]
         clock.finished += len(ours)
     if elsewhere:

@@ -20,14 +20,13 @@ from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Display, Progress
 from gradleak.core.dataset import Dataset
 from gradleak.core.defense import Defense
-from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
+from gradleak.core.errors import GradleakError, RunFailed, refuse_unknown
 from gradleak.core.metric import Metric
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
 from gradleak.datasets import resolve_dataset
 from gradleak.metrics import DEFAULT_METRICS
-from gradleak.records.errors import RecordError
-from gradleak.records.files import write_whole
+from gradleak.records.files import RecordError, write_whole
 from gradleak.records.judgement import judge_record
 from gradleak.records.plain import from_plain, to_plain
 from gradleak.records.schema import GuaranteeRecord, Record, now, spec_id
@@ -95,7 +94,7 @@ def plan_tradeoff(
 ) -> TradeoffPlan:
     """A trade-off from plain values; what is wrong with any of them is said before anything is
     opened."""
-    _refuse_unknown_utility(utility)
+    refuse_unknown("Unknown utility", utility, UTILITIES, "Utilities")
     judge = read("metric", metric, Metric)
     if not 0 <= max_leak < float("inf"):
         raise GradleakError(
@@ -133,12 +132,6 @@ def _setting(line: str, base: AuditSpec, training: FineTuning) -> DefenseSetting
     return DefenseSetting(
         " ".join(line.split()), replace(base, defenses=chain), replace(training, defenses=chain)
     )
-
-
-def _refuse_unknown_utility(utility: str) -> None:
-    if utility not in UTILITIES:
-        near = did_you_mean(utility, list(UTILITIES))
-        raise GradleakError(f"Unknown utility {utility!r}{near} Utilities: {', '.join(UTILITIES)}.")
 
 
 UTILITY_SCHEMA = "gradleak.utility/1"
@@ -205,10 +198,12 @@ class Trainer:
         with self.display.watch(f"training under {setting.name}", progress):
             train(setting.training, target, self.material, unfinished, watch)
         table = count(target, self.material.evaluation).long().tolist()
+        names = " + ".join(to_string(defense) for defense in setting.training.defenses)
+        proven = guarantees(setting.training, len(self.material.training))
         utility = Utility(
             spec,
             tuple(map(tuple, table)),
-            _guarantees(setting.training, len(self.material.training)),
+            tuple(GuaranteeRecord(names, **vars(one)) for one in proven),
         )
         write_result(path, UTILITY_SCHEMA, utility, id=utility.id)
         shutil.rmtree(unfinished)  # weights of a trade-off are of no further use, and large
@@ -220,12 +215,11 @@ class Trainer:
     def _spec(self, setting: DefenseSetting) -> dict[str, Any]:
         """Every choice that can change the scores; the data by a keyed hash, so that edited data
         is learnt anew."""
-        chain = [to_string(defense) for defense in setting.training.defenses]
         plain: dict[str, Any] = to_plain(asdict(replace(setting.training, defenses=())))
         return {
             **plain,
             **self.material.described,
-            "defenses": chain,
+            "defenses": [to_string(defense) for defense in setting.training.defenses],
             "content": keyed_hash(self.key, self.material.content()),
         }
 
@@ -243,15 +237,13 @@ def classifier(plan: TradeoffPlan, device: str) -> TextClassifier:
 
 def material_of(plan: TradeoffPlan, target: TextClassifier) -> Material:
     """What is learnt and judged by; refused where nothing could be learnt or told from it."""
-    training = plan.settings[0].training
-    examples = plan.train_data.load()
     made = read_material(
         plan.base.target,
         target,
-        examples,
+        plan.train_data.load(),
         plan.train_data,
         plan.eval_data,
-        training.streams,
+        plan.settings[0].training.streams,
         HELD_OUT,
     )
     _refuse_one_class(made.training, "training")
@@ -267,22 +259,6 @@ def _refuse_one_class(examples: Sequence[Lesson], called: str) -> None:
             " utility cannot be measured: use labelled data of two classes or more (--train-data,"
             " --eval-data)."
         )
-
-
-def _guarantees(training: FineTuning, examples: int) -> tuple[GuaranteeRecord, ...]:
-    names = " + ".join(to_string(defense) for defense in training.defenses)
-    return tuple(
-        GuaranteeRecord(
-            names,
-            one.reading,
-            one.protects,
-            one.accountant,
-            one.epsilon,
-            one.delta,
-            epsilon_in_words=one.epsilon_in_words,
-        )
-        for one in guarantees(training, examples)
-    )
 
 
 SCHEMA = "gradleak.tradeoff/1"
@@ -309,9 +285,9 @@ def run_tradeoff(
         Trainer(plan, material, open_key(folder), folder, device, display), failures
     )
     points = tuple(
-        point_of(name, plan.metric, audits[name], trainings[name])
-        for name in (setting.name for setting in plan.settings)
-        if name in audits and name in trainings
+        point_of(name, plan.metric, record, trainings[name])
+        for name, record in audits.items()
+        if name in trainings
     )
     if not points:
         raise RunFailed(
@@ -364,14 +340,14 @@ def _train_all(trainer: Trainer, failures: Failures) -> dict[str, Utility]:
 
 def point_of(name: str, metric: str, record: Record, utility: Utility) -> Point:
     """One setting of the trade-off, from what it left on disk."""
-    raised = [{flag.name for flag in attack.flags} for attack in record.attacks.values()]
+    raised = {flag.name for attack in record.attacks.values() for flag in attack.flags}
     return Point(
         defense=name,
         leak=record.worst_case[metric],
         gain=gain_over_blind(record, metric),
         utility=utility.scores(),
         guarantees=utility.guarantees,
-        one_draw=any("one_draw" in names for names in raised),
+        one_draw="one_draw" in raised,
         audit=record.id,
         training=utility.id,
         judgement=judge_record(record),
@@ -396,7 +372,6 @@ def _whole(
     plan: TradeoffPlan, material: Material, points: tuple[Point, ...], failures: Failures
 ) -> Tradeoff:
     base, training = plan.base, plan.settings[0].training
-    examples = len(private_examples(base))
     return Tradeoff(
         created=now(),
         target=to_string(base.target),
@@ -405,7 +380,7 @@ def _whole(
         metric=plan.metric,
         utility=plan.utility,
         max_leak=plan.max_leak,
-        batches=examples // base.batch_size,
+        batches=len(private_examples(base)) // base.batch_size,
         batch_size=base.batch_size,
         draws=base.draws,
         knows=tuple(sorted(str(fact) for fact in base.granted)),

@@ -5,6 +5,7 @@ audit with a view of one part alone; then they are run, a layer in one call; the
 summed up as one picture's worth of numbers.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,9 @@ from gradleak.audit.client import private_examples
 from gradleak.audit.ready import open_all
 from gradleak.audit.spec import AuditSpec, read
 from gradleak.core.attack import Display
-from gradleak.core.errors import GradleakError, RunFailed, did_you_mean
+from gradleak.core.errors import GradleakError, RunFailed, refuse_unknown
 from gradleak.core.metric import Metric
-from gradleak.core.parts import MODULES, WITHOUT_LAYER, Part, number_layers, read_layers
+from gradleak.core.parts import MODULES, WITHOUT_LAYER, number_layers, read_layers
 from gradleak.core.prior import PriorSpec
 from gradleak.core.specs import to_string
 from gradleak.core.target import Target
@@ -33,18 +34,11 @@ from gradleak.study.cells import Cell
 from gradleak.study.grid import by_group_key, only_attack, run_cells, write_result
 from gradleak.views import PartsView
 
-MAPPED = (WHOLE, "query", "key", "value", "attention_output", "ffn_in", "ffn_out")
+SCHEMA = "gradleak.map/1"
+FILE, PICTURE = "map.json", "heat_map.svg"
+LAYER = "layer"
+Place = tuple[int, str]  # layer and module
 IN_LAYERS = (WHOLE, *(module for module in MODULES if module not in WITHOUT_LAYER))
-
-
-@dataclass(frozen=True, eq=False)
-class MapCell:
-    """One layer and module, with the audit that sees nothing else."""
-
-    layer: int
-    module: str
-    spec: AuditSpec
-    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -60,24 +54,22 @@ class MapPlan:
         """The layers of the map."""
         return tuple(sorted(number_layers(self.layers, (*target.parts, *target.frozen_parts))))
 
-    def cells(self, target: Target) -> tuple[list[MapCell], list[Absent]]:
-        """The cells there are, layer by layer, and those the model lacks or does not train; none
-        at all is an error."""
+    def cells(self, target: Target) -> tuple[list[Cell], list[Absent]]:
+        """The cells there are, layer by layer, each an audit that sees nothing else, and those the
+        model lacks or does not train; none at all is an error."""
         cells, absent = [], []
-        for layer in self.numbers(target):
-            for module in self.modules:
-                try:
-                    cells.append(self._cell(target, layer, module))
-                except GradleakError as error:
-                    absent.append(Absent(layer, module, str(error)))
+        for layer, module in itertools.product(self.numbers(target), self.modules):
+            try:
+                view = PartsView(str(layer), () if module == WHOLE else (module,))
+                view.visible(target)
+            except GradleakError as error:
+                absent.append(Absent(layer, module, str(error)))
+            else:
+                axes = {LAYER: str(layer), "module": module}
+                cells.append(Cell(axes, replace(self.base, view=view)))
         if not cells:
             raise GradleakError(f"There is nothing to map. {absent[0].reason}")
         return cells, absent
-
-    def _cell(self, target: Target, layer: int, module: str) -> MapCell:
-        view = PartsView(str(layer), () if module == WHOLE else (module,))
-        seen = tuple(target.part(name) for name in view.visible(target))
-        return MapCell(layer, module, replace(self.base, view=view), seen)
 
 
 def plan_map(
@@ -105,16 +97,7 @@ def check_mapped(modules: Sequence[str]) -> None:
                 f"{module} lies in no layer, so it has no column in a map of layers; see it alone"
                 f" with gradleak audit --modules {module}."
             )
-        if module not in IN_LAYERS:
-            near = did_you_mean(module, list(IN_LAYERS))
-            raise GradleakError(
-                f"Unknown module {module!r}{near} Modules of a layer: {', '.join(IN_LAYERS)}."
-            )
-
-
-SCHEMA = "gradleak.map/1"
-FILE, PICTURE = "map.json", "heat_map.svg"
-LAYER = "layer"
+        refuse_unknown("Unknown module", module, IN_LAYERS, "Modules of a layer")
 
 
 class MapIncomplete(RunFailed):
@@ -145,10 +128,9 @@ def run_map(
     check_writable(folder)
     private_examples(plan.base)  # refused now, not after the model is opened
     opened = open_all(plan.base, device, display)
-    target = opened.target
-    cells, absent = plan.cells(target)
+    cells, absent = plan.cells(opened.target)
     results = run_cells(
-        [Cell({LAYER: str(cell.layer), "module": cell.module}, cell.spec) for cell in cells],
+        cells,
         folder,
         device,
         display,
@@ -157,24 +139,20 @@ def run_map(
         alike=by_layer,
     )
     records, failures = {}, []
-    for cell, result in zip(cells, results, strict=True):
+    for result in results:
+        place = (int(result.cell.axes[LAYER]), result.cell.axes["module"])
         if result.record is not None:
-            records[cell.layer, cell.module] = result.record
+            records[place] = result.record
             continue
-        absent.append(
-            Absent(
-                cell.layer,
-                cell.module,
-                result.refusal or f"It failed; the traceback is in {result.failure}.",
-            )
-        )
+        why = result.refusal or f"It failed; the traceback is in {result.failure}."
+        absent.append(Absent(*place, why))
         if not result.refusal:
             failures.append(str(result.failure))
     if not records:
         raise (RunFailed if failures else GradleakError)(
             f"No cell could be attacked. {absent[-1].reason}"
         )
-    heat_map = summarise(plan, target, records, absent)
+    heat_map = summarise(plan, opened.target, records, absent)
     write_result(folder / FILE, SCHEMA, heat_map)
     write_whole(folder / PICTURE, draw_heat_map(heat_map))
     if failures:
@@ -192,7 +170,7 @@ def by_layer(cell: Cell) -> object:
     return cell.axes[LAYER], by_group_key(cell)
 
 
-Records = Mapping[tuple[int, str], Record]  # by layer and module
+Records = Mapping[Place, Record]
 
 
 def summarise(plan: MapPlan, target: Target, records: Records, absent: Sequence[Absent]) -> HeatMap:
@@ -249,9 +227,8 @@ def draw_cell(layer: int, module: str, record: Record) -> HeatCell:
 def share_failed(attack: AttackRecord) -> float | None:
     """In which share of the batches the truth fits better than the guess; none where that cannot
     be told."""
-    judged = [one for one in attack.batches if one.objective_at_truth is not None]
-    failed = [one for one in judged if _has_failed(one)]
-    return len(failed) / len(judged) if judged else None
+    judged = [_has_failed(one) for one in attack.batches if one.objective_at_truth is not None]
+    return sum(judged) / len(judged) if judged else None
 
 
 def _has_failed(batch: BatchRecord) -> bool:

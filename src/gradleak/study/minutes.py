@@ -23,7 +23,7 @@ from gradleak.records.run_folder import claim
 from gradleak.records.store import RECORD
 from gradleak.report.numbers import write_duration
 from gradleak.study.cells import Cell, Job, Share
-from gradleak.study.engine import LOOK, Watch, work_together
+from gradleak.study.engine import LOOK, ProcessWatch, work_together
 from gradleak.study.grid import (
     CellResult,
     Grid,
@@ -205,10 +205,9 @@ class Folder:
     def find(self, cell: Cell) -> CellResult | None:
         if cell.spec.id not in self.records:
             found = find_record(self.path, cell.spec, self.inputs)
-            if found is None:
-                return None
-            self.records[cell.spec.id] = CellResult(cell, found, skipped=True)
-        return self.records[cell.spec.id]
+            if found is not None:
+                self.records[cell.spec.id] = CellResult(cell, found, skipped=True)
+        return self.records.get(cell.spec.id)
 
 
 @dataclass
@@ -390,14 +389,8 @@ class RunningCall:
     def count_finished(self) -> int:
         """How often it came to the end of an attack on a batch since it began."""
         batches = [spec.limit * spec.draws for spec in self.specs]
-        return (
-            round(
-                sum(
-                    min(count, most) for count in self.read_kept().done.values() for most in batches
-                )
-            )
-            - self._finished
-        )
+        done = sum(min(count, most) for count in self.read_kept().done.values() for most in batches)
+        return round(done) - self._finished
 
 
 def groups_in_order(shares: Sequence[Share]) -> list[SharedCall]:
@@ -440,7 +433,7 @@ def find_fits(folder: Path) -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
-class TimeWatch(Watch):
+class TimeWatch(ProcessWatch):
     """Counts seconds, and the records in the folders that processes work on; over when half of the
     reserve is gone too."""
 
@@ -475,8 +468,7 @@ def _sum_up(
     allowance: Allowance,
 ) -> TimedRun:
     """Read off the folders, whoever worked there."""
-    ran: list[tuple[Job, CellResult]] = []
-    failed: list[tuple[Job, CellResult]] = []
+    ran, failed = list[tuple[Job, CellResult]](), list[tuple[Job, CellResult]]()
     waiting: list[Waiting] = []
     told = before | broken
     begun = {
@@ -493,8 +485,7 @@ def _sum_up(
         elif failure.exists():
             failed.append((job, CellResult(cell, None, failure)))
         else:
-            waiting.append(
-                Waiting(job, cell, pace.seconds(cell.spec), cell.spec.id in begun[job.name])
-            )
+            is_begun = cell.spec.id in begun[job.name]
+            waiting.append(Waiting(job, cell, pace.seconds(cell.spec), is_begun))
     spent = allowance.clock() - allowance.began
     return TimedRun(tuple(ran), tuple(failed), tuple(waiting), len(before), len(broken), spent)

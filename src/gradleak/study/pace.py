@@ -12,7 +12,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,8 +107,7 @@ def _try(spec: AuditSpec, attack: Attack, opened: Opened, seconds: float) -> Try
     observations = [observe(spec, target, private, place) for place, private in enumerate(chosen)]
     limited = [hand_over(spec, attack, one) for one in observations]
     progress, began = Progress(), time.monotonic()
-    streams = Streams.root("attacker", spec.seed)
-    bench = Bench(streams, opened.prior, progress, began + seconds)
+    bench = Bench(Streams.root("attacker", spec.seed), opened.prior, progress, began + seconds)
     attack.reconstruct(limited, bench)
     ended, whole = time.monotonic(), not bench.out_of_time
     took = ended - began if whole else stretch(progress, began, ended)
@@ -167,27 +166,22 @@ class Pace:
     def seconds_of_part(self, specs: Sequence[AuditSpec], batches: float) -> float:
         """What a part of so many batches of each of these audits takes, of the attack that takes
         longest."""
-        places = zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         return max(
-            sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place) for place in places
+            sum((self.seconds_each(kind) or 0.0) * batches for kind, _ in place)
+            for place in zip(*(kinds_of(spec).values() for spec in specs), strict=True)
         )
 
     def seconds_alike(self, kind: str) -> float | None:
         """What a batch of this kind took; as long as none did, one of the same attack on the
         same target, or else anywhere."""
-        target, attack = _attack_on_target(kind)
+        same_attack = [one for one in self.measured if attack_of(one) == attack_of(kind)]
         for alike in (
-            [kind],
-            [one for one in self.measured if _attack_on_target(one) == (target, attack)],
-            self.measured,
+            [one for one in same_attack if one == kind],
+            [one for one in same_attack if _attack_on_target(one) == _attack_on_target(kind)],
+            same_attack,
         ):
-            found = [
-                self.measured[one]
-                for one in alike
-                if one in self.measured and _attack_on_target(one)[1] == attack
-            ]
-            if found:
-                return sum(found) / len(found)
+            if alike:
+                return sum(self.measured[one] for one in alike) / len(alike)
         return None
 
     def has_measured(self, spec: AuditSpec) -> bool:
@@ -201,14 +195,11 @@ class Pace:
 
     def learn(self, specs: Sequence[AuditSpec], records: Sequence[Record], seconds: float) -> None:
         """Takes in that a call with these audits took so long, and what each attack took of it."""
-        found: dict[str, tuple[float, int]] = {}
-        for spec, record in zip(specs, records, strict=True):
-            for key, (kind, _) in kinds_of(spec).items():
-                took, batches = found.get(kind, (0.0, 0))
-                found[kind] = (
-                    took + record.attacks[key].cost.seconds,
-                    batches + spec.limit * spec.draws,
-                )
+        found = sum_by_kind(
+            (kind, record.attacks[key].cost.seconds, spec.limit * spec.draws)
+            for spec, record in zip(specs, records, strict=True)
+            for key, (kind, _) in kinds_of(spec).items()
+        )
         for kind, (took, batches) in found.items():
             _average(self.measured, kind, took / batches)
         rest = max(0.0, seconds - sum(took for took, _ in found.values()))
@@ -242,12 +233,19 @@ class Pace:
     def _correction(self, kind: str) -> float:
         """How much longer than tried batches really took: of this attack, or else of all that
         were both tried and measured."""
-        both = [name for name in self.measured if name in self.tried]
-        both = [
-            name for name in both if _attack_on_target(name)[1] == _attack_on_target(kind)[1]
-        ] or both
+        every = [name for name in self.measured if name in self.tried]
+        both = [name for name in every if attack_of(name) == attack_of(kind)] or every
         tried = sum(self.tried[name] for name in both)
         return sum(self.measured[name] for name in both) / tried if tried else 1.0
+
+
+def sum_by_kind(parts: Iterable[tuple[str, float, int]]) -> dict[str, tuple[float, int]]:
+    """Sums seconds and batches of each kind."""
+    found: dict[str, tuple[float, int]] = {}
+    for kind, seconds, batches in parts:
+        took, count = found.get(kind, (0.0, 0))
+        found[kind] = (took + seconds, count + batches)
+    return found
 
 
 def attack_of(kind: str) -> str:
@@ -316,14 +314,10 @@ def read_pace(folder: Path, machine: str) -> Pace:
 def write_pace(folder: Path, machine: str, pace: Pace) -> None:
     """Adds what is known to what lies there: runs that share a folder add to each other's."""
     kept = _read_kept(folder)
-    there = Pace(**kept.get(machine, {}))
-    kept[machine] = {
-        "tried": there.tried | {kind: seconds for kind, seconds in pace.tried.items() if seconds},
-        "measured": there.measured | pace.measured,
-        "at_least": there.at_least | pace.at_least,
-        "opening": there.opening | pace.opening,
-        "beside": there.beside | pace.beside,
-    }
+    there = kept.get(machine, {})
+    tried = {kind: seconds for kind, seconds in pace.tried.items() if seconds}
+    found = {**vars(pace), "tried": tried}
+    kept[machine] = {name: there.get(name, {}) | values for name, values in found.items()}
     write_whole(
         folder / FILE,
         json.dumps({"schema": SCHEMA, "machines": kept}, ensure_ascii=False, indent=1) + "\n",

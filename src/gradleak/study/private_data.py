@@ -72,12 +72,9 @@ class SecretFinder:
     def examples(self, record: Record) -> "Mapping[tuple[int, int], Example]":
         """Examples by batch and position."""
         loaded = (self.data.read(record) or []) if self.keys else []
-        found = {}
+        found, size = {}, int(record.spec.get("batch_size", 1))
         for secret in record.secrets:
-            place = (
-                secret.batch % record.data.batches * int(record.spec.get("batch_size", 1))
-                + secret.position
-            )
+            place = secret.batch % record.data.batches * size + secret.position
             if place < len(loaded) and any(
                 keyed_hash(key, loaded[place].as_text) == secret.hash for key in self.keys
             ):

@@ -4,6 +4,8 @@ costs; never a text or a hash."""
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +45,12 @@ def publish_runs(run: Path) -> list[Published]:
 def _refuse_private(record: Record, path: Path) -> None:
     """Only data that anyone can get: of other data even row numbers and scores are its owner's."""
     name = str(record.spec["data"].get("name"))
-    data = list_registered("dataset").get(name)
-    if data is None or not issubclass(data, Dataset) or not data.is_public:
-        public = [
-            known
-            for known, one in list_registered("dataset").items()
-            if issubclass(one, Dataset) and one.is_public
-        ]
+    public = [
+        known
+        for known, one in list_registered("dataset").items()
+        if issubclass(one, Dataset) and one.is_public
+    ]
+    if name not in public:
         raise GradleakError(
             f"{path} is of the data set {name!r}, which is not known to be public: results of your"
             f" own data are not published. Public ones: {', '.join(public)}."
@@ -181,24 +182,16 @@ def _marks(batch: BatchRecord, examples: Sequence[ExampleRecord], *, is_picture:
     """The rules of the flags, on one batch. Pictures are never right to the last bit, and no
     other answer is said to fit."""
     at_guess, at_truth = [batch.objective_at_guess], [batch.objective_at_truth]
-    scale = [
-        (
-            batch.objective_unit,
-            flags.ROUNDING if batch.objective_rounding is None else batch.objective_rounding,
-        )
-    ]
+    rounding = flags.ROUNDING if batch.objective_rounding is None else batch.objective_rounding
+    scale = [(batch.objective_unit, rounding)]
     right = is_picture or bool(batch.right)
-    marks = Mark(0)
-    if batch.objective_at_guess is not None and batch.objective_at_truth is not None:
-        marks |= Mark.COMPARED
-    if flags.search_failed(at_guess, at_truth, scale):
-        marks |= Mark.SEARCH_FAILED
-    if flags.other_answer_fits(at_guess, at_truth, [right], scale):
-        marks |= Mark.OTHER_FITS
-    if batch.update_norm is not None and flags.dead_gradient([batch.update_norm]):
-        marks |= Mark.DEAD
-    if any(example.certified for example in examples):
-        marks |= Mark.CERTIFIED
-    if any(example.beyond_luck for example in examples):
-        marks |= Mark.BEYOND_LUCK
-    return marks
+    norms = [] if batch.update_norm is None else [batch.update_norm]
+    holds = {
+        Mark.COMPARED: None not in (*at_guess, *at_truth),
+        Mark.SEARCH_FAILED: flags.search_failed(at_guess, at_truth, scale),
+        Mark.OTHER_FITS: flags.other_answer_fits(at_guess, at_truth, [right], scale),
+        Mark.DEAD: norms and flags.dead_gradient(norms),
+        Mark.CERTIFIED: any(example.certified for example in examples),
+        Mark.BEYOND_LUCK: any(example.beyond_luck for example in examples),
+    }
+    return reduce(or_, (mark for mark, is_true in holds.items() if is_true), Mark(0))

@@ -20,7 +20,7 @@ from gradleak.audit.spec import AuditSpec
 from gradleak.core.attack import Display, Progress, Silent
 from gradleak.core.errors import GradleakError, RunFailed
 from gradleak.core.plugins import VARIABLE
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.schema import Record
 from gradleak.records.store import SecretKey, check_writable, open_key, write_record
 from gradleak.study.cells import Cell
@@ -190,8 +190,7 @@ def share_out(ray: Any, groups: Sequence[Sequence[Cell]], grid: Grid, cluster: C
                 write_record(grid.folder, answer)
             grid.keep(cell, answer)
         clock.finished += len(cells)
-        rest = clock.describe_rest()
-        grid.display.say(f"{clock.finished} of {count} cells are done{rest}.")
+        grid.display.say(f"{clock.finished} of {count} cells are done{clock.describe_rest()}.")
     if clock.finished:
         rate = 3600 * clock.finished / (time.monotonic() - began)
         grid.display.say(f"{rate:.0f} cells an hour.")

@@ -6,17 +6,18 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from gradleak.captures import holds_captures, is_capture, is_of_captures
 from gradleak.core.errors import GradleakError
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.run_folder import FAILED_SUFFIX, FILE, SCHEMA, claim
-from gradleak.records.schema import Record, texts_of, without_texts
+from gradleak.records.schema import texts_of, without_texts
 from gradleak.records.store import (
     DETAILS,
     TRAININGS,
-    Summary,
     is_record,
     read_summary,
     rewrite_record,
@@ -53,6 +54,7 @@ WITHOUT_TEXT = (
     ),
     *("results.md", "results.csv", "examples.csv", "tables.md", "tables.csv", "tables.tex"),
 )
+Read = TypeVar("Read")
 SHORTEST_TEXT = 8  # letters: a shorter guess may stand anywhere
 
 
@@ -120,7 +122,7 @@ def purge(plan: Purge) -> list[Path]:
     texts: set[str] = set()
     for path in plan.records:
         summary = read_summary(path)
-        record = _with_details(summary)
+        record = _if_readable(summary.whole)
         if record is None:  # its guesses were lost: only what the record itself says is left
             rewrite_summary(replace(summary, record=without_texts(summary.record)))
             continue
@@ -190,13 +192,13 @@ def _sort_records(folder: Path, found: Purge, everything: bool) -> None:
     """Sorts records and their details; what no record can be read with goes."""
     in_use = set[Path]()
     for path in filter(is_record, sorted(folder.iterdir())):
-        summary = _readable(path)
+        summary = _if_readable(partial(read_summary, path))
         if everything:
             found.mark("records", path)
         elif summary is None:
             found.mark("records that cannot be read", path)
         else:
-            record = _with_details(summary)
+            record = _if_readable(summary.whole)
             in_use |= {summary.details_path} if record is not None else set()
             record = summary.record if record is None else record
             (found.bare if record == without_texts(record) else found.records).append(path)
@@ -207,9 +209,10 @@ def _sort_records(folder: Path, found: Purge, everything: bool) -> None:
             found.mark("records" if everything else "guesses of no record", path)
 
 
-def _with_details(summary: Summary) -> Record | None:
+def _if_readable(read: Callable[[], Read]) -> Read | None:
+    """What a file of this version holds: of another nobody knows where its texts stand."""
     try:
-        return summary.whole()
+        return read()
     except RecordError:
         return None
 
@@ -272,15 +275,6 @@ def _is_study(path: Path) -> bool:
         )
     except (ValueError, AttributeError):
         return False
-
-
-def _readable(path: Path) -> Summary | None:
-    """Reads a record, if it is one of this version: of another nobody knows where its texts
-    stand."""
-    try:
-        return read_summary(path)
-    except RecordError:
-        return None
 
 
 def _holds(path: Path, texts: set[str]) -> bool:

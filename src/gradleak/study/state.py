@@ -11,7 +11,7 @@ from gradleak.core.registry import list_registered
 from gradleak.records.run_folder import FAILED_SUFFIX, PlannedCell, last_line, read_plan
 from gradleak.records.schema import Record
 from gradleak.records.store import RECORD, read_summary
-from gradleak.study.pace import Pace, attack_of
+from gradleak.study.pace import Pace, attack_of, sum_by_kind
 
 SAMPLE = 50  # records of one kind that are read for their time, and stand for the others
 
@@ -51,12 +51,13 @@ class RunState:
     @property
     def unknown_attacks(self) -> tuple[str, ...]:
         """The attacks of which no time is known yet."""
-        kinds = [kind for cell in self.unforetold for kind in cell.kinds.values()]
-        return tuple(
-            dict.fromkeys(
-                attack_of(kind) for kind in kinds if self.pace.seconds_alike(kind) is None
-            )
+        unknown = (
+            attack_of(kind)
+            for cell in self.unforetold
+            for kind in cell.kinds.values()
+            if self.pace.seconds_alike(kind) is None
         )
+        return tuple(dict.fromkeys(unknown))
 
 
 def read_state(run: Path) -> RunState:
@@ -65,21 +66,23 @@ def read_state(run: Path) -> RunState:
     plan: Sequence[PlannedCell] = read_plan(run) or [
         PlannedCell(name, {"record": name}) for name in sorted(there)
     ]
-    planned = {cell.id for cell in plan}
     broken = {path.name.removesuffix(FAILED_SUFFIX): path for path in run.glob(f"*{FAILED_SUFFIX}")}
     parts = {path.parent.name[:16] for path in run.glob(f"parts/*/{KEPT}")} | {
         one for call in begun_calls(run) for one in call
     }
     answered = [cell for cell in plan if cell.id in there]
     newer = _newer_versions()
-    read = _read(answered if newer else _sample(answered), there)
+    sample = answered if newer else _sample(answered)
+    read = {cell.id: read_summary(there[cell.id]).record for cell in sample}
     older = {name: attack for name, record in read.items() if (attack := _older(record, newer))}
     rest = [cell for cell in plan if cell.id not in there or cell.id in older]
     failed = tuple((cell, last_line(broken[cell.id])) for cell in rest if cell.id in broken)
     waiting = [cell for cell in rest if cell.id not in broken]
     finished = tuple(cell for cell in answered if cell.id not in older)
     timed = [cell for cell in finished if cell.id in read]
-    seconds = sum(_seconds(read[cell.id]) for cell in timed)
+    seconds = sum(
+        attack.cost.seconds for cell in timed for attack in read[cell.id].attacks.values()
+    )
     return RunState(
         cells=tuple(plan),
         finished=finished,
@@ -87,7 +90,7 @@ def read_state(run: Path) -> RunState:
         begun=tuple(cell for cell in waiting if cell.id in parts),
         waiting=tuple(cell for cell in waiting if cell.id not in parts),
         outdated=tuple((cell, older[cell.id]) for cell in waiting if cell.id in older),
-        beside=len(there.keys() - planned),
+        beside=len(there.keys() - {cell.id for cell in plan}),
         seconds=seconds / max(1, len(timed)) * len(finished),
         pace=_pace(timed, read),
     )
@@ -95,14 +98,11 @@ def read_state(run: Path) -> RunState:
 
 def _pace(cells: Sequence[PlannedCell], records: Mapping[str, Record]) -> Pace:
     """What each attack took for a batch, of each kind."""
-    took: dict[str, tuple[float, int]] = {}
-    for cell in cells:
-        for key, kind in cell.kinds.items():
-            seconds, batches = took.get(kind, (0.0, 0))
-            took[kind] = (
-                seconds + records[cell.id].attacks[key].cost.seconds,
-                batches + cell.batches,
-            )
+    took = sum_by_kind(
+        (kind, records[cell.id].attacks[key].cost.seconds, cell.batches)
+        for cell in cells
+        for key, kind in cell.kinds.items()
+    )
     return Pace(
         measured={kind: seconds / max(1, batches) for kind, (seconds, batches) in took.items()}
     )
@@ -123,17 +123,12 @@ def _sample(cells: Sequence[PlannedCell]) -> Iterable[PlannedCell]:
     return (cell for group in alike.values() for cell in group[:: max(1, len(group) // SAMPLE)])
 
 
-def _read(cells: Iterable[PlannedCell], there: Mapping[str, Path]) -> dict[str, Record]:
-    return {cell.id: read_summary(there[cell.id]).record for cell in cells}
-
-
 def _newer_versions() -> dict[str, int]:
     """Attacks whose answers have changed since their first version, so that there may be records
     of an older one."""
-    found = list_registered("attack").items()
     return {
         name: attack.version
-        for name, attack in found
+        for name, attack in list_registered("attack").items()
         if issubclass(attack, Attack) and attack.version > 1
     }
 
@@ -145,7 +140,3 @@ def _older(record: Record, newer: Mapping[str, int]) -> str:
         if name in newer and attack.version != newer[name]:
             return f"{name} version {attack.version}, now {newer[name]}"
     return ""
-
-
-def _seconds(record: Record) -> float:
-    return sum(attack.cost.seconds for attack in record.attacks.values())

@@ -71,9 +71,8 @@ class SearchRange:
         """A value, rounded, inside the range."""
         share = torch.rand((), dtype=torch.float64, generator=streams.generator()).item()
         if self.log:
-            value = math.exp(
-                math.log(self.low) + share * (math.log(self.high) - math.log(self.low))
-            )
+            low, high = math.log(self.low), math.log(self.high)
+            value = math.exp(low + share * (high - low))
         else:
             value = self.low + share * (self.high - self.low)
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
@@ -151,17 +150,15 @@ def draw_combinations(
 ) -> list[Attack]:
     """The attack as it is, then others with drawn values; each value has a stream of its own, so
     more do not change the first."""
-    drawn = [
-        _change(
-            attack,
-            {
-                one.field: one.draw(streams.child("combination", number, one.field))
-                for one in ranges
-            },
-        )
-        for number in range(1, count)
-    ]
-    return list(dict.fromkeys([attack, *drawn]))
+    types, plain = _number_types(attack), to_dict(attack)
+    found = [attack]
+    for number in range(1, count):
+        drawn = {}
+        for one in ranges:
+            value = one.draw(streams.child("combination", number, one.field))
+            drawn[one.field] = round(value) if types[one.field] is int else value
+        found.append(read("attack", {**plain, **drawn}, Attack))
+    return list(dict.fromkeys(found))
 
 
 def _refuse_unknown(attack: Attack, field: str) -> None:
@@ -179,18 +176,10 @@ def _refuse_unknown(attack: Attack, field: str) -> None:
     )
 
 
-def _change(attack: Attack, values: Mapping[str, float]) -> Attack:
-    types = _number_types(attack)
-    whole = {
-        field: round(value) if types[field] is int else value for field, value in values.items()
-    }
-    return read("attack", {**to_dict(attack), **whole}, Attack)
-
-
 def _number_types(attack: Attack) -> dict[str, type]:
     hints = typing.get_type_hints(type(attack))
-    fields = [field.name for field in list_fields(type(attack))]
-    return {name: hints[name] for name in fields if hints[name] in (int, float)}
+    names = [field.name for field in list_fields(type(attack))]
+    return {name: hints[name] for name in names if hints[name] in (int, float)}
 
 
 @dataclass(frozen=True)
@@ -238,7 +227,13 @@ class Tuning:
         """One audit for each attack on the sentences of a stage."""
         part = self.part(stage)
         spec = replace(self.base, data=part, limit=len(part.load()))
-        return [Cell(self._title(attack), replace(spec, attacks=(attack,))) for attack in attacks]
+        return [
+            Cell(
+                {field: f"{to_dict(attack)[field]:g}" for field in self.fields},
+                replace(spec, attacks=(attack,)),
+            )
+            for attack in attacks
+        ]
 
     def where_to_report(self) -> str:
         """What the sentences of this search must not be used for."""
@@ -252,9 +247,6 @@ class Tuning:
             f"The first {first} examples of {to_string(self.base.data)} were tuned on: they must"
             " not be reported on."
         )
-
-    def _title(self, attack: Attack) -> dict[str, str]:
-        return {field: f"{to_dict(attack)[field]:g}" for field in self.fields}
 
 
 def plan_tuning(
@@ -342,14 +334,8 @@ def tune(
         " sentences"
     )
     fine = run_cells(cells, folder, device, display, memory=memory)
-    tuned = _summarise(tuning, coarse, fine)
-    write_result(folder / FILE, SCHEMA, tuned)
-    return tuned
-
-
-def _summarise(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[CellResult]) -> Tuned:
     ranked = rank(_records(coarse), _records(fine), tuning.default, tuning.metric, tuning.fields)
-    return Tuned(
+    tuned = Tuned(
         created=now(),
         attack=to_string(tuning.default),
         target=to_string(tuning.base.target),
@@ -363,6 +349,8 @@ def _summarise(tuning: Tuning, coarse: Sequence[CellResult], fine: Sequence[Cell
         ranked=ranked,
         failures=tuple(str(result.failure) for result in [*coarse, *fine] if result.failure),
     )
+    write_result(folder / FILE, SCHEMA, tuned)
+    return tuned
 
 
 def _records(results: Sequence[CellResult]) -> dict[Attack, Record]:

@@ -24,6 +24,7 @@ from gradleak.targets import (
     loading,
     lti_lm,
     minilm,
+    smollm2,
     tiny,
 )
 
@@ -32,18 +33,24 @@ OF_CLASSIFIERS = re.compile(r"(^|,)\s*(classes|head_std|head_seed|attend_padding
 
 
 def resolve_target(described: str, allow_pickle: bool = False) -> TargetSpec:
-    """A registered target, or a hub id or folder: `huggingface:path=…`, or `causal_lm:path=…`
-    where config.json says so."""
+    """A registered target, or a hub id, folder or GGUF file: `huggingface:path=…`, or
+    `causal_lm:path=…` where config.json says so."""
     name, colon, rest = (described, "", "") if _is_folder(described) else described.partition(":")
     if os.path.isfile(os.path.join(os.path.expanduser(name), "adapter_config.json")):
         return _read_adapters(name, rest, allow_pickle)
     if name not in list_registered("target") and (
-        "/" in name or "-" in name or name.startswith((".", "~")) or _is_folder(name)
+        "/" in name
+        or "-" in name
+        or name.startswith((".", "~"))
+        or _is_folder(name)
+        or _is_gguf_file(name)
     ):
-        loading.refuse_missing_folder(name)
-        causal = loading.is_language_model(
-            loading.architectures_of(name)
-        ) and not OF_CLASSIFIERS.search(rest)
+        if not (in_gguf := _is_gguf_file(name)):
+            loading.refuse_missing_folder(name)
+        causal = in_gguf or (
+            loading.is_language_model(loading.architectures_of(name))
+            and not OF_CLASSIFIERS.search(rest)
+        )
         path = json.dumps(name, ensure_ascii=False)
         described = f"{'causal_lm' if causal else 'huggingface'}:path={path}" + (
             "," + rest if colon else ""
@@ -81,7 +88,11 @@ def hub_ids(specs: Iterable[TargetSpec]) -> list[str]:
         for spec in specs
         if isinstance(spec, (huggingface.HuggingFace, huggingface.CausalLM))
     ]
-    return sorted({path for path in named if not _is_folder(path)})
+    return sorted({path for path in named if not (_is_folder(path) or _is_gguf_file(path))})
+
+
+def _is_gguf_file(name: str) -> bool:
+    return loading.is_gguf(name) and os.path.isfile(os.path.expanduser(name))
 
 
 def _is_folder(name: str) -> bool:

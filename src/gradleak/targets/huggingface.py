@@ -76,8 +76,8 @@ class HuggingFace(TargetSpec):
 @register("target", "causal_lm")
 @dataclass(frozen=True)
 class CausalLM(TargetSpec):
-    """A causal language model by hub id or folder (GPT-2, Llama …), trained to predict the next
-    token. Hub code is never run."""
+    """A causal language model by hub id, folder or GGUF file (GPT-2, Llama …), trained to predict
+    the next token. Hub code is never run."""
 
     labels_are_tokens: ClassVar[bool] = True
     added_later: ClassVar[frozenset[str]] = frozenset({"loss_over"})
@@ -90,22 +90,42 @@ class CausalLM(TargetSpec):
     loss_over: LossOver = "texts"
 
     def open(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Target:
-        source, auto_class = source_of(self.path), quiet_transformers().AutoModelForCausalLM
-        tokenizer = load_tokenizer(self.path, source)
-        model, missing = load_model(
-            auto_class, "causal language model", self.path, source, dtype, not self.allow_pickle, {}
-        )
-        if missing:
-            raise GradleakError(
-                f"The checkpoint {self.path} has no {min(missing)}: it is not a whole causal"
-                " language model, and a random part would make the audit another model's."
-            )
-        return CausalLanguageModel(
-            self.path, model.to(device), tokenizer, self.frozen, loss_over=self.loss_over
+        return open_language_model(
+            self.path,
+            source_of(self.path),
+            device,
+            dtype,
+            frozen=self.frozen,
+            safetensors_only=not self.allow_pickle,
+            loss_over=self.loss_over,
         )
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.path)
+
+
+def open_language_model(
+    name: str,
+    source: str | Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    frozen: tuple[str, ...] = (),
+    safetensors_only: bool = True,
+    loss_over: LossOver = "texts",
+) -> CausalLanguageModel:
+    """Loads model and tokenizer of a whole causal language model."""
+    auto_class = quiet_transformers().AutoModelForCausalLM
+    tokenizer = load_tokenizer(name, source)
+    model, missing = load_model(
+        auto_class, "causal language model", name, source, dtype, safetensors_only, {}
+    )
+    if missing:
+        raise GradleakError(
+            f"The checkpoint {name} has no {min(missing)}: it is not a whole causal language model,"
+            " and a random part would make the audit another model's."
+        )
+    return CausalLanguageModel(name, model.to(device), tokenizer, frozen, loss_over=loss_over)
 
 
 def open_classifier(

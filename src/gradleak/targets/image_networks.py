@@ -40,17 +40,22 @@ class ConvolutionsAndHead(nn.Module):
         return scores
 
 
-@torch.no_grad()
-def draw_uniform(module: nn.Module, streams: Streams, spread: float) -> None:
-    """Draws every parameter between −spread and spread, each from a stream of its own."""
-    for name, parameter in module.named_parameters():
-        drawn = torch.rand(parameter.shape, generator=streams.child(name).generator())
-        parameter.copy_((2 * drawn - 1) * spread)
+class UniformClassifier(DrawnClassifier):
+    """Abstract: convolutions and a head whose weights are drawn evenly around zero."""
+
+    spread: float
+
+    @torch.no_grad()
+    def draw(self, module: nn.Module, streams: Streams) -> None:
+        """Draws every parameter between −spread and spread, each from a stream of its own."""
+        for name, parameter in module.named_parameters():
+            drawn = torch.rand(parameter.shape, generator=streams.child(name).generator())
+            parameter.copy_((2 * drawn - 1) * self.spread)
 
 
 @register("target", "lenet")
 @dataclass(frozen=True)
-class LeNet(DrawnClassifier):
+class LeNet(UniformClassifier):
     """LeNet with sigmoids for pictures of 32 × 32: 15,826 parameters, random unless `weights`
     names a safetensors file."""
 
@@ -69,13 +74,10 @@ class LeNet(DrawnClassifier):
     def make(self) -> nn.Module:
         return ConvolutionsAndHead(self.shape, self.classes, width=12, strides=(2, 2, 1))
 
-    def draw(self, module: nn.Module, streams: Streams) -> None:
-        draw_uniform(module, streams, self.spread)
-
 
 @register("target", "tiny_image")
 @dataclass(frozen=True)
-class TinyImage(DrawnClassifier):
+class TinyImage(UniformClassifier):
     """The same with two convolutions of four channels, for pictures of 8 × 8 and first tries."""
 
     classes: Count = 4
@@ -90,9 +92,6 @@ class TinyImage(DrawnClassifier):
 
     def make(self) -> nn.Module:
         return ConvolutionsAndHead(self.shape, self.classes, width=4, strides=(2, 1))
-
-    def draw(self, module: nn.Module, streams: Streams) -> None:
-        draw_uniform(module, streams, self.spread)
 
 
 class Block(nn.Module):

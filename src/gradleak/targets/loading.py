@@ -1,7 +1,10 @@
 """Hugging Face models and tokenizers from a hub id or a folder, with what can go wrong said in a
 sentence."""
 
+import contextlib
 import hashlib
+import importlib.util
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +17,23 @@ from gradleak.core.errors import GradleakError, near_paths
 from gradleak.core.not_ours import HUB_ID, find_model, is_beside_folders, quiet_transformers
 
 
+def is_gguf(path: str) -> bool:
+    """Whether a path names a file of llama.cpp, which holds weights and tokenizer."""
+    return path.endswith(".gguf")
+
+
+def has_gguf() -> bool:
+    """Whether the package is there that such files are read with."""
+    return importlib.util.find_spec("gguf") is not None
+
+
 def source_of(path: str) -> str | Path:
-    """A folder where there is one of that name, else a hub id that network or cache holds;
-    refuses what can be neither."""
-    refuse_missing_folder(path)
+    """A folder where there is one of that name, or a GGUF file, else a hub id that network or cache
+    holds; refuses what can be none of them."""
     folder = Path(path).expanduser()
+    if is_gguf(path) and folder.is_file():
+        return folder
+    refuse_missing_folder(path)
     if folder.is_dir():
         return folder
     find_model(path)
@@ -60,7 +75,9 @@ def is_language_model(architectures: Sequence[str]) -> bool:
 
 
 def load_tokenizer(name: str, source: str | Path) -> Any:
-    """The tokenizer that lies beside a model."""
+    """The tokenizer that lies beside a model, or within its file."""
+    if isinstance(source, Path) and source.is_file():
+        return _load_from_gguf(name, source, quiet_transformers().AutoTokenizer, {})
     if isinstance(source, Path) and not any(
         (source / part).exists()
         for part in ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")
@@ -88,6 +105,10 @@ def load_model(
 ) -> tuple[Any, set[str]]:
     """The model with eager attention (fused kernels have no second derivative), and the names
     its checkpoint lacks."""
+    if isinstance(source, Path) and source.is_file():
+        wanted = {"attn_implementation": "eager", "dtype": dtype, "output_loading_info": True}
+        model, info = _load_from_gguf(name, source, auto_class, wanted | dict(options))
+        return model, set(info["missing_keys"])
     if isinstance(source, Path):
         _refuse_folder(name, source, safetensors_only)
     try:
@@ -110,6 +131,22 @@ def load_model(
     return model, set(info["missing_keys"])
 
 
+def _load_from_gguf(name: str, file: Path, auto_class: Any, options: Mapping[str, Any]) -> Any:
+    """What the library reads of a GGUF file: quantised weights become numbers again."""
+    if not has_gguf():
+        raise GradleakError(
+            f"{name} is a GGUF file, which needs gguf: pip install 'gradleak[gguf]'."
+        )
+    try:
+        # It shows a progress bar of its own, which cannot be turned off
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stderr(io.StringIO()):
+            return auto_class.from_pretrained(file.parent, gguf_file=file.name, **options)
+    except (OSError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
+        raise GradleakError(
+            f"The GGUF file {name} could not be read: {_first_line(error)}"
+        ) from error
+
+
 def _no_folder(source: str | Path) -> str:
     """For a hub id that may have been meant as a folder."""
     if isinstance(source, Path):
@@ -129,8 +166,10 @@ def _refuse_folder(name: str, folder: Path, safetensors_only: bool) -> None:
 
 
 def fingerprint_of(path: str) -> str:
-    """A hash of the weights in a folder, or the hub id."""
+    """A hash of the weights in a folder or GGUF file, or the hub id."""
     folder = Path(path).expanduser()
+    if is_gguf(path) and folder.is_file():
+        return f"sha256:{sha256_of(folder)[:16]}"
     weights = (
         sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
         if folder.is_dir()

@@ -18,6 +18,7 @@ from gradleak.core.batch import Batch, Example, pad_rows
 from gradleak.core.errors import GradleakError
 from gradleak.core.parts import Part
 from gradleak.core.target import Target, Vocabulary
+from gradleak.matching.kinds import owners_of
 from gradleak.targets.weights import Weights
 
 LossOver = Literal["texts", "tokens"]  # what a batch's loss is the mean over
@@ -52,7 +53,11 @@ class OpenedTransformer(Target):
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary_of(name, model, tokenizer)
         self.hidden_size = int(self.vocabulary.embeddings.shape[1])
-        self._aliases = aliases_of(model)
+        # Of every parameter, the names under which modules hold it: several where weights are tied
+        self._aliases = {
+            name: [f"{module}.{attribute}".lstrip(".") for module, attribute in owners]
+            for name, owners in owners_of(model).items()
+        }
         self.longest = longest_of(model.config, tokenizer)
 
     @property
@@ -79,7 +84,8 @@ class OpenedTransformer(Target):
         twin.module = copy.deepcopy(self.module).double()
         trained = {name: twin.module.get_parameter(name) for name in self.parameters}
         twin._weights = replace(self._weights, parameters=trained)
-        twin.vocabulary = replace(self.vocabulary, embeddings=self.vocabulary.embeddings.double())
+        table = twin.module.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        twin.vocabulary = replace(self.vocabulary, embeddings=table)
         return twin
 
     def with_loss_over(self, loss_over: LossOver) -> "OpenedTransformer":
@@ -163,9 +169,8 @@ class OpenedTransformer(Target):
     def _refuse_lengths(self, examples: Sequence[Example], lengths: Sequence[int]) -> None:
         """Refuses empty texts, and texts of different lengths where padding is read. Errors never
         quote a text."""
-        specials = self.vocabulary.frame_length
         for place, (example, tokens) in enumerate(zip(examples, lengths, strict=True), start=1):
-            if tokens <= specials:
+            if tokens <= self.vocabulary.frame_length:
                 raise GradleakError(
                     f"{name_example(example, place)} is empty after tokenising: remove it from the"
                     " data."
@@ -255,8 +260,7 @@ class OpenedTransformer(Target):
 
     def _ignores_padding(self, ids: Tensor, by_ids: Tensor) -> bool:
         """Whether padding that is masked changes nothing."""
-        mask = F.pad(torch.ones_like(ids).bool(), (0, 3))
-        padded = self._read_embeddings(self._pad(ids), mask)
+        padded = self._read_embeddings(self._pad(ids), F.pad(torch.ones_like(ids).bool(), (0, 3)))
         return same_logits(by_ids, padded[:, : by_ids.shape[1]])
 
 
@@ -291,17 +295,6 @@ def vocabulary_of(name: str, model: Any, tokenizer: Any) -> Vocabulary:
         pad=int(pad),
         specials=tuple(sorted(special)),
     )
-
-
-def aliases_of(model: nn.Module) -> dict[str, list[str]]:
-    """For every parameter name, the names under which modules hold it: more than one where
-    weights are tied."""
-    holders: dict[int, list[str]] = {}
-    # Each module once, whatever the number of its names
-    for module_name, part in model.named_modules():
-        for attribute, parameter in part.named_parameters(recurse=False):
-            holders.setdefault(id(parameter), []).append(f"{module_name}.{attribute}".lstrip("."))
-    return {name: holders[id(parameter)] for name, parameter in model.named_parameters()}
 
 
 def longest_of(config: Any, tokenizer: Any) -> int:

@@ -22,7 +22,7 @@ from gradleak.core.protocol import Protocol
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.defenses.dp_sgd import DpSgd
+from gradleak.defenses.differential_privacy import DpSgd
 
 
 def refuse_unfit(defenses: Sequence[Defense]) -> None:
@@ -57,11 +57,12 @@ def gradients_of_each(
 
 def gradient_of_all(parameters: Mapping[str, Tensor]) -> Update:
     """The gradient that a backward pass left; zero where it reached nothing."""
-    found = {
-        name: value.grad if value.grad is not None else torch.zeros_like(value)
-        for name, value in parameters.items()
-    }
-    return Update({name: gradient.detach()[None] for name, gradient in found.items()})
+    return Update(
+        {
+            name: (torch.zeros_like(value) if value.grad is None else value.grad).detach()[None]
+            for name, value in parameters.items()
+        }
+    )
 
 
 def step_with(
@@ -82,12 +83,13 @@ def run_guarantees(
 ) -> tuple[Guarantee, ...]:
     """What the whole run proves: of DP-SGD at this run's own sampling rate and steps, of others
     as they say themselves."""
-    made: list[Guarantee] = []
-    for defense in defenses:
-        if isinstance(defense, DpSgd):
-            defense = replace(defense, sampling_rate=min(1.0, batch_size / examples), steps=steps)
-        made += [one for one in defense.guarantees() if one.reading == "whole run"]
-    return tuple(made)
+    rate = min(1.0, batch_size / examples)
+    of_run = (
+        replace(one, sampling_rate=rate, steps=steps) if isinstance(one, DpSgd) else one
+        for one in defenses
+    )
+    proven = (guarantee for defense in of_run for guarantee in defense.guarantees())
+    return tuple(one for one in proven if one.reading == "whole run")
 
 
 def refuse_unfit_federation(

@@ -75,6 +75,10 @@ class FineTuning:
         refuse_unfit(self.defenses)
         refuse_unfit_federation(self.protocol, self.clients, self.defenses, self.gradient_noise)
 
+    def steps_an_epoch(self, examples: int) -> int:
+        """How many batches so many examples make."""
+        return -(-examples // self.batch_size)
+
     @property
     def federated(self) -> bool:
         """Whether a step is a round of clients, not a step of one who has all."""
@@ -129,16 +133,23 @@ def train(
         list(target.parameters.values()), lr=settings.learning_rate, weight_decay=0.0, eps=1e-6
     )
     first = resume(out, settings, target, material, optimiser)
-    progress = _Progress(settings, len(material.training), first, watch)
+    an_epoch, began = settings.steps_an_epoch(len(material.training)), time.monotonic()
+
+    def tell(epoch: int, done: int, loss: Tensor) -> None:
+        """Tells who watches how many steps are done."""
+        steps = an_epoch * settings.epochs
+        seconds_a_step = (time.monotonic() - began) / (done - an_epoch * first)
+        watch(News(epoch + 1, done, steps, loss, seconds_a_step * (steps - done)))
+
     with _trainable(target):
         for epoch in range(first, settings.epochs):
-            _train_epoch(settings, target, material.training, optimiser, epoch, progress)
+            _train_epoch(settings, target, material.training, optimiser, epoch, tell)
             save_checkpoint(out, settings, target, material, optimiser, epoch + 1)
 
 
 def guarantees(settings: FineTuning, examples: int) -> tuple[Guarantee, ...]:
     """What training on so many examples proves of any one of them, by every accountant."""
-    steps = -(-examples // settings.batch_size) * settings.epochs
+    steps = settings.steps_an_epoch(examples) * settings.epochs
     return run_guarantees(settings.defenses, examples, settings.batch_size, steps)
 
 
@@ -160,45 +171,25 @@ def evaluate(target: TextClassifier, evaluation: Sequence[Lesson]) -> Scores:
     return score_counts(count(target, evaluation))
 
 
-class _Progress:
-    """Counts steps and tells who watches."""
-
-    def __init__(
-        self, settings: FineTuning, examples: int, epochs_done: int, watch: Callable[[News], None]
-    ) -> None:
-        an_epoch = -(-examples // settings.batch_size)
-        self.step = self._began_at = an_epoch * epochs_done
-        self.steps = an_epoch * settings.epochs
-        self._began = time.monotonic()
-        self._watch = watch
-
-    def advance(self, epoch: int, loss: Tensor) -> None:
-        self.step += 1
-        seconds_a_step = (time.monotonic() - self._began) / (self.step - self._began_at)
-        self._watch(
-            News(epoch + 1, self.step, self.steps, loss, seconds_a_step * (self.steps - self.step))
-        )
-
-
 def _train_epoch(
     settings: FineTuning,
     target: TextClassifier,
     training: Sequence[Lesson],
     optimiser: torch.optim.Optimizer,
     epoch: int,
-    progress: _Progress,
+    tell: Callable[[int, int, Tensor], None],
 ) -> None:
     total, seen = torch.zeros((), device=target.device), 0
-    for places in _epoch_batches(settings, len(training), epoch, progress.step):
+    an_epoch = settings.steps_an_epoch(len(training))
+    drawn = _epoch_batches(settings, len(training), epoch)
+    for step, places in enumerate(drawn, start=an_epoch * epoch):
         batch = [training[place] for place in places]
         for group in optimiser.param_groups:
-            group["lr"] = settings.learning_rate * (1 - progress.step / progress.steps)
+            group["lr"] = settings.learning_rate * (1 - step / (an_epoch * settings.epochs))
         # One stream a step: a resumed run draws what an undisturbed one does
-        loss = _descend(
-            settings, target, batch, optimiser, settings.streams.child("step", progress.step)
-        )
+        loss = _descend(settings, target, batch, optimiser, settings.streams.child("step", step))
         total, seen = total + loss * len(batch), seen + len(batch)
-        progress.advance(epoch, total / max(1, seen))
+        tell(epoch, step + 1, total / max(1, seen))
     if not bool(torch.isfinite(total)):
         raise RunFailed(
             f"The loss of epoch {epoch + 1} is not finite: lower --learning-rate or"
@@ -206,14 +197,13 @@ def _train_epoch(
         )
 
 
-def _epoch_batches(
-    settings: FineTuning, examples: int, epoch: int, first_step: int
-) -> list[list[int]]:
+def _epoch_batches(settings: FineTuning, examples: int, epoch: int) -> list[list[int]]:
     """The examples of each step: in a random order, or each drawn by chance where that is what
     the accountants assume."""
     starts = range(0, examples, settings.batch_size)
     if want_each_example(settings.defenses):
-        steps = [settings.streams.child("step", first_step + place) for place in range(len(starts))]
+        first = len(starts) * epoch
+        steps = [settings.streams.child("step", first + place) for place in range(len(starts))]
         return [choose_by_chance(examples, settings.batch_size, stream) for stream in steps]
     order = torch.randperm(
         examples, generator=settings.streams.child("order", epoch).generator()

@@ -127,11 +127,10 @@ def train_prior(
     optimiser = torch.optim.AdamW(
         groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda"
     )
-    epoch, step = _resume(out, settings, model, optimiser)
-    steps_an_epoch = len(batches(corpus.training, settings.tokens_a_batch, None))
-    total = steps_an_epoch * settings.epochs
+    epochs_done, step = _resume(out, settings, model, optimiser)
+    total = len(batches(corpus.training, settings.tokens_a_batch, None)) * settings.epochs
     began, done_before = time.monotonic(), step
-    while epoch < settings.epochs:
+    for epoch in range(epochs_done, settings.epochs):
         order = batches(
             corpus.training,
             settings.tokens_a_batch,
@@ -150,17 +149,15 @@ def train_prior(
             step += 1
             if place % 100 == 0 or place == len(order):
                 seconds = (time.monotonic() - began) / (step - done_before) * (total - step)
-                mean = float(running) / (place % 100 or 100)
                 yield {
                     "epoch": epoch + 1,
                     "step": step,
                     "total": total,
-                    "loss": mean,
+                    "loss": float(running) / (place % 100 or 100),
                     "seconds_left": seconds,
                 }
                 running.zero_()
-        epoch += 1
-        _save(out, settings, model, optimiser, epoch, step)
+        _save(out, settings, model, optimiser, epoch + 1, step)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     counts = sum(
@@ -169,7 +166,7 @@ def train_prior(
     )
     torch.save(counts, out / "token_counts.pt")
     yield {
-        "epoch": epoch,
+        "epoch": settings.epochs,
         "step": step,
         "total": total,
         "validation": validation_nats(model, corpus),

@@ -181,9 +181,11 @@ def intervals(counts: Counts) -> dict[str, Interval]:
     chances = (counts + 1 / classes).flatten() / (examples + classes)
     drawn = np.random.default_rng(0).multinomial(examples, chances.numpy(), size=RESAMPLES)
     tables = torch.from_numpy(drawn).double().view(RESAMPLES, classes, classes)
-    made = {"mcc": _ends(found.mcc, [matthews(table) for table in tables], examples)}
-    made["f1"] = _ends(found.f1, [f1(table) for table in tables], examples)
-    return made | {"accuracy": clopper_pearson(round(float(counts.trace())), examples, CONFIDENCE)}
+    return {
+        "mcc": _ends(found.mcc, [matthews(table) for table in tables], examples),
+        "f1": _ends(found.f1, [f1(table) for table in tables], examples),
+        "accuracy": clopper_pearson(round(float(counts.trace())), examples, CONFIDENCE),
+    }
 
 
 def _ends(value: float, redrawn: list[float], examples: int) -> Interval:

@@ -70,13 +70,11 @@ def train_image_classifier(
             _move(optimiser, loss)
             schedule.step()
             losses.append(loss.detach())
-        left = (time.monotonic() - began) / epoch * (settings.epochs - epoch)
-        right = accuracy(target, others, weights)
         yield {
             "epoch": epoch,
             "loss": float(torch.stack(losses).mean()),
-            "accuracy": right,
-            "seconds_left": left,
+            "accuracy": accuracy(target, others, weights),
+            "seconds_left": (time.monotonic() - began) / epoch * (settings.epochs - epoch),
         }
     save_file({name: value.detach().cpu().contiguous() for name, value in weights.items()}, out)
 
@@ -187,8 +185,7 @@ class Contest:
         loss = loss + 0.5 * SLOPE_WEIGHT * slopes.flatten(1).square().sum(1).mean()
         _move(self.tells, loss)
         _move(self.makes, F.softplus(-self.adversary(self.network(drawn))).mean())
-        right = torch.cat([real_scores > 0, made_scores < 0])
-        return {"told_apart": right.float().mean()}
+        return {"told_apart": torch.cat([real_scores > 0, made_scores < 0]).float().mean()}
 
 
 def _move(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -218,12 +215,12 @@ def train_generator(
     how long is left."""
     streams = Streams.root("generator", settings.seed)
     mean = pictures.mean(0)
-    channels, height, width = (int(size) for size in mean.shape)
+    channels, height, width = map(int, mean.shape)
+    shape = (channels, height, width)
     with torch.random.fork_rng(devices=[]):  # what the library draws is redrawn below
-        network = GeneratorNetwork((channels, height, width), settings.latents, settings.width)
+        network = GeneratorNetwork(shape, settings.latents, settings.width)
         halvings = len(network.convolutions)
-        shape, numbers = (channels, height, width), 2 * settings.latents
-        encoder = Mirror(shape, numbers, settings.width, halvings)
+        encoder = Mirror(shape, 2 * settings.latents, settings.width, halvings)
         adversary = Mirror(shape, 1, settings.width, halvings)
     for name, module in (("network", network), ("encoder", encoder), ("adversary", adversary)):
         _draw(module, streams.child(name))

@@ -19,7 +19,7 @@ from gradleak.core.attack import Sentences
 from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
-from gradleak.matching.exact import Gradients, gradients_of
+from gradleak.matching.exact import Gradients, OuterSums, gradients_of
 from gradleak.matching.precision import gradient_difference, sum_error
 
 # The client's rounding and ours are two draws of one size: ours is measured, and the client's is no
@@ -49,6 +49,8 @@ class Contributions:
     seen_squared: Float[Tensor, "tensors"]  # the same with itself
     # What it may leave of each tensor, of an update that was not scaled down
     rounding: Float[Tensor, "tensors"]
+    # The same outside of the span of a linear layer's inputs: errors of δ_t lie within it
+    span_rounding: Float[Tensor, "tensors"]
     # What else may: a channel's rounding, and that of the products
     beyond: Float[Tensor, "tensors"]
     predicted: Float[Tensor, "sentences labels"]
@@ -66,6 +68,10 @@ class Contributions:
         `scale` is the factor by which the update was scaled down.
         """
         return (scale * self.rounding + self.beyond).clamp_min(LEAST)
+
+    def compute_span_floors(self, scale: float = 1.0) -> Float[Tensor, "tensors"]:
+        """Says how far each tensor of the truth may lie outside of the span of its inputs."""
+        return (scale * self.span_rounding + self.beyond).clamp_min(LEAST)
 
     def measure_misfit(self, shares: Float[Tensor, "columns"], scale: float = 1.0) -> float:
         """Measures the largest distance of a tensor from a weighted sum of columns, in floors.
@@ -134,6 +140,10 @@ def make_contributions(
         _bound_rounding(observation, name, gradients, made.rounded[name])
         for name, gradients in each
     ]
+    spans = [
+        min(whole, _bound_span_rounding(observation, name, gradients, made.rounded[name]))
+        for (name, gradients), whole in zip(each, rounding, strict=True)
+    ]
     beyond = [
         _bound_rest(observation, name, gradients, size)
         for (name, gradients), size in zip(each, sizes, strict=True)
@@ -148,6 +158,7 @@ def make_contributions(
         along=torch.stack([multiply_with_seen(observation, *one) for one in each]),
         seen_squared=torch.tensor(sizes, dtype=torch.float64).square(),
         rounding=torch.tensor(rounding, dtype=torch.float64),
+        span_rounding=torch.tensor(spans, dtype=torch.float64),
         beyond=torch.tensor(beyond, dtype=torch.float64),
         predicted=predicted,
         weights=made.weights,
@@ -218,6 +229,25 @@ def _bound_rounding(
     expected = gradient_difference(list_sum_lengths(observation.target), precision) * float(
         gradients.summands().max()
     )
+    return TIMES_MEASURED * measured + expected
+
+
+def _bound_span_rounding(
+    observation: Observation, name: str, gradients: Gradients, rounded: Gradients
+) -> float:
+    """Bounds what rounding may leave of one tensor outside of the span of the layer's inputs.
+
+    The gradient is Σ_t δ_t x_tᵀ. However wrong a client's δ_t are after a deep pass back, they are
+    multiplied with inputs: only errors of these and of the sum itself lie outside.
+    """
+    if not (isinstance(gradients, OuterSums) and isinstance(rounded, OuterSums)):
+        return math.inf
+    sizes = gradients.deltas.norm(dim=2)
+    measured = float(((rounded.inputs - gradients.inputs).norm(dim=2) * sizes).sum(1).max())
+    # Over the tokens of a batch, after a normalisation's sums as long as the layer is wide
+    sums = [gradients.inputs.shape[0] * gradients.inputs.shape[1], gradients.inputs.shape[2]]
+    precision = observation.update.tensors[name].dtype
+    expected = gradient_difference(sums, precision) * float(gradients.summands().max())
     return TIMES_MEASURED * measured + expected
 
 

@@ -73,7 +73,8 @@ class Neighbourhood:
         self.columns, self.count, self.bench = columns, count, bench
         self.observation, self.target = columns.observation, columns.observation.target
         self.shares, self.floors = count.shares(), columns.compute_floors(count.scale)
-        self.first = make_word_sieve(columns, count, self.floors)
+        self.span_floors = columns.compute_span_floors(count.scale)
+        self.first = make_word_sieve(columns, count, self.span_floors)
 
     def count_others(self) -> int:
         """Counts those that fit as well, of those whose gradient was computed.
@@ -229,7 +230,7 @@ class Neighbourhood:
         ]
 
     def _find_floor(self, part: Part) -> float:
-        return float(self.floors[self.columns.names.index(part.name)])
+        return float(self.span_floors[self.columns.names.index(part.name)])
 
     @torch.no_grad()
     def _feed(

@@ -29,6 +29,7 @@ from gradleak.matching.inputs import (
     Additive,
     ModuleInputs,
     centre,
+    depends_on_position,
     first_inputs,
     keep_sums,
     squares_normalised,
@@ -50,7 +51,7 @@ class SeenToken:
     """One token of the guess as the first layer sees it."""
 
     word: int
-    position: int
+    position: int  # zero for all where positions come later, as in rotary models
     # Of length one; along the input itself where it is not needed.
     direction: Float[Tensor, "width"]
     needed: bool  # no other input can stand for it
@@ -160,7 +161,10 @@ class WordSieve:
             fed = first_inputs(self.inputs, some, self.positions).double()
             sizes.append(fed.square().sum(-1)[rows])
             inside.append((fed @ self.basis).square().sum(-1)[rows])
-            along.append(torch.einsum("pwd,dp->pw", fed[rows], directions).square())
+            if len(fed) == 1:  # what a word feeds in is the same at all places
+                along.append((fed[0] @ directions).mT.square())
+            else:
+                along.append(torch.einsum("pwd,dp->pw", fed[rows], directions).square())
         return torch.cat(sizes, 1), torch.cat(inside, 1), torch.cat(along, 1)
 
 
@@ -219,6 +223,7 @@ def make_word_sieve(
     left, values, right = found.left[:, :rank], found.values[:rank], found.right[:rank]
     leverage = left.square().sum(1)
     duals = (left / values) @ right  # the pseudo-inverse, transposed
+    by_position = depends_on_position(ModuleInputs(target, [parts[0]]))
     places = {}
     for row, key in enumerate(keys):
         copies = count.totals[key[0]]  # of which one would be changed
@@ -228,7 +233,8 @@ def make_word_sieve(
         direction = duals[row] / length if needed else fed[row] / fed[row].norm()
         strength = size / length if needed else 0.0
         word = _find_word(columns, *key)
-        places[key] = SeenToken(word, key[1], direction, needed, strength, size)
+        position = key[1] if by_position else 0
+        places[key] = SeenToken(word, position, direction, needed, strength, size)
     basis, allowed = right.mT.contiguous(), _list_words_seen(columns)
     return WordSieve(target, parts[0], places, basis, floor, allowed)
 

@@ -21,9 +21,8 @@ from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import matrix_of, module_of
-from gradleak.matching.kinds import Kind, kind_of
+from gradleak.matching.kinds import Kind, capture_calls, find_slopes, kind_of
 from gradleak.matching.linear_algebra import decompose, orthonormalise
 
 EXAMPLES, TOKENS = 2, 7  # of the random batch that shows the structure

@@ -116,8 +116,7 @@ class DiscreteRounds:
 
     def is_due(self, taken: int, steps: int) -> bool:
         """Returns whether a round follows that many steps."""
-        begun = taken >= self.begin * steps
-        return not self.rounds_at_end and begun and taken % self.every == 0
+        return not self.rounds_at_end and taken >= self.begin * steps and taken % self.every == 0
 
     def reorder_words(
         self,
@@ -135,17 +134,14 @@ class DiscreteRounds:
         for orders in self._draw_orders(rows, scorer.bench, number, slips.padded_prefix):
             if scorer.bench.out_of_time:
                 break
-            scores = scorer.score_orders(embeddings, ids, orders, self.prior_weight)
-            lowest, place = scores.min(1)
+            lowest, place = scorer.score_orders(embeddings, ids, orders, self.prior_weight).min(1)
             if slips.stale_rounds:
                 place = torch.where(lowest < best, place, 0)
                 best = torch.minimum(best, lowest)
             chosen = orders[torch.arange(count, device=orders.device), place]
             # Moments belong to words: left behind, they would push the words that came instead.
-            moving = [embeddings]
-            if not slips.moments_stay:
-                moving += [state.first, state.second]
-            for tensor in moving:
+            moments = () if slips.moments_stay else (state.first, state.second)
+            for tensor in (embeddings, *moments):
                 tensor.copy_(move_places(tensor, chosen))
             if not slips.stale_rounds:
                 ids = reorder(ids, chosen[:, None])[:, 0]
@@ -154,10 +150,9 @@ class DiscreteRounds:
         self, rows: Rows, bench: Bench, number: int, padded_prefix: bool
     ) -> Iterator[Orders]:
         """Yields the orders of one sentence after the other, each made when it is wanted."""
-        examples = rows.mask.shape[1]
-        for one in range(examples):
+        for one in range(rows.mask.shape[1]):
             yield draw_orders(rows, bench, self.candidates, number, one, "round", padded_prefix)
-        if self.across and examples > 1:
+        if self.across and rows.mask.shape[1] > 1:
             yield draw_exchanges(rows, bench, self.candidates, number, "across")
 
 
@@ -215,8 +210,7 @@ class Polish:
                 best = scores.gather(1, chosen[:, None])[:, 0]
                 ids = candidates[torch.arange(len(ids), device=ids.device), chosen]
             ending.report(number + 1, self.rounds, ids)
-            improved = (best < before - NO_BETTER) & (idle < self.patience)
-            idle = torch.where(improved, 0, idle + 1)
+            idle = torch.where((best < before - NO_BETTER) & (idle < self.patience), 0, idle + 1)
             if bool((idle >= self.patience).all()) or bench.out_of_time:
                 break
         return ids

@@ -3,8 +3,10 @@
 `MatchingAttack` is an attack that is nothing but a choice of parts for the loop.
 """
 
+import math
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,9 +24,9 @@ from gradleak.attacks.gradient_matching.discrete import (
     Slips,
     WordPolish,
 )
-from gradleak.attacks.gradient_matching.slopes import Slopes
+from gradleak.attacks.gradient_matching.slopes import open_slopes
 from gradleak.attacks.gradient_matching.starts import FreeLabels, Start
-from gradleak.attacks.search.descent import RowAdam, RowAdamState
+from gradleak.attacks.search.descent import RowAdam
 from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.attacks.search.search_rows import (
     Ids,
@@ -90,22 +92,19 @@ class MatchingLoop:
         """Returns, of the hypotheses and tries of each observation, the guess that matches best."""
         began = time.monotonic()
         bench.progress.tries = 1 + self.restarts
-        tried: dict[int, list[Tried]] = {observation.index: [] for observation in observations}
-        left = list(observations)
+        tried, left = defaultdict[int, list[Tried]](list), list(observations)
         for attempt in range(1 + self.restarts):
             for group in group_problems(left, self.assumptions, attempt):
                 if bench.out_of_time and all(tried[one.observation.index] for one in group):
                     continue  # all have a guess
                 for index, guess in self._search(group, bench):
                     tried[index].append(guess)
-            left = [one for one in left if self._has_failed(tried[one.index])]
+            nearest = {index: min(one.distance for one in found) for index, found in tried.items()}
+            left = [one for one in left if nearest[one.index] > self.good_enough]
             if not left or bench.out_of_time:
                 break
         seconds = (time.monotonic() - began) / len(observations)
         return [choose_nearest(tried[observation.index], seconds) for observation in observations]
-
-    def _has_failed(self, tried: "Sequence[Tried]") -> bool:
-        return min(guess.distance for guess in tried) > self.good_enough
 
     def _search(self, group: Sequence[SearchProblem], bench: Bench) -> "list[tuple[int, Tried]]":
         """Returns the index of each problem's observation, and the guess that came of it."""
@@ -121,9 +120,10 @@ class MatchingLoop:
                 rows = lay_out(some, self.slips.specials_inside, free is not None)
                 search = Search(loop, rows, bench)
                 search.run()
-            for row, observation in enumerate(rows.observations):
-                guess = Tried(float(search.judged[row]), search.reconstruct(row))
-                found.append((observation.index, guess))
+            found += [
+                (seen.index, Tried(float(search.judged[row]), search.reconstruct(row)))
+                for row, seen in enumerate(rows.observations)
+            ]
         return found
 
     def objective(
@@ -175,7 +175,7 @@ class Search:
         self.scorer = CandidateScorer(rows, matcher, bench, self._measure_unit(matcher))
         norm_weights = loop.norm_weight * self.scorer.unit
         padded = loop.slips.padding_in_penalty
-        self.slopes = Slopes(matcher, rows, bench, norm_weights, padded)
+        self.compute_slopes = open_slopes(matcher, rows, bench, norm_weights, padded)
         self.frame = rows.special_numbers()
         self.embeddings = self._put_back_specials(loop.start.draw(rows, bench, matcher))
         self.best = self.embeddings.clone()
@@ -198,18 +198,18 @@ class Search:
 
     def run(self) -> None:
         """Takes the steps, keeping the embeddings of the lowest loss of each row."""
-        discrete = self.loop.discrete
+        discrete, slips = self.loop.discrete, self.loop.slips
         state = self.loop.optimiser.begin(self.embeddings)
         for step in range(self.loop.steps):
             began = time.monotonic()
-            losses, gradients = self.compute_slopes()
+            losses, gradients = self.compute_slopes(self.embeddings)
             self._keep(step, losses)
             state.step(self.embeddings, gradients)
             seconds_a_step = time.monotonic() - began
             self.embeddings = self._put_back_specials(self.embeddings)
             self.taken = step + 1
             if discrete is not None and discrete.is_due(self.taken, self.loop.steps):
-                self._reorder_words(discrete, state, self.taken)
+                discrete.reorder_words(self.scorer, self.embeddings, state, self.taken, slips)
                 self.embeddings = self._put_back_specials(self.embeddings)
                 self.guesses_to_judge.append(nearest_tokens(self.rows, self.embeddings))
             if self.bench.ends_within(ENDING_STEPS * seconds_a_step):
@@ -218,31 +218,26 @@ class Search:
             for number in range(discrete.rounds_at_end):
                 if self.bench.out_of_time:
                     break
-                self._reorder_words(discrete, state, number)
-        losses, _ = self.compute_slopes()
+                discrete.reorder_words(self.scorer, self.embeddings, state, number, slips)
+        losses, _ = self.compute_slopes(self.embeddings)
         self._keep(self.taken, losses, is_last=True)
         self.answers = self._choose_answers()
         self.judged = self.best_losses
         if self.loop.answer_by_prior is not None:  # the answers are then words, as which they count
             self.judged = self.scorer.score_tokens(self.answers[:, None], 0.0)[:, 0]
 
-    def compute_slopes(self) -> tuple[Float[Tensor, "rows"], Embeddings]:
-        """Returns the distance of every row and its slope."""
-        return self.slopes(self.embeddings)
-
     def reconstruct(self, row: int) -> Reconstruction:
         """Returns the best guess of one row and how it came about."""
         loss = float(self.best_losses[row])
-        losses = [(step, losses[row]) for step, losses in self.losses]
+        losses = [(step, float(losses[row])) for step, losses in self.losses]
         guesses = [(step, self.rows.sentences(ids[row], row)) for step, ids in self.guesses]
         return Reconstruction(
             sentences=self.rows.sentences(self.answers[row], row),
-            loss=loss if bool(self.best_losses[row].isfinite()) else None,
+            loss=loss if math.isfinite(loss) else None,
             labels=self.rows.problems[row].hypothesis.labels,
             cost=Cost(steps=self.taken),
             trace=Trace(
-                losses=tuple((step, float(one)) for step, one in losses if bool(one.isfinite())),
-                guesses=tuple(guesses),
+                tuple((step, one) for step, one in losses if math.isfinite(one)), tuple(guesses)
             ),
         )
 
@@ -262,9 +257,6 @@ class Search:
         """Writes the state on the blackboard, with a few guesses."""
         loss = float(self.best_losses.mean())
         self.bench.progress.report(done, total, loss, self.rows.decode_some(ids))
-
-    def _reorder_words(self, discrete: DiscreteRounds, state: RowAdamState, number: int) -> None:
-        discrete.reorder_words(self.scorer, self.embeddings, state, number, self.loop.slips)
 
     def _choose_answers(self) -> Ids:
         """Returns the tokens of the lowest loss, or the best by matching and prior of all kept."""
@@ -311,9 +303,11 @@ class MatchingAttack(Attack):
     @property
     def loop(self) -> MatchingLoop:
         """The parts, with what they are told of observations."""
-        assumptions = Assumptions(self.labels, self.lengths, longest=self.longest)
         return replace(
-            self.parts, assumptions=assumptions, adaptive=self.adaptive, unroll=self.unroll
+            self.parts,
+            assumptions=Assumptions(self.labels, self.lengths, longest=self.longest),
+            adaptive=self.adaptive,
+            unroll=self.unroll,
         )
 
     @property

@@ -1,4 +1,7 @@
-"""The search loop for pictures: numbers that render to pictures move until these' gradient fits."""
+"""The search loop for pictures: numbers that render to pictures move until these' gradient fits.
+
+At the end stand the attacks that are this loop: on pixels, and on the numbers of a generator.
+"""
 
 import functools
 import time
@@ -12,14 +15,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradleak.attacks.gradient_matching.slopes import RECORDED, SlopesInPieces
-from gradleak.attacks.search.descent import RowAdam
+from gradleak.attacks.search.descent import Drops, RowAdam
 from gradleak.attacks.search.hypotheses import MOST_HYPOTHESES, Source, list_labels
 from gradleak.core.attack import Attack, Bench, Cost, Reconstruction, Trace
 from gradleak.core.batch import Batch, picture_of
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
-from gradleak.core.registry import Medium
+from gradleak.core.prior import Generator
+from gradleak.core.registry import Count, Medium, Rate, register
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.matching import Matcher, for_observations
@@ -115,8 +119,9 @@ def lay_out_pictures(
         tries = [found for found in assumed for _ in range(restarts)]
         rows += [PictureRow(observation, found, number) for number, found in enumerate(tries)]
     target = observations[0].target
-    every = torch.tensor([row.labels for row in rows], device=target.device)
-    return PictureRows(target, tuple(rows), every)
+    return PictureRows(
+        target, tuple(rows), torch.tensor([row.labels for row in rows], device=target.device)
+    )
 
 
 class Render(ABC):
@@ -138,25 +143,35 @@ class StandardisedPixels(Render):
     rows: PictureRows
 
     def render(self, state: Numbers, kept: slice) -> Images:
-        shaped = state.view(len(state), self.rows.examples, *self.rows.shape)
-        return shaped * PIXEL_SPREAD + 0.5
+        return state.view(len(state), self.rows.examples, *self.rows.shape) * PIXEL_SPREAD + 0.5
 
     def project(self, state: Numbers) -> Numbers:
         return state.clamp(-0.5 / PIXEL_SPREAD, 0.5 / PIXEL_SPREAD)
 
 
-@dataclass(frozen=True)
-class PictureObjective:
-    """What is minimised: a distance of gradients, as the defense leaves it, and total variation."""
+class PictureMatchingAttack(Attack):
+    """Minimises a distance of gradients, as the defense leaves it, and total variation.
 
+    Attacks that match the gradients of pictures have these fields.
+    """
+
+    medium: ClassVar[Medium] = "image"
     variation_weight: float
-    adaptive: bool = True
+    labels: Source
+    adaptive: bool
+
+    @property
+    def requires(self) -> frozenset[Fact]:
+        return frozenset({Fact.BATCH_SIZE, *([Fact.LABELS] if self.labels == "known" else [])})
+
+    def adapts_to(self, channel: Channel) -> bool:
+        return self.adaptive
 
     def open_matcher(self, observations: Sequence[Observation]) -> Matcher:
         """Returns one cosine over all parameters together, as IG has it."""
         return for_observations(observations, WholeCosine(), adaptive=self.adaptive, unroll=False)
 
-    def compute(self, matcher: Matcher, batch: Batch, rows: slice) -> Float[Tensor, "rows"]:
+    def compute_losses(self, matcher: Matcher, batch: Batch, rows: slice) -> Float[Tensor, "rows"]:
         """Returns the loss of one candidate a row."""
         assert batch.pixels is not None
         losses = matcher.distances(batch, rows)[:, 0]
@@ -164,17 +179,16 @@ class PictureObjective:
             return losses
         return losses + self.variation_weight * measure_variation(batch.pixels[:, 0])
 
-    def compute_at(
+    def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
     ) -> Float[Tensor, "observations"]:
-        """Returns the same at given batches of pictures, all of one size."""
         matcher, device = self.open_matcher(observations), observations[0].target.device
         pixels = torch.stack([batch.pixels for batch in batches if batch.pixels is not None])
         labels = torch.stack([batch.labels for batch in batches])
 
         def piece(kept: slice) -> Tensor:
             batch = Batch.of_pixels(pixels[kept, None], labels[kept, None])
-            return self.compute(matcher, batch, kept).detach()
+            return self.compute_losses(matcher, batch, kept).detach()
 
         # Done beside a search: what it may take does not come from the bench's memory.
         fitting = int(BESIDE / matcher.bytes(pixels.shape[1], 1))
@@ -203,16 +217,15 @@ class BestPictures:
 class PictureSearch:
     """Moves the numbers of all rows by Adam and keeps the best of each row."""
 
-    def __init__(self, rows: PictureRows, objective: PictureObjective, bench: Bench) -> None:
-        self.rows, self.objective, self.bench = rows, objective, bench
-        self.matcher = objective.open_matcher(rows.observations)
+    def __init__(self, rows: PictureRows, attack: PictureMatchingAttack, bench: Bench) -> None:
+        self.rows, self.attack, self.bench = rows, attack, bench
+        self.matcher = attack.open_matcher(rows.observations)
         device, each = rows.target.device, self.matcher.bytes(rows.examples, 1, slope=True)
         what = f"one step on {rows.examples} pictures"
         refuse_without_room("The search for pictures", each, bench, device, what)
         work = self.matcher.work(rows.examples, 1, slope=True)
-        held = RECORDED if device.type == "cuda" else 1
-        most = ROWS_AT_ONCE.get(device.type, 16)
-        self.chunks = pieces(bench, device, held * each, work, most)
+        held = each * (RECORDED if device.type == "cuda" else 1)
+        self.chunks = pieces(bench, device, held, work, ROWS_AT_ONCE.get(device.type, 16))
 
     def run(
         self, render: Render, start: Numbers, optimiser: RowAdam, steps: int, signed: bool
@@ -223,7 +236,7 @@ class PictureSearch:
 
         def compute_losses(numbers: Tensor, kept: slice) -> Tensor:
             batch = self.rows.batch(render.render(numbers, kept), kept)
-            return self.objective.compute(self.matcher, batch, kept)
+            return self.attack.compute_losses(self.matcher, batch, kept)
 
         compute_slopes = SlopesInPieces(self.chunks, compute_losses)
         best, lowest = state.clone(), state.new_full((len(state),), torch.inf)
@@ -272,28 +285,136 @@ def choose_pictures(
     return [best[observation.index] for observation in observations]
 
 
-class PictureMatchingAttack(Attack):
-    """What attacks that match the gradients of pictures share; each has these fields."""
+@register("attack", "ig")
+@dataclass(frozen=True)
+class InvertingGradients(PictureMatchingAttack):
+    """Moves pixels until their gradient points as the observed one does, and smooths them (IG)."""
 
-    medium: ClassVar[Medium] = "image"
-    variation_weight: float
-    labels: Source
-    adaptive: bool
+    cites = (
+        "Geiping et al., NeurIPS 2020; through defenses as in Learning to Invert (Wu et al. 2022),"
+        " appendix A.1"
+    )
+
+    steps: Count = 4800  # as released; its paper takes 24,000
+    learning_rate: Rate = 0.1  # a tenth of it after 3/8, 5/8 and 7/8 of the steps
+    variation_weight: float = 0.1  # of total variation; as released
+    restarts: int = 1
+    labels: Source = "known"
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.restarts < 1:
+            raise ValueError(
+                f"steps and restarts count from 1; they are {self.steps} and {self.restarts}."
+            )
 
     @property
-    def requires(self) -> frozenset[Fact]:
-        known = {Fact.LABELS} if self.labels == "known" else set()
-        return frozenset({Fact.BATCH_SIZE, *known})
+    def passes(self) -> int:
+        return self.restarts * self.steps
 
-    def adapts_to(self, channel: Channel) -> bool:
-        return self.adaptive
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        began = time.monotonic()
+        rows = lay_out_pictures(observations, self.labels, self.restarts)
+        render, optimiser = StandardisedPixels(rows), RowAdam(self.learning_rate, Drops(self.steps))
+        start = rows.draw(bench, rows.examples * rows.target.hidden_size)
+        search = PictureSearch(rows, self, bench)
+        found = search.run(render, start, optimiser, self.steps, signed=True)
+        return choose_pictures(rows, render, found, observations, began)
 
-    def objective(
-        self, observations: Sequence[Observation], batches: Sequence[Batch]
-    ) -> Float[Tensor, "observations"]:
-        return self.minimised.compute_at(observations, batches)
+
+# Standard deviations: numbers further out than this make pictures of nothing.
+MOST_SPREAD = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class Latents(Render):
+    """The numbers are those the generator makes pictures of."""
+
+    rows: PictureRows
+    generator: Generator
+
+    def render(self, state: Numbers, kept: slice) -> Images:
+        return self.generator.pictures(
+            state.view(len(state), self.rows.examples, self.generator.latents)
+        )
+
+    def project(self, state: Numbers) -> Numbers:
+        return state.clamp(-MOST_SPREAD, MOST_SPREAD)
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorWeights(Render):
+    """The numbers are the generator's own weights, another set for each row; its input is fixed."""
+
+    generator: Generator
+    latents: Float[Tensor, "rows examples latents"]
+
+    def render(self, state: Numbers, kept: slice) -> Images:
+        return self.generator.pictures(self.latents[kept], state)
+
+    def project(self, state: Numbers) -> Numbers:
+        return state
+
+
+@register("attack", "gi_gip")
+@dataclass(frozen=True)
+class GenerativePrior(PictureMatchingAttack):
+    """Searches the numbers from which a generator makes the picture, then its weights.
+
+    The generator is made by `gradleak prior pictures` and given by --prior generator:path=….
+    """
+
+    cites = (
+        "Jeon et al., NeurIPS 2021; through defenses as in Learning to Invert (Wu et al. 2022),"
+        " appendix A.1"
+    )
+
+    latent_steps: Count = 1000
+    weight_steps: int = 3000
+    latent_learning_rate: Rate = 0.05
+    weight_learning_rate: Rate = 0.001
+    variation_weight: float = 1e-4
+    restarts: int = 4  # of the search for latents; the best of each observation goes on
+    labels: Source = "known"
+    adaptive: bool = True  # to a defense that is known; false: the naive attack
+
+    def __post_init__(self) -> None:
+        if self.latent_steps < 1 or self.weight_steps < 0 or self.restarts < 1:
+            raise ValueError("latent_steps and restarts count from 1, weight_steps from 0.")
 
     @property
-    def minimised(self) -> PictureObjective:
-        """What the search minimises."""
-        return PictureObjective(self.variation_weight, self.adaptive)
+    def passes(self) -> int:
+        return self.restarts * self.latent_steps + self.weight_steps
+
+    def reconstruct(
+        self, observations: Sequence[Observation], bench: Bench
+    ) -> list[Reconstruction]:
+        began = time.monotonic()
+        generator = bench.prior
+        if not isinstance(generator, Generator):
+            raise GradleakError(
+                "gi_gip needs a generator: make one with gradleak prior pictures, add --prior"
+                " generator:path=…."
+            )
+        rows = lay_out_pictures(observations, self.labels, self.restarts)
+        latents = Latents(rows, generator)
+        start = rows.draw(bench, rows.examples * generator.latents)
+        optimiser = RowAdam(self.latent_learning_rate, Drops(self.latent_steps))
+        found = PictureSearch(rows, self, bench).run(
+            latents, start, optimiser, self.latent_steps, signed=False
+        )
+        if not self.weight_steps:
+            return choose_pictures(rows, latents, found, observations, began)
+        kept = rows.find_best(found.losses)
+        best = rows.take(kept)
+        weights = GeneratorWeights(
+            generator, found.state[kept].view(len(kept), rows.examples, generator.latents)
+        )
+        optimiser = RowAdam(self.weight_learning_rate, Drops(self.weight_steps))
+        copies = generator.weights.expand(len(kept), -1).contiguous()
+        moved = PictureSearch(best, self, bench).run(
+            weights, copies, optimiser, self.weight_steps, signed=False
+        )
+        return choose_pictures(best, weights, moved, observations, began)

@@ -117,38 +117,29 @@ class SlopesInPieces:
         return self.recorded[key]
 
 
-class Slopes:
-    """Computes the distance of every row and its gradient with respect to the embeddings."""
+def open_slopes(
+    matcher: Matcher,
+    rows: Rows,
+    bench: Bench,
+    norm_weights: Float[Tensor, "rows"],
+    penalise_padding: bool = False,
+) -> SlopesInPieces:
+    """Returns what computes the distance of every row and its slope in the embeddings."""
+    is_plain, word_norm = not bool(norm_weights.any()), rows.target.vocabulary.mean_norm
+    penalised = mask_whole_batches(rows) if penalise_padding else rows.mask
 
-    def __init__(
-        self,
-        matcher: Matcher,
-        rows: Rows,
-        bench: Bench,
-        norm_weights: Float[Tensor, "rows"],
-        penalise_padding: bool = False,
-    ) -> None:
-        self.matcher, self.rows = matcher, rows
-        self.norm_weights = norm_weights if bool(norm_weights.any()) else None
-        self.word_norm = rows.target.vocabulary.mean_norm
-        self.penalised = mask_whole_batches(rows) if penalise_padding else rows.mask
-        self.in_pieces = SlopesInPieces(plan_rows(matcher, rows, bench), self._compute_losses)
-
-    def __call__(
-        self, embeddings: Float[Tensor, "rows examples tokens hidden"]
-    ) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows examples tokens hidden"]]:
-        return self.in_pieces(embeddings)
-
-    def _compute_losses(self, embeddings: Tensor, rows: slice) -> Float[Tensor, "rows"]:
-        losses = self.matcher.distances(self.rows.batch(embeddings[:, None], rows), rows)[:, 0]
-        if self.norm_weights is None:
+    def compute_losses(embeddings: Tensor, kept: slice) -> Float[Tensor, "rows"]:
+        losses = matcher.distances(rows.batch(embeddings[:, None], kept), kept)[:, 0]
+        if is_plain:
             return losses
         # (mean norm of the embeddings − mean norm of the vocabulary's)² (LAMP, equation 6); the
         # small number keeps the slope of a norm finite where an embedding is zero.
-        mask = self.penalised[rows]
+        mask = penalised[kept]
         norms = embeddings.square().sum(-1).add(1e-12).sqrt() * mask
-        apart = norms.sum((1, 2)) / mask.sum((1, 2)) - self.word_norm
-        return losses + self.norm_weights[rows] * apart.square()
+        apart = norms.sum((1, 2)) / mask.sum((1, 2)) - word_norm
+        return losses + norm_weights[kept] * apart.square()
+
+    return SlopesInPieces(plan_rows(matcher, rows, bench), compute_losses)
 
 
 def mask_whole_batches(rows: Rows) -> Bool[Tensor, "rows examples tokens"]:

@@ -46,26 +46,23 @@ class TwoStep(Start):
     tries: int = 500
 
     def draw(self, rows: Rows, bench: Bench, matcher: Matcher) -> Numbers:
-        frame = rows.target.embed(rows.frame)
-        count = len(rows.problems)
-        draws = [Draws(rows, row, name_stream(rows, bench, row)) for row in range(count)]
-
-        def draw_one(row: int, some: slice) -> Tensor:
-            return draws[row].take(some)
+        streams = [name_stream(rows, bench, row) for row in range(len(rows.problems))]
+        draws = [Draws(rows, row, stream) for row, stream in enumerate(streams)]
 
         def order_one(row: int, some: slice) -> Tensor:
-            return self._draw_orders(rows, bench, row, drawn[row], some)
+            return self._draw_orders(rows, row, streams[row], drawn[row], some)
 
-        drawn = choose_best(rows, bench, matcher, draw_one, self.tries)
+        drawn = choose_best(
+            rows, bench, matcher, lambda row, some: draws[row].take(some), self.tries
+        )
         ordered = choose_best(rows, bench, matcher, order_one, self.tries)
         norms = ordered.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         scaled = ordered / norms * rows.target.vocabulary.mean_norm
-        return torch.where(rows.fixed[..., None], frame, scaled)
+        return torch.where(rows.fixed[..., None], rows.target.embed(rows.frame), scaled)
 
     def _draw_orders(
-        self, rows: Rows, bench: Bench, row: int, best: Tensor, some: slice
+        self, rows: Rows, row: int, stream: Streams, best: Tensor, some: slice
     ) -> Float[Tensor, "some _ _ hidden"]:
-        stream = name_stream(rows, bench, row)
         ordered = best.expand(some.stop - some.start, *best.shape).clone()
         for place, fixed in enumerate(rows.fixed[row].cpu()):
             free = (~fixed).nonzero()[:, 0]
@@ -192,8 +189,9 @@ class FreeLabels:
 
         The rate rises over a twentieth of the steps, then falls to zero; slopes are clipped to one.
         """
-        optimiser = RowAdam(learning_rate, WarmUp(steps), clip_norm=1.0)
-        return FreeLabels(OneGaussian(std=0.1, largest=0.1), optimiser)
+        return FreeLabels(
+            OneGaussian(std=0.1, largest=0.1), RowAdam(learning_rate, WarmUp(steps), clip_norm=1.0)
+        )
 
     def plan_rows(self, problems: Sequence[SearchProblem], bench: Bench) -> int:
         """Returns how many problems may be searched together.
@@ -205,5 +203,4 @@ class FreeLabels:
         places = max(len(one) * max(one) for one in lengths)
         numbers = places * (target.hidden_size + target.classes)
         bytes_a_row = TENSORS_HELD * numbers * target.dtype.itemsize
-        room = int(ROOM * bench.memory_left(target.device) / bytes_a_row)
-        return max(1, min(MOST_FREE, room))
+        return max(1, min(MOST_FREE, int(ROOM * bench.memory_left(target.device) / bytes_a_row)))

@@ -21,9 +21,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel, Survivors, channel_of
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
-from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.chunking import pieces, refuse_without_room
-from gradleak.matching.kinds import Kind, kind_of, owners_of
+from gradleak.matching.kinds import Kind, capture_calls, find_slopes, kind_of, owners_of
 from gradleak.matching.linear_algebra import decompose, invert, orthonormalise
 
 Largest = Literal["signs", "sizes"]  # what is read of entries of which only the largest were sent
@@ -107,8 +106,9 @@ class HashedFeatures(Features):
         self.signs = largest == "signs" and sends_only_largest(channel_of(setting.defenses))
         entries = sum(target.part(name).size for name in setting.view.visible(target))
         self.size = max(1, round(fraction * entries))
-        streams = Streams.root("hashing", seed)
-        self.hashing = Hashing(entries, self.size, streams, signed, target.device)
+        self.hashing = Hashing(
+            entries, self.size, Streams.root("hashing", seed), signed, target.device
+        )
 
     def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
         return self.hashing(read_entries(update, signs=self.signs))
@@ -154,20 +154,10 @@ class Hashing:
             flat = flat * self.signs
         # Clients side by side make long pieces of memory; nothing is gathered before it is summed.
         by_coordinate = flat.mT.contiguous()
-        members = self.even.view(self.bins, self.each)
-        summed = F.embedding_bag(members, by_coordinate, mode="sum")
+        summed = F.embedding_bag(self.even.view(self.bins, self.each), by_coordinate, mode="sum")
         # Coordinates that do not divide evenly go to the first bins, one each.
         summed[: len(self.left_over)] += by_coordinate[self.left_over]
         return summed.mT.contiguous()
-
-    def adjoint(
-        self, hashed: Float[Tensor, "clients bins"]
-    ) -> Float[Tensor, "clients coordinates"]:
-        """Gives every coordinate the value of its bin: ⟨hash(g), h⟩ = ⟨g, adjoint(h)⟩."""
-        spread = hashed.new_empty(len(hashed), self.coordinates)
-        spread[:, self.even] = hashed.repeat_interleave(self.each, dim=1)
-        spread[:, self.left_over] = hashed[:, : len(self.left_over)]
-        return spread if self.signs is None else spread * self.signs
 
 
 class FactorFeatures(Features):
@@ -198,24 +188,27 @@ class FactorFeatures(Features):
             if name not in self.vectors
         }
         # [places, content] of every block that is read position by position
-        sides = [
-            [bases[f"{name}.{side}"] for side in ("places", "content")] for name in self.matrices
-        ]
-        self.blocks = [(places.shape[1], content.shape[1]) for places, content in sides]
-        self.blocks += [(length, target.part(name).shape[1]) for name in self.tables]
+        self.blocks = [
+            (bases[f"{name}.places"].shape[1], bases[f"{name}.content"].shape[1])
+            for name in self.matrices
+        ] + [(length, target.part(name).shape[1]) for name in self.tables]
         self.others = [sizes[name] for name in self.vectors] + [REST_BINS] * len(self.hashed)
         self.groups = [places * content for places, content in self.blocks] + self.others
         self.size = sum(self.groups)
         # For every block what turns its coordinates along places into one row a position
-        self.unmixing = [self.bases[f"{name}.unmixing"] for name in self.matrices]
-        self.unmixing += [torch.eye(length, device=target.device)] * len(self.tables)
+        self.unmixing = [
+            *(self.bases[f"{name}.unmixing"] for name in self.matrices),
+            *[torch.eye(length, device=target.device)] * len(self.tables),
+        ]
 
     def __call__(self, update: Update) -> Float[Tensor, "clients features"]:
         tensors = {name: tensor.float() for name, tensor in update.tensors.items()}
-        found = [self._read_matrix(name, tensors[name]) for name in self.matrices]
-        found += [tensors[name][:, : self.length] for name in self.tables]
-        found += [tensors[name] for name in self.vectors]
-        found += [hashing(tensors[name].flatten(1)) for name, hashing in self.hashed.items()]
+        found = [
+            *(self._read_matrix(name, tensors[name]) for name in self.matrices),
+            *(tensors[name][:, : self.length] for name in self.tables),
+            *(tensors[name] for name in self.vectors),
+            *(hashing(tensors[name].flatten(1)) for name, hashing in self.hashed.items()),
+        ]
         return torch.cat([block.flatten(1) for block in found], dim=1)
 
     def _read_matrix(self, name: str, gradient: Tensor) -> Float[Tensor, "clients places content"]:
@@ -252,8 +245,7 @@ def measure_bases(setting: ClientSetting, batches: Batch) -> dict[str, Tensor]:
     for name, module in modules.items():
         if module not in calls:
             continue
-        use, slope = calls[module]
-        inputs, delta = use.inputs.detach().float(), slope.float()
+        inputs, delta = calls[module][0].inputs.detach().float(), calls[module][1].float()
         # Its rows are inputs; a linear layer's, outputs
         turned = kind_of(used[module]) is Kind.CONV1D
         if target.labels_are_tokens:
@@ -269,12 +261,12 @@ def find_matrices(setting: ClientSetting) -> dict[str, str]:
     target = setting.target
     owners = owners_of(target.module)  # which know no slices of a fused matrix
     uses = {name: owners[name] for name in setting.view.visible(target) if name in owners}
-    single = {name: use[0] for name, use in uses.items() if len(use) == 1}
     return {
-        name: module
-        for name, (module, attribute) in single.items()
-        if attribute == "weight"
-        and kind_of(target.module.get_submodule(module)) in (Kind.LINEAR, Kind.CONV1D)
+        name: use[0][0]
+        for name, use in uses.items()
+        if len(use) == 1
+        and use[0][1] == "weight"
+        and kind_of(target.module.get_submodule(use[0][0])) in (Kind.LINEAR, Kind.CONV1D)
     }
 
 
@@ -291,13 +283,12 @@ def make_basis(
     mixed = places.mT @ means.double().mT  # means.T = places @ mixed
     unmixing = invert(mixed.mT, ILL_CONDITIONED).mT  # [tokens, places]
     unmixing = unmixing / unmixing.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    kept = min(content.shape[1], CONTENT_WIDTH)
     some = content[:CONTENT_SAMPLES]
-    directions = decompose(some - some.mean(0)).right
+    directions = decompose(some - some.mean(0)).right[:CONTENT_WIDTH]
     return {
         f"{name}.places": places.to(means.dtype),
         f"{name}.unmixing": unmixing.to(means.dtype),
-        f"{name}.content": directions[:kept].mT.contiguous().to(content.dtype),
+        f"{name}.content": directions.mT.contiguous().to(content.dtype),
         f"{name}.rows": torch.tensor(rows),
     }
 
@@ -321,15 +312,7 @@ class SimulatedFeatures:
             self.features(self.simulation(batches[start : start + step], streams, start))
             for start in range(0, clients, step)
         ]
-        return self._add_noise(torch.cat(found), streams, noisy)
-
-    def defend(
-        self, update: Update, streams: Streams, noisy: bool = True
-    ) -> Float[Tensor, "clients features"]:
-        """Returns features of an update that clients have computed already."""
-        return self._add_noise(
-            self.features(self.simulation.defend(update, streams)), streams, noisy
-        )
+        return self.add_noise(torch.cat(found), streams, noisy)
 
     def _count_at_once(self, batches: Batch) -> int:
         clients, examples = batches.lead
@@ -337,16 +320,19 @@ class SimulatedFeatures:
             return clients
         tokens = 1 if batches.pixels is not None else batches.mask.shape[-1]
         device, needed = batches.mask.device, self.simulation.bytes(examples, tokens)
-        one = "one client that it plays to learn from"
-        refuse_without_room("An inverter", needed, self.bench, device, one)
+        refuse_without_room(
+            "An inverter", needed, self.bench, device, "one client that it plays to learn from"
+        )
         return pieces(self.bench, device, needed, 0, clients).size
 
-    def _add_noise(
-        self, found: Float[Tensor, "clients features"], streams: Streams, noisy: bool
+    def add_noise(
+        self, found: Float[Tensor, "clients features"], streams: Streams, noisy: bool = True
     ) -> Float[Tensor, "clients features"]:
+        """Adds the noise that comes last to features of what clients send before it."""
         if self.noise is None or not noisy:
             return found
-        generator = open_generator(streams.child("noise"), found.device)
         return found + self.noise * torch.randn(
-            found.shape, generator=generator, device=found.device
+            found.shape,
+            generator=open_generator(streams.child("noise"), found.device),
+            device=found.device,
         )

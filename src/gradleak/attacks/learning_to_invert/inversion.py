@@ -27,7 +27,6 @@ from gradleak.attacks.learning_to_invert.training import (
     TrainingSchedule,
     choose_dtype,
     find_learning_rate,
-    find_peak_memory,
     multiply_in,
     train,
 )
@@ -126,10 +125,8 @@ class Inversion(TrainableAttack):
         return InverterFit(self, setting, public, bench).run()
 
     def describe_learning(self) -> dict[str, Any]:
-        described = super().describe_learning()
-        return {
-            name: value for name, value in described.items() if name not in self.only_for_reading
-        }
+        described = super().describe_learning().items()
+        return {name: value for name, value in described if name not in self.only_for_reading}
 
     def load(self, path: Path, setting: ClientSetting) -> "Inverter":
         tensors, facts = load_tensors(path)
@@ -139,13 +136,13 @@ class Inversion(TrainableAttack):
                 f"{path} holds another {self.name} than this one: {facts['attack']}. Write the same"
                 " fields, or fit again."
             )
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "bases": {}}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        features = self.make_features(setting, facts["shape"], parts["bases"])
+        learnt, bases = (
+            {name.removeprefix(part): one for name, one in tensors.items() if name.startswith(part)}
+            for part in ("network.", "bases.")
+        )
+        features = self.make_features(setting, facts["shape"], bases)
         network = self.open_network(setting, features, facts["shape"])
-        network.load_state_dict(parts["network"])
+        network.load_state_dict(learnt)
         return Inverter(self, setting, features, network, facts)
 
 
@@ -161,6 +158,7 @@ class InverterFit:
     ) -> None:
         self.attack, self.setting, self.bench = attack, setting, bench
         self.device = setting.target.device
+        self.dtype = choose_dtype(attack.precision, self.device)  # of the network's products
         self.lessons = attack.make_lessons(setting, public)
         self.shape = self.lessons.training.shape
         self.streams = bench.streams.child("fit")
@@ -172,18 +170,19 @@ class InverterFit:
     def run(self) -> "Inverter":
         """Returns what was learnt."""
         began, attack = time.monotonic(), self.attack
-        facts: dict[str, Any] = {"attack": attack.describe_learning(), "shape": self.shape}
-        facts["setting"] = self.setting.describe()
+        facts: dict[str, Any] = {
+            "attack": attack.describe_learning(),
+            "shape": self.shape,
+            "setting": self.setting.describe(),
+        }
         # Layers draw from torch's global generator, which takes a number.
         seed = int.from_bytes(self.streams.child("weights").key[:6], "little")
         network = attack.open_network(self.setting, self.features, self.shape, seed)
         network.start_from(self.lessons.blind_guess)
         self.measure(network)
         with multiply_in(attack.precision, self.device):
-            rate = attack.learning_rate
-            if rate is None:
-                rate = self.find_rate(network, facts)
-            facts["rate"] = rate
+            given = attack.learning_rate
+            facts["rate"] = rate = self.find_rate(network, facts) if given is None else given
             schedule = TrainingSchedule(self.steps, rate, attack.decay, attack.drops)
             trained = time.monotonic()
             done = train(network, self.make_loss(network, "training"), schedule, self.bench, facts)
@@ -204,7 +203,10 @@ class InverterFit:
                 "held_out_error": sum(score.error for score in scores) / total,
                 "held_out_right": sum(score.right for score in scores) / total,
                 "clients_per_second": done * attack.training_batch / seconds,
-                "peak_memory": find_peak_memory(self.device),
+                # Of all at once, on a GPU; nobody counts them on a CPU
+                "peak_memory": torch.cuda.max_memory_allocated(self.device)
+                if self.device.type == "cuda"
+                else None,
                 "seconds": time.monotonic() - began,
             },
         )
@@ -224,9 +226,8 @@ class InverterFit:
         """Lets the network find how to scale features, by clients that are drawn for it."""
         clients, noisy = self.attack.clients_at_once, network.measured_with_noise
         pieces = range(math.ceil(self.attack.clients_measured / clients))
-        found = []
-        for streams in (self.streams.child("measured", piece) for piece in pieces):
-            found.append(self.observe(self.draw(clients, streams), streams, noisy).features)
+        every = (self.streams.child("measured", piece) for piece in pieces)
+        found = [self.observe(self.draw(clients, one), one, noisy).features for one in every]
         network.measure(torch.cat(found), self.features.groups, self.simulated.noise)
 
     def find_rate(self, network: Network, facts: dict[str, Any]) -> float:
@@ -280,11 +281,6 @@ class InverterFit:
     def judge(self, network: Network, held_out: Sequence[SeenClients]) -> list[ReadingScore]:
         """Returns how well these clients are read, some at a time."""
         return [network.judge(seen, self.dtype) for seen in held_out]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the network's products are made in."""
-        return choose_dtype(self.attack.precision, self.device)
 
 
 class Inverter(FittedAttack):
@@ -348,26 +344,29 @@ class Inverter(FittedAttack):
 
     def refuse_another(self, observation: Observation) -> None:
         """Refuses an update of another setting than this one, by what differs."""
-        name, setting, seen = self.attack.name, self.setting, observation.target
+        setting, seen = self.setting, observation.target
         # Another object may be the same model: its weights decide.
         same = seen is setting.target or all(
             path in seen.parameters and torch.equal(value, seen.parameters[path])
             for path, value in setting.target.parameters.items()
         )
-        if not same:
-            raise GradleakError(f"This {name} was fitted to another target: fit it to this one.")
-        known = observation.knows.defenses
-        if known is not None and known != setting.defenses:
-            raise GradleakError(
-                f"This {name} was fitted through other defenses: fit it through these."
-            )
-        if tuple(observation.update.tensors) != setting.view.visible(setting.target):
-            raise GradleakError(f"This {name} was fitted to another view: fit it to this one.")
-        if observation.batch_size != setting.batch_size:
-            raise GradleakError(
-                f"This {name} was fitted to batches of {setting.batch_size}, not of"
-                f" {observation.batch_size}: fit it anew."
-            )
+        for is_ours, otherwise in (
+            (same, "to another target: fit it to this one"),
+            (
+                observation.knows.defenses in (None, setting.defenses),
+                "through other defenses: fit it through these",
+            ),
+            (
+                tuple(observation.update.tensors) == setting.view.visible(setting.target),
+                "to another view: fit it to this one",
+            ),
+            (
+                observation.batch_size == setting.batch_size,
+                f"to batches of {setting.batch_size}, not of {observation.batch_size}: fit it anew",
+            ),
+        ):
+            if not is_ours:
+                raise GradleakError(f"This {self.attack.name} was fitted {otherwise}.")
 
     def save(self, path: Path) -> None:
         tensors = {f"network.{name}": one for name, one in self.network.state_dict().items()}

@@ -30,10 +30,12 @@ class PublicExamples(ABC):
     """Public texts or pictures as tensors."""
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Returns how many there are."""
 
     @abstractmethod
-    def __getitem__(self: Public, rows: slice | Tensor) -> Public: ...
+    def __getitem__(self: Public, rows: slice | Tensor) -> Public:
+        """Returns some of them."""
 
     @property
     @abstractmethod

@@ -106,8 +106,9 @@ def read_pictures(target: Target, public: Sequence[Example]) -> PictureGallery:
         )
     flat = np.frombuffer(b"".join(picture.pixels for picture in pictures), dtype=np.uint8).copy()
     pixels = torch.from_numpy(flat).view(-1, *shape).movedim(-1, 1).contiguous()
-    labels = number_labels(target, public, range(len(public)))
-    return PictureGallery(pixels.to(target.device), labels, target.dtype)
+    return PictureGallery(
+        pixels.to(target.device), number_labels(target, public, range(len(public))), target.dtype
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +181,7 @@ def decorrelate(
         vectors = centred.mT @ vectors / (clients * variances.where(sound, torch.inf)).sqrt()
     seen = variances.where(sound, 0) + (0 if noise is None else 1)
     turned = vectors * torch.where(sound, seen.pow(-POWER), 0)
-    mean = seen.pow(1 - 2 * POWER).where(sound, 0).mean().clamp_min(1e-300)
-    turned = turned / mean.sqrt()
+    turned = turned / seen.pow(1 - 2 * POWER).where(sound, 0).mean().clamp_min(1e-300).sqrt()
     whole = features.new_zeros(size, directions)
     whole[:, :kept] = (turned * scale.double()[:, None]).to(features.dtype)
     return centre, whole
@@ -274,12 +274,9 @@ class PictureNetwork(Network):
         if self.raw:
             turn.fill_(1.0)
         elif self.directions is None:
-            centre.copy_(features.mean(0))
-            turn.copy_(find_scale(features, groups, noise))
+            centre[:], turn[:] = features.mean(0), find_scale(features, groups, noise)
         else:
-            middle, turned = decorrelate(features, groups, self.directions, noise)
-            centre.copy_(middle)
-            turn.copy_(turned)
+            centre[:], turn[:] = decorrelate(features, groups, self.directions, noise)
 
     def forward(
         self, features: Float[Tensor, "inverters clients features"]
@@ -295,11 +292,9 @@ class PictureNetwork(Network):
         hidden = given
         for layer in self.hidden:
             hidden = layer(hidden).relu()
-        pixels = self.pixels(hidden)
-        pictures = (pixels.sigmoid() if self.bounded else pixels).unflatten(
-            2, (self.slots, *self.shape)
-        )
-        return pictures, self.labels(given).unflatten(2, (self.slots, -1))
+        pixels = self.pixels(hidden).unflatten(2, (self.slots, *self.shape))
+        labels = self.labels(given).unflatten(2, (self.slots, -1))
+        return pixels.sigmoid() if self.bounded else pixels, labels
 
     def compare(
         self,
@@ -342,8 +337,9 @@ class PictureNetwork(Network):
     def judge(self, seen: SeenClients, dtype: torch.dtype) -> ReadingScore:
         """Adds up squared errors, and counts labels that are read right."""
         errors, clients = self._compare_one(seen, dtype), seen.clients.lead[0]
-        right = clients * float(errors.labels_right)
-        return ReadingScore(clients * float(errors.squared), right, clients)
+        return ReadingScore(
+            clients * float(errors.squared), clients * float(errors.labels_right), clients
+        )
 
     def _compare_one(self, seen: SeenClients, dtype: torch.dtype) -> Errors:
         clients = seen.clients
@@ -424,8 +420,9 @@ class PictureInversion(Inversion):
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
         gallery = read_pictures(setting.target, public)
         training, held_out = split(gallery, self.noun, fewest=2 * setting.batch_size + 1)
-        source = self.make_source(setting.target, training)
-        return Lessons(training, held_out, source, training.mean)
+        return Lessons(
+            training, held_out, self.make_source(setting.target, training), training.mean
+        )
 
     def make_features(
         self, setting: ClientSetting, shape: Sequence[int], bases: Mapping[str, Tensor]

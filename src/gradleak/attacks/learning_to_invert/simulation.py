@@ -17,13 +17,16 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
 from gradleak.core.update import Update
-from gradleak.matching.capture import Slopes, call_shapes, capture_calls, find_slopes
 from gradleak.matching.chunking import GRADIENTS, cost_of
 from gradleak.matching.kinds import (
     NORMS,
     Kind,
+    Slopes,
     Use,
+    call_shapes,
+    capture_calls,
     compute_terms,
+    find_slopes,
     kind_of,
     leave_out_padding,
     owners_of,
@@ -65,40 +68,33 @@ class ClosedForms:
         self.modules = {name: target.module.get_submodule(name) for name in self.kinds}
 
     def __call__(self, batches: Batch) -> Update:
-        clients, most = batches.lead[0], self._clients_at_once(batches)
+        clients = most = batches.lead[0]
+        # On a CPU as many as have their logits in its cache: twice as fast for a large vocabulary
+        if batches.mask.device.type == "cpu" and self.target.labels_are_tokens:
+            most = max(1, LOGITS_IN_CACHE // (batches.mask[0].numel() * self.target.classes))
         if clients <= most:
-            return self._together(batches)
-        pieces = [
-            self._together(batches[start : start + most]).tensors
-            for start in range(0, clients, most)
-        ]
+            return Update(self._compute(batches))
+        pieces = [self._compute(batches[start : start + most]) for start in range(0, clients, most)]
         return Update({name: torch.cat([piece[name] for piece in pieces]) for name in self.owners})
 
-    def _clients_at_once(self, batches: Batch) -> int:
-        """All of them; on a CPU as many as have their logits in its cache, which is twice as
-        fast for a large vocabulary."""
-        if batches.mask.device.type != "cpu" or not self.target.labels_are_tokens:
-            return batches.lead[0]
-        return max(1, LOGITS_IN_CACHE // (batches.mask[0].numel() * self.target.classes))
-
-    def _together(self, batches: Batch) -> Update:
+    def _compute(self, batches: Batch) -> dict[str, Tensor]:
         clients, examples = batches.lead
         with torch.enable_grad():
             with capture_calls(self.modules, clients * examples) as noted:
                 total = self.target.losses(batches).mean(1).sum()
             calls = find_slopes(total, noted)
         with torch.no_grad():
-            return Update({name: self._gradient(name, calls, clients) for name in self.owners})
+            return {name: self._gradient(name, calls, clients) for name in self.owners}
 
     def _gradient(self, name: str, calls: Slopes, clients: int) -> Tensor:
         """Summed over all the places where a parameter is used."""
-        found = None
-        for module_name, attribute in self.owners[name]:
-            for use, delta in calls.get(module_name, ()):
-                one = self._sum_use(module_name, attribute, use, delta, clients)
-                found = one if found is None else found + one
+        found = [
+            self._sum_use(module, attribute, use, delta, clients)
+            for module, attribute in self.owners[name]
+            for use, delta in calls.get(module, ())
+        ]
         value = self.target.parameters[name]
-        return value.new_zeros(clients, *value.shape) if found is None else found
+        return sum(found[1:], start=found[0]) if found else value.new_zeros(clients, *value.shape)
 
     def _sum_use(
         self, module_name: str, attribute: str, use: Use, delta: Tensor, clients: int
@@ -184,8 +180,8 @@ class Simulation:
         self.gradients = None
         if setting.protocol.one_gradient and not setting.protocol.dropout:
             # Where no defense mixes parameters that are seen with others, no others are needed.
-            parts = [target.part(name) for name in setting.view.visible(target)]
-            seen = list(dict.fromkeys(part.parameter for part in parts))
+            visible = setting.view.visible(target)
+            seen = list(dict.fromkeys(target.part(name).parameter for name in visible))
             self.gradients = per_client(target, None if self.by_code else seen)
 
     def __call__(self, batches: Batch, streams: Streams, first: int = 0) -> Update:
@@ -205,8 +201,7 @@ class Simulation:
         return each + self.pass_cost.bytes(examples, tokens, GRADIENTS)
 
     def _draw_streams(self, clients: int, streams: Streams, first: int = 0) -> list[Streams]:
-        randomised = any(defense.channel().randomised for defense in self.by_code)
-        if randomised or self.gradients is None:
+        if any(one.channel().randomised for one in self.by_code) or self.gradients is None:
             return [streams.child(first + client) for client in range(clients)]
         # Nothing is drawn, so that all may hold one: making thousands takes longer than gradients.
         return [streams] * clients

@@ -7,7 +7,7 @@ attacker's own clients hold comes first: public texts, blocks of them, or words 
 import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -45,7 +45,7 @@ from gradleak.core.batch import Batch, Example
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.registry import Bounds, Count, Rate, Share, register
-from gradleak.core.target import Target
+from gradleak.core.target import Target, TargetSpec
 
 LONGEST = 64  # tokens of a text that are learnt, unless told
 BASES = 256  # clients by which the bases of factors are found
@@ -70,8 +70,12 @@ class PublicTexts(PublicExamples):
         return [self.ids.shape[1]]
 
     def __getitem__(self, rows: slice | Tensor) -> "PublicTexts":
-        labels = None if self.labels is None else self.labels[rows]
-        return replace(self, ids=self.ids[rows], lengths=self.lengths[rows], labels=labels)
+        return replace(
+            self,
+            ids=self.ids[rows],
+            lengths=self.lengths[rows],
+            labels=None if self.labels is None else self.labels[rows],
+        )
 
     @property
     def inside(self) -> Bool[Tensor, "texts tokens"]:
@@ -84,9 +88,11 @@ class PublicTexts(PublicExamples):
         whole = self[: clients * examples]
         ids = whole.ids.view(clients, examples, *self.shape)
         inside = whole.inside.view_as(ids)
-        mask = torch.ones_like(inside) if self.attend_padding else inside
-        labels = ids if whole.labels is None else whole.labels.view(clients, examples)
-        return Batch(ids=ids, mask=mask, labels=labels)
+        return Batch(
+            ids=ids,
+            mask=torch.ones_like(inside) if self.attend_padding else inside,
+            labels=ids if whole.labels is None else whole.labels.view(clients, examples),
+        )
 
 
 def read_texts(
@@ -115,21 +121,20 @@ def read_texts(
         )
     pad = target.vocabulary.pad
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in cut]).to(target.device)
-    labels = None if target.labels_are_tokens else number_labels(target, public, kept)
-    return PublicTexts(ids, lengths.to(target.device), labels, target.attend_padding)
+    return PublicTexts(
+        ids,
+        lengths.to(target.device),
+        None if target.labels_are_tokens else number_labels(target, public, kept),
+        target.attend_padding,
+    )
 
 
+@dataclass(frozen=True)
 class Tokenizer:
     """A target's tokenizer, equal to that of the same target opened again."""
 
-    def __init__(self, spec: object, target: Target) -> None:
-        self.spec, self.target = spec, target
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self.spec == other.spec
-
-    def __hash__(self) -> int:
-        return hash(self.spec)
+    spec: TargetSpec
+    target: Target = field(compare=False)
 
 
 @functools.lru_cache(maxsize=2)  # a study's cells need not tokenise anew
@@ -139,9 +144,8 @@ def encode_texts(tokenizer: Tokenizer, texts: tuple[str, ...]) -> list[list[int]
 
 def count_words(target: Target, corpus: PublicTexts) -> Float[Tensor, "words"]:
     """Returns how often each word stands in the corpus, special tokens left out, as shares."""
-    words = len(target.vocabulary.allowed)
-    counts = torch.bincount(corpus.ids[corpus.inside], minlength=words).float()
-    counts = counts * target.vocabulary.allowed
+    allowed = target.vocabulary.allowed
+    counts = torch.bincount(corpus.ids[corpus.inside], minlength=len(allowed)).float() * allowed
     if not bool(counts.any()):
         raise GradleakError(
             "The public texts hold no ordinary words of this target's vocabulary: use others."
@@ -178,9 +182,11 @@ class RunningText(ClientSource):
         count, width, device = clients * examples, self.corpus.ids.shape[1], generator.device
         blocks = len(self.tokens) - width + 1
         starts = torch.randint(blocks, (count, 1), generator=generator, device=device)
-        ids = self.tokens[starts + torch.arange(width, device=device)]
-        lengths = torch.full((count,), width, device=device)
-        return replace(self.corpus, ids=ids, lengths=lengths).batch(examples)
+        return replace(
+            self.corpus,
+            ids=self.tokens[starts + torch.arange(width, device=device)],
+            lengths=torch.full((count,), width, device=device),
+        ).batch(examples)
 
 
 class MarginalTokens(ClientSource):
@@ -192,16 +198,14 @@ class MarginalTokens(ClientSource):
     def __init__(self, target: Target, corpus: PublicTexts) -> None:
         self.classes, self.corpus = target.classes, corpus
         self.cumulative = count_words(target, corpus).double().cumsum(0)
-        vocabulary = target.vocabulary
-        special = [*vocabulary.prefix, *vocabulary.suffix, vocabulary.pad]
-        self.special = torch.tensor(special, device=target.device)
+        words = target.vocabulary
+        self.special = torch.tensor([*words.prefix, *words.suffix, words.pad], device=target.device)
 
     def draw(self, clients: int, examples: int, generator: torch.Generator) -> Batch:
         count, device = clients * examples, generator.device
         # Real texts give lengths and special tokens; all other places are drawn anew.
         texts = draw_rows(self.corpus, count, generator)
-        shape = texts.ids.shape
-        drawn = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
+        drawn = torch.rand(texts.ids.shape, generator=generator, device=device, dtype=torch.float64)
         words = torch.searchsorted(self.cumulative, drawn * self.cumulative[-1])
         words = words.clamp_max(len(self.cumulative) - 1)
         framed = torch.isin(texts.ids, self.special) | ~texts.inside
@@ -265,8 +269,9 @@ class TextInversion(Inversion):
     def make_lessons(self, setting: ClientSetting, public: Sequence[Example]) -> Lessons:
         target, corpus = setting.target, read_texts(setting, public, self.length)
         training, held_out = split(corpus, self.noun, fewest=2 * setting.batch_size)
-        source = self.make_source(target, training)
-        return Lessons(training, held_out, source, count_words(target, training))
+        return Lessons(
+            training, held_out, self.make_source(target, training), count_words(target, training)
+        )
 
     def measure_bases(
         self, setting: ClientSetting, lessons: Lessons, generator: torch.Generator

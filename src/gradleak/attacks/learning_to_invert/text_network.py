@@ -4,6 +4,7 @@ In this order: features are scaled, a body gives each token a state, a table wit
 word reads the states. Labels, where there are any, are read off one state of the whole.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +49,11 @@ class Scaling(nn.Module):
     ) -> None:
         """Finds mean and spread; neighbours in a group share a spread."""
         self.get_buffer("mean").copy_(features.mean(0))
-        if groups is None:
-            spread = measure_rare_spread(features)
-        else:
-            spread = average_in_groups(features.std(0), groups)
+        spread = (
+            measure_rare_spread(features)
+            if groups is None
+            else average_in_groups(features.std(0), groups)
+        )
         # A feature that never moves says nothing.
         spread = torch.where(spread > SHORTEST_SPREAD, spread, torch.inf)
         self.get_buffer("spread").copy_(spread)
@@ -125,8 +127,7 @@ class ByPosition(nn.Module):
         rows = torch.cat([unmix @ piece.view(-1, *shape) for unmix, piece, shape in blocks], dim=2)
         weights = torch.cat([self.shared.weight, self.straight.weight]).mT + self.own
         # [clients, positions, 2 · slots · width]: half goes through a ReLU, half goes on straight
-        both = torch.bmm(rows.transpose(0, 1), weights).transpose(0, 1)
-        bent, straight = both.chunk(2, dim=2)
+        bent, straight = torch.bmm(rows.transpose(0, 1), weights).transpose(0, 1).chunk(2, dim=2)
         shape = (*bent.shape[:2], self.slots, self.width)
         bent = bent + self.shared.bias + self.others(others)[:, None]
         hidden = bent.view(shape).relu()
@@ -154,8 +155,9 @@ class WordTable(nn.Module):
         dtype: torch.dtype,
     ) -> Float[Tensor, ""]:
         """Returns the mean cross-entropy of the words."""
-        states = reduced.flatten(0, -2)
-        return linear_cross_entropy(states, self.table, self.bias, truth.flatten(), dtype)
+        return linear_cross_entropy(
+            reduced.flatten(0, -2), self.table, self.bias, truth.flatten(), dtype
+        )
 
     def score(self, reduced: Float[Tensor, "*rows size"]) -> Float[Tensor, "*rows words"]:
         """Returns a logit for every word."""
@@ -173,9 +175,8 @@ def collect_word_vectors(target: Target) -> Float[Tensor, "words size"]:
         if outputs is not None and outputs.weight.data_ptr() != tables[0].data_ptr():
             tables.append(outputs.weight.detach())
     whole = torch.cat([table.float() for table in tables], dim=1).cpu()
-    spread = whole.std(0).clamp_min(1e-6)
-    scaled: Tensor = (whole - whole.mean(0)) / spread / whole.shape[1] ** 0.5
-    return scaled
+    centred, spread = whole - whole.mean(0), whole.std(0).clamp_min(1e-6)
+    return torch.div(centred / spread, whole.shape[1] ** 0.5)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -382,5 +383,4 @@ class TextNetwork(Network):
 
     def _cut(self, ids: list[int]) -> tuple[int, ...]:
         """Returns a text up to where its padding begins."""
-        end = ids.index(self.padding) if self.padding in ids else len(ids)
-        return tuple(ids[: max(1, end)])
+        return (*ids[:1], *itertools.takewhile(lambda token: token != self.padding, ids[1:]))

@@ -37,13 +37,7 @@ def multiply_in(precision: str, device: torch.device) -> AbstractContextManager[
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Returns what products are asked for in; a CPU gains nothing from fewer bits."""
-    low = precision == "bfloat16" and device.type == "cuda"
-    return torch.bfloat16 if low else torch.float32
-
-
-def find_peak_memory(device: torch.device) -> int | None:
-    """Returns the most bytes held at once on a GPU so far; nobody counts them on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return torch.bfloat16 if precision == "bfloat16" and device.type == "cuda" else torch.float32
 
 
 @dataclass(frozen=True)
@@ -59,8 +53,8 @@ class TrainingSchedule:
     def rate(self, step: int) -> float:
         """Returns the learning rate of one step."""
         if self.drops:
-            last = step >= round((1 - self.decay) * self.steps)
-            return self.learning_rate * (0.1 if last else 1.0)
+            is_last = step >= round((1 - self.decay) * self.steps)
+            return self.learning_rate * (0.1 if is_last else 1.0)
         left = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.learning_rate * min(1.0, left)
 
@@ -156,8 +150,9 @@ def train(
     """
     device = next(network.parameters()).device
     learnt = [value for value in network.parameters() if value.requires_grad]
-    fused = device.type in ("cuda", "cpu")
-    optimiser = torch.optim.Adam(learnt, lr=schedule.learning_rate, fused=fused)
+    optimiser = torch.optim.Adam(
+        learnt, lr=schedule.learning_rate, fused=device.type in ("cuda", "cpu")
+    )
     path = bench.checkpoint if facts is not None else None
     step = resume(path, facts, network, optimiser)
     kept, running = time.monotonic(), torch.zeros((), device=device)
@@ -171,21 +166,15 @@ def train(
         running += found.detach()
         step += 1
         if step % NEWS == 0 or step == schedule.steps:
-            mean = float(running) / ((step - 1) % NEWS + 1)
-            bench.progress.report(step, schedule.steps, mean)
+            bench.progress.report(step, schedule.steps, float(running) / ((step - 1) % NEWS + 1))
             running.zero_()
-            due = time.monotonic() - kept > KEEP_SECONDS and step < schedule.steps
-            if path is not None and due:
+            is_due = time.monotonic() - kept > KEEP_SECONDS and step < schedule.steps
+            if path is not None and is_due:
                 states = {"model": network.state_dict(), "optimiser": optimiser.state_dict()}
-                keep(path, {"of": facts, "step": step, **states})
+                with written_aside(path) as aside:
+                    torch.save({"of": facts, "step": step, **states}, aside)
                 kept = time.monotonic()
     return step
-
-
-def keep(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint, whole or not at all."""
-    with written_aside(path) as aside:
-        torch.save(state, aside)
 
 
 def resume(

@@ -1,6 +1,7 @@
 """LAMP: continuous steps and discrete rounds in turn, guided by a language model.
 
-Balunović et al., NeurIPS 2022.
+Balunović et al., NeurIPS 2022; on some tensors of the update, down to a single weight matrix, Li,
+Xu and Dras, EMNLP 2024.
 """
 
 from collections.abc import Mapping
@@ -62,31 +63,35 @@ class LampAttack(MatchingAttack):
         )
 
 
-def make_adam(learning_rate: float, decay: float) -> RowAdam:
-    """Returns the optimiser of supplement D, whose rate decays every 50 steps."""
-    return RowAdam(learning_rate, StepDecay(decay, every=50))
-
-
 def make_adamw(learning_rate: float, clip_norm: float) -> RowAdam:
     """Returns AdamW as transformers had it, falling linearly over 10,000 steps."""
-    schedule = Linear(10_000)
-    return RowAdam(learning_rate, schedule, clip_norm, epsilon=1e-6, weight_decay=0.01)
+    return RowAdam(learning_rate, Linear(10_000), clip_norm, epsilon=1e-6, weight_decay=0.01)
 
 
-@register("attack", "lamp_cos")
 @dataclass(frozen=True)
-class LampCos(LampAttack):
-    """LAMP with the cosine distance: the paper's best for single sentences."""
+class LampWithAdam(LampAttack):
+    """Abstract: begins with the numbers of supplement D; a recipe adds its own."""
 
-    cites = CITES
-
-    # The numbers of supplement D
     steps: Count = 2000
     starts: Count = 500
     learning_rate: Rate = 0.01
     decay: float = 0.89  # every 50 steps
     prior_weight: float = 0.2
     norm_weight: float = 1.0
+
+    @property
+    def optimiser(self) -> RowAdam:
+        """That of supplement D, whose rate decays every 50 steps."""
+        return RowAdam(self.learning_rate, StepDecay(self.decay, every=50))
+
+
+@register("attack", "lamp_cos")
+@dataclass(frozen=True)
+class LampCos(LampWithAdam):
+    """LAMP with the cosine distance: the paper's best for single sentences."""
+
+    cites = CITES
+
     distance: Literal["cosine", "l2"] = "cosine"  # l2 is the ablation of Table 4
     discrete: Discrete = "alternate"
     across: bool = False  # also try exchanges between the sentences of a batch
@@ -95,12 +100,12 @@ class LampCos(LampAttack):
     @property
     def parts(self) -> MatchingLoop:
         distance = Cosine() if self.distance == "cosine" else SquaredL2()
-        return self.assemble(distance, make_adam(self.learning_rate, self.decay), every=75)
+        return self.assemble(distance, self.optimiser, every=75)
 
 
 @register("attack", "lamp_l2l1")
 @dataclass(frozen=True)
-class LampL2L1(LampAttack):
+class LampL2L1(LampWithAdam):
     """LAMP with TAG's distance; its weights are shares of that distance's size.
 
     That size is the gradient's, which differs from model to model. The paper's are numbers for
@@ -110,12 +115,6 @@ class LampL2L1(LampAttack):
     cites = CITES + "; weights relative to the gradient's size are ours"
     version = 2
 
-    steps: Count = 2000
-    starts: Count = 500
-    learning_rate: Rate = 0.01
-    decay: float = 0.89  # every 50 steps
-    prior_weight: float = 0.2
-    norm_weight: float = 1.0
     relative: bool = True  # both weights are shares of the distance of a guess without any gradient
     l1_weight: float = 0.01
     discrete: Discrete = "alternate"
@@ -124,8 +123,8 @@ class LampL2L1(LampAttack):
 
     @property
     def parts(self) -> MatchingLoop:
-        optimiser = make_adam(self.learning_rate, self.decay)
-        return self.assemble(L2L1(self.l1_weight), optimiser, 75, relative_weights=self.relative)
+        distance = L2L1(self.l1_weight)
+        return self.assemble(distance, self.optimiser, every=75, relative_weights=self.relative)
 
     def before(self, channel: Channel) -> Mapping[str, Any]:
         return {"relative": False}
@@ -148,8 +147,10 @@ class LampQuick(MatchingAttack):
 
     @property
     def parts(self) -> MatchingLoop:
-        base = LampCos(steps=self.steps, starts=self.starts).parts
-        return replace(base, polish=Polish(self.polish_rounds, orders=80, substitutions=40))
+        return replace(
+            LampCos(steps=self.steps, starts=self.starts).parts,
+            polish=Polish(self.polish_rounds, orders=80, substitutions=40),
+        )
 
 
 @register("attack", "lamp_plus")
@@ -176,8 +177,11 @@ class LampPlus(MatchingAttack):
         base = LampCos(steps=self.steps, starts=self.starts).parts
         moves = Polish(rounds=self.polish_rounds, prior_weight=self.polish_prior_weight)
         effort = SearchEffort(sweeps=self.word_sweeps, restarts=self.word_restarts)
-        polish = WordPolish(moves, effort) if self.word_sweeps else moves
-        return replace(base, polish=polish, restarts=self.restarts)
+        return replace(
+            base,
+            polish=WordPolish(moves, effort) if self.word_sweeps else moves,
+            restarts=self.restarts,
+        )
 
 
 @register("attack", "lamp_bert_large")
@@ -206,3 +210,35 @@ class LampBertLarge(LampAttack):
         is_relative = self.loss == "l2l1"
         optimiser = make_adamw(self.learning_rate, clip_norm=0.5)
         return self.assemble(L2L1() if is_relative else Cosine(), optimiser, 200, is_relative)
+
+
+@register("attack", "partial_gradients")
+@dataclass(frozen=True)
+class PartialGradients(LampWithAdam):
+    """LAMP's cosine search over whatever tensors the view shows, each with the same weight.
+
+    Choose them by view=parts.
+    """
+
+    # Where this is not the paper, or not its released code:
+    # - The paper sums the distances (equation 1), we take their mean (its equation 4, and LAMP).
+    #   For a single matrix these are the same; for n of them a sum would make the weights of prior
+    #   and length penalty n times smaller.
+    # - Which tensors are matched is the view's choice and not the attack's: the server has no
+    #   others. Views name modules exactly; the released selector for "FFN output" takes the
+    #   attention's output too.
+    # - The mends of LAMP's released code (discrete.Slips) are in; faithful=true takes them out.
+    # - The paper attacks BERT-large too, with what it calls LAMP's settings: those are
+    #   lamp_bert_large, under any view.
+    # - Its defended gradients were read before they were clipped and noised; ours are those that
+    #   leave the client.
+
+    cites = "Li, Xu and Dras, EMNLP 2024; settings of LAMP, supplement D"
+
+    discrete: Discrete = "alternate"
+    across: bool = False  # also try exchanges between the sentences of a batch
+    faithful: bool = False
+
+    @property
+    def parts(self) -> MatchingLoop:
+        return self.assemble(Cosine(), self.optimiser, every=75)

@@ -21,8 +21,8 @@ from gradleak.core.batch import Batch
 from gradleak.core.observation import Observation
 from gradleak.core.parts import Part
 from gradleak.core.target import Target
-from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import ModuleInputs, linear_parts, module_of
+from gradleak.matching.kinds import capture_calls, find_slopes
 
 SENTENCES_AT_ONCE = 64  # of one length or nearly, in a pass
 SMALLEST = 1e-14  # of a squared miss in single precision: what lies under it is rounding

@@ -19,7 +19,6 @@ from gradleak.attacks.search.search_rows import Ids, Rows
 from gradleak.core.defense import Survivors
 from gradleak.core.observation import Observation
 from gradleak.core.target import Target
-from gradleak.matching.capture import capture_calls, find_slopes
 from gradleak.matching.inputs import (
     ModuleInputs,
     centre,
@@ -27,7 +26,7 @@ from gradleak.matching.inputs import (
     module_of,
     shared_linear_parts,
 )
-from gradleak.matching.kinds import Kind, kind_of
+from gradleak.matching.kinds import Kind, capture_calls, find_slopes, kind_of
 from gradleak.matching.matcher import show_part
 
 FED_ALIKE = ("query", "key", "value")

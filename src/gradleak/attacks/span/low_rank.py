@@ -126,7 +126,7 @@ class Words:
 
     @torch.no_grad()
     def _make_keys(self, fed: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead outputs"]:
-        keys: Tensor = self.key(fed)
+        keys: Tensor = self.key(fed.contiguous())  # Conv1D takes views apart
         outputs = self.key_outputs
         # A fused matrix has queries first, then keys
         return keys[..., outputs : 2 * outputs] if keys.shape[-1] > outputs else keys

@@ -267,7 +267,7 @@ def _spread_of(sizes: Sequence[int]) -> float:
     (1/√m + 1/√n)^⅓ (Johnstone 2001, Theorem 1.1); three times that, for the difference of two.
     """
     roots = [math.sqrt(max(1, size)) for size in sizes]
-    relative = 1.27 / 2 * sum(1 / root for root in roots) ** (1 / 3) / sum(roots)
+    relative = 1.27 / 2 * math.cbrt(sum(1 / root for root in roots)) / sum(roots)
     return max(SPREAD, 1 + 3 * math.sqrt(2) * relative)
 
 

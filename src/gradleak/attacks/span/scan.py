@@ -18,7 +18,12 @@ from gradleak.attacks.span.row_space import INSIDE, RowSpace
 from gradleak.core.observation import Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
-from gradleak.matching.inputs import ModuleInputs, additive_of, first_inputs
+from gradleak.matching.inputs import (
+    ModuleInputs,
+    additive_of,
+    depends_on_position,
+    first_inputs,
+)
 
 SKETCH = 24  # random directions outside of the span that screen all words
 # Of a unit input's miss, in single precision. A true word misses by rounding, some 1e-6, so that
@@ -63,7 +68,7 @@ class Scan:
         known = vocabulary.allowed.clone()
         known[list({*vocabulary.specials, vocabulary.pad})] = True
         self.words = known.nonzero()[:, 0]
-        self.by_position = self._depends_on_position()
+        self.by_position = depends_on_position(inputs)
 
     def find_pairs(self, positions: int) -> list[Pairs]:
         """Finds what fits each observation at the first positions.
@@ -80,13 +85,6 @@ class Scan:
             :, 0
         ]
         return torch.stack([space.measure_distances(fed) for space in self.spaces])
-
-    @torch.no_grad()
-    def _depends_on_position(self) -> bool:
-        """Whether positions change what a word feeds in: rotary models turn queries later."""
-        words = self.target.vocabulary.allowed.nonzero()[:2, 0]
-        first, *others = first_inputs(self.inputs, words, 3)
-        return not all(torch.allclose(first, other, rtol=1e-5, atol=1e-7) for other in others)
 
     @torch.no_grad()
     def _screen(self, positions: int) -> Float[Tensor, "observations positions words"]:

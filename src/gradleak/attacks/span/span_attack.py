@@ -43,6 +43,7 @@ from gradleak.core.registry import Count, register
 from gradleak.matching.chunking import pieces, refuse_without_room
 from gradleak.matching.inputs import ModuleInputs, visible_linear_parts
 
+PREFIXES_A_TEXT = 2  # kept alive at least, for models that do not read ahead
 ADAPTED = 32  # tokens of a text of unknown length, where only adapters are seen
 RESTARTS = 6  # of the search through them
 OBSERVATIONS_AT_ONCE = 16  # share one pass over the vocabulary
@@ -67,7 +68,7 @@ class Span(Attack):
     attempts: Count = 16  # sentences searched at once
     tries: Count = 32  # exchanges of words tried for each in one step
     steps: Count = 400  # of the search, at most
-    beam: Count = 64  # prefixes alive, for models that do not read ahead
+    beam: Count = 64  # prefixes alive, for models that do not read ahead; twice the texts at least
 
     @property
     def passes(self) -> int:
@@ -293,7 +294,8 @@ class SentenceSearch:
 
     def _grow(self, check: Check) -> Guess | None:
         """Finds the sentences of a model that reads only what came before."""
-        beam = self.settings.beam
+        # Of so many texts as there are, a prefix each is right, and others fit by chance
+        beam = max(self.settings.beam, PREFIXES_A_TEXT * (self.observation.knows.batch_size or 1))
         growth = PrefixGrowth(self.observation, check, self.pairs, beam, self.by_position)
         most = min(self.settings.longest, check.space.rank)
         longest = self.positions if self.by_position else most

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradleak.records.errors import RecordError
-from gradleak.records.run_folder import Run, read_run
+from gradleak.records.files import RecordError
+from gradleak.records.run_folder import read_run
 from gradleak.records.schema import now
 from gradleak.report.page.bracket import WhatNoAttackCouldDo
 from gradleak.report.page.charts import (
@@ -43,9 +43,21 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
 
     Private texts are in it only with `show_secrets`.
     """
-    found = _read_records(run)
-    folder = run if run.is_dir() else None
-    judged = JudgedRun(found.summaries, found.coverage, folder, secrets_of, show_secrets)
+    found = read_run(run)
+    if not found.summaries:
+        raise RecordError(
+            f"{run} holds no record that can be read. {found.coverage.gaps[0].why}"
+            if found.coverage.gaps
+            else f"{run} holds no records. Name the folder that an audit or a study wrote its"
+            " records into."
+        )
+    judged = JudgedRun(
+        summaries=found.summaries,
+        coverage=found.coverage,
+        folder=run if run.is_dir() else None,
+        secrets_of=secrets_of,
+        shows_secrets=show_secrets,
+    )
     return Report(
         created=now(),
         title=run.resolve().name.removesuffix(".json"),
@@ -55,16 +67,4 @@ def build_report(run: Path, secrets_of: SecretsOf, *, show_secrets: bool = False
         settings_run=len(judged.settings),
         settings_leaking=len(judged.leaking),
         sections=[section.gather(judged) for section in SECTIONS],
-    )
-
-
-def _read_records(run: Path) -> Run:
-    found = read_run(run)
-    if found.summaries:
-        return found
-    if found.coverage.gaps:
-        why = found.coverage.gaps[0].why
-        raise RecordError(f"{run} holds no record that can be read. {why}")
-    raise RecordError(
-        f"{run} holds no records. Name the folder that an audit or a study wrote its records into."
     )

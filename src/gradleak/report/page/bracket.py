@@ -4,18 +4,13 @@ guaranteed on one scale."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from typing import Any, Self
 
 from markupsafe import Markup
 
-from gradleak.records.brackets import Bracket, list_brackets
+from gradleak.records.judgement import Bracket, list_brackets
 from gradleak.records.schema import BoundsRecord
-from gradleak.report.bracket_words import (
-    describe_bounds,
-    write_bound,
-    write_rebuilt,
-    write_without,
-)
 from gradleak.report.numbers import MISSING
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.table_markup import (
@@ -23,6 +18,12 @@ from gradleak.report.table_markup import (
     draw_html_table,
     draw_markdown_table,
     number_columns,
+)
+from gradleak.report.verdict import (
+    describe_bounds,
+    write_bound,
+    write_bracket,
+    write_rebuilt,
 )
 
 WIDTH, LEFT, TOP, ROW = 340, 12, 14, 46  # pixels
@@ -46,6 +47,7 @@ class WhatNoAttackCouldDo(Section):
 
     name = "bounds"
     title = heading = "What no attack could do"
+    needs = "bounded"
     template = """
 <p>What attacks rebuilt is a lower end: the next attack may do better. The upper end is computed:
   filled, what the first attack that was named rebuilt; the bar, what an oracle gets that is told
@@ -64,48 +66,41 @@ class WhatNoAttackCouldDo(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        found = []
-        for setting in run.settings_by_name:
-            for summary in setting.summaries:
-                record = summary.record
-                if record.bounds is not None:
-                    found.append(
-                        SettingBracket(
-                            run.labels.setting(record),
-                            summary.id,
-                            tuple(list_brackets(record)),
-                            record.bounds,
-                            tuple(describe_bounds(record)),
-                        )
-                    )
-        return cls(tuple(found))
-
-    @property
-    def is_shown(self) -> bool:
-        return bool(self.bounded)
+        summaries = (one for setting in run.settings_by_name for one in setting.summaries)
+        return cls(
+            tuple(
+                SettingBracket(
+                    run.labels.setting(one.record),
+                    one.id,
+                    tuple(list_brackets(one.record)),
+                    one.record.bounds,
+                    tuple(describe_bounds(one.record)),
+                )
+                for one in summaries
+                if one.record.bounds is not None
+            )
+        )
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
         columns = [
             *(Column("measure"), Column("attack")),
             *number_columns("rebuilt [95 %]", "at most [95 %]", "guaranteed", "without the update"),
         ]
-        drawn = [
-            (
-                one,
-                Markup(draw_brackets(one.brackets)),
-                draw_html_table(columns, [_list_cells(bracket) for bracket in one.brackets]),
-            )
-            for one in self.bounded
-        ]
-        return {"drawn": drawn}
+        return {
+            "drawn": [
+                (
+                    one,
+                    Markup(draw_brackets(one.brackets)),
+                    draw_html_table(columns, [_list_cells(bracket) for bracket in one.brackets]),
+                )
+                for one in self.bounded
+            ]
+        }
 
     def write_markdown(self, report: Report) -> Iterator[str]:
-        if not self.bounded:
-            return
         yield from (f"## {self.heading}", "")
-        head = ["setting", "measure", "attack", "rebuilt", "at most", "guaranteed", "without"]
         yield from draw_markdown_table(
-            head,
+            ["setting", "measure", "attack", "rebuilt", "at most", "guaranteed", "without"],
             [
                 [one.setting, *_list_cells(bracket)]
                 for one in self.bounded
@@ -115,15 +110,7 @@ class WhatNoAttackCouldDo(Section):
 
 
 def _list_cells(bracket: Bracket) -> list[str]:
-    guaranteed = bracket.guaranteed
-    return [
-        bracket.of,
-        bracket.attack or MISSING,
-        write_rebuilt(bracket),
-        write_bound(bracket.at_most),
-        MISSING if guaranteed is None else write_bound(guaranteed),
-        write_without(bracket.at_most),
-    ]
+    return [bracket.of, bracket.attack or MISSING, *write_bracket(bracket)]
 
 
 def draw_brackets(brackets: Sequence[Bracket]) -> str:
@@ -133,28 +120,26 @@ def draw_brackets(brackets: Sequence[Bracket]) -> str:
         f"{one.of}: rebuilt {write_rebuilt(one)}, at most {write_bound(one.at_most)}"
         for one in brackets
     )
-    parts = [
+    parts = (_draw_bracket(one, TOP + ROW * row) for row, one in enumerate(brackets))
+    return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" aria-label="{escape(said)}">'
-    ]
-    for row, bracket in enumerate(brackets):
-        parts += _draw_bracket(bracket, TOP + ROW * row)
-    return "".join([*parts, "</svg>"])
+        f'role="img" aria-label="{escape(said)}">{"".join(chain.from_iterable(parts))}</svg>'
+    )
 
 
 def _draw_bracket(bracket: Bracket, top: int) -> Iterator[str]:
     most, bar = bracket.at_most, top + 8
-    yield f'<text x="{LEFT}" y="{top}" class="small">{escape(bracket.of)}, %</text>'
-    yield f'<rect class="frame" x="{LEFT}" y="{bar}" width="{SCALE}" height="14"/>'
-    ends = [end for end in (most.low, most.high) if end is not None]
+    yield (
+        f'<text x="{LEFT}" y="{top}" class="small">{escape(bracket.of)}, %</text>'
+        f'<rect class="frame" x="{LEFT}" y="{bar}" width="{SCALE}" height="14"/>'
+    )
+    ends = [_at(end) for end in (most.low, most.high) if end is not None]
     if ends:
-        start, stop = _at(min(ends)), _at(max(ends))
-        yield (
-            f'<rect class="band" x="{start:g}" y="{bar - 3}" width="{stop - start:g}" height="20"/>'
-        )
+        size = f'width="{max(ends) - min(ends):g}" height="20"'
+        yield f'<rect class="band" x="{min(ends):g}" y="{bar - 3}" {size}/>'
     yield f'<path class="line" d="M{_at(most.mean):g} {bar - 3}v20"/>'
     if bracket.rebuilt is not None and bracket.rebuilt.mean is not None:
-        width = SCALE * min(max(bracket.rebuilt.mean, 0.0), 1.0)
+        width = _at(bracket.rebuilt.mean) - LEFT
         yield f'<rect class="bar" x="{LEFT}" y="{bar + 3}" width="{width:g}" height="8"/>'
     if bracket.guaranteed is not None:
         yield f'<path class="limit" d="M{_at(bracket.guaranteed.mean):g} {bar - 5}v24"/>'

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from itertools import count
 from typing import Any, Self
 
 from markupsafe import Markup
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.judgement import LEAKS, judge, judge_summary, leading_metric
 from gradleak.records.plain import from_plain
 from gradleak.records.schema import Score
@@ -21,9 +22,9 @@ from gradleak.report.numbers import write_gain, write_interval, write_number
 from gradleak.report.page.opening import SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.pictures import heat_map, tradeoff_chart
-from gradleak.report.pictures.heat_map import HeatCell, HeatMap
+from gradleak.report.pictures.heat_map import HeatMap
 from gradleak.report.pictures.svg import HeatBox, HeatGrid, embed
-from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
+from gradleak.report.pictures.tradeoff_chart import Tradeoff
 from gradleak.report.table_markup import (
     Column,
     draw_html_table,
@@ -95,22 +96,20 @@ class AttacksUnderDefenses(Section):
             *number_columns(f"{' or '.join(measured)} [95 %]", "blind", "gain", "n"),
             *(Column("verdict"), Column("record")),
         ]
-        table = draw_html_table(
-            columns, [_list_cells(one) for one in self.heat.cells], name="heat-table"
-        )
+        rows = [_list_cells(cell) for cell in self.heat.cells]
         return {
             "measured": measured,
             "picture": Markup(draw_attack_heat(self.heat)),
-            "table": table,
+            "table": draw_html_table(columns, rows, name="heat-table"),
         }
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from (f"## {self.heading}", "")
-        cells = {(cell.attack, cell.defense): cell for cell in self.heat.cells}
-        rows = []
-        for defense in self.heat.defenses:
-            found = [cells.get((attack, defense)) for attack in self.heat.attacks]
-            rows.append([defense, *(_write_score(cell) if cell else "not run" for cell in found)])
+        scores = {(cell.attack, cell.defense): _write_score(cell) for cell in self.heat.cells}
+        rows = [
+            [defense, *(scores.get((attack, defense), "not run") for attack in self.heat.attacks)]
+            for defense in self.heat.defenses
+        ]
         yield from draw_markdown_table(["defense", *self.heat.attacks], rows)
 
 
@@ -156,8 +155,8 @@ def _judge_attack(
 
 def _choose_worst(lines: Sequence[HeatLine]) -> HeatLine:
     sign = 1 if lines[0].score.direction == "higher" else -1
-    most = max(lines, key=lambda line: (line.verdict == LEAKS, sign * (line.score.mean or 0.0)))
-    return replace(most, settings=len(lines))
+    worst = max(lines, key=lambda line: (line.verdict == LEAKS, sign * (line.score.mean or 0.0)))
+    return replace(worst, settings=len(lines))
 
 
 def measure_leak(score: Score) -> float:
@@ -199,15 +198,16 @@ def draw_attack_heat(heat: AttackHeat) -> str:
     for column, attack in enumerate(heat.attacks):
         turn = f"translate({left + column * WIDTH + WIDTH / 2:g} {top - 8}) rotate(-40)"
         parts.append(f'<text transform="{turn}">{escape(_cut(attack, LONG))}</text>')
-    for row, defense in enumerate(heat.defenses):
-        lines = names[defense]
+    for row, (defense, lines) in enumerate(names.items()):
         first = top + row * HEIGHT + 21 - LINE // 2 * (len(lines) - 1)
-        for place, line in enumerate(lines):
-            y = first + LINE * place
-            parts.append(f'<text x="{left - 8}" y="{y}" text-anchor="end">{escape(line)}</text>')
-        for column, attack in enumerate(heat.attacks):
-            box = _fill_box(cells.get((attack, defense)), attack, defense)
-            parts.append(grid.draw_box(row, column, box))
+        parts += [
+            f'<text x="{left - 8}" y="{y}" text-anchor="end">{escape(line)}</text>'
+            for y, line in zip(count(first, LINE), lines, strict=False)
+        ]
+        parts += [
+            grid.draw_box(row, column, _fill_box(cells.get((attack, defense)), attack, defense))
+            for column, attack in enumerate(heat.attacks)
+        ]
     return "".join([*parts, "</svg>"])
 
 
@@ -219,12 +219,14 @@ def _fill_box(cell: HeatLine | None, attack: str, defense: str) -> HeatBox:
 
 
 def _describe_cell(cell: HeatLine) -> str:
+    score = cell.score
     doubt = "; may be more: the search failed, could not be checked, or ignored the defense"
     most = f"; the most of {cell.settings} settings" if cell.settings > 1 else ""
-    blind = f"blind {write_number(cell.score.blind, cell.score.unit)}, n = {cell.score.n}"
-    score = f"{cell.metric} {write_interval(cell.score)}, {blind}"
-    doubt = doubt if cell.in_doubt else ""
-    return f"{cell.attack} under {cell.defense}: {score}; {cell.verdict}{doubt}{most}"
+    return (
+        f"{cell.attack} under {cell.defense}: {cell.metric} {write_interval(score)}, "
+        f"blind {write_number(score.blind, score.unit)}, n = {score.n}; "
+        f"{cell.verdict}{doubt if cell.in_doubt else ''}{most}"
+    )
 
 
 def _write_score(cell: HeatLine) -> str:
@@ -232,13 +234,10 @@ def _write_score(cell: HeatLine) -> str:
 
 
 def _list_cells(cell: HeatLine) -> list[str | Markup]:
+    score = cell.score
     return [
         *(cell.attack, cell.defense, _write_score(cell)),
-        *(
-            write_number(cell.score.blind, cell.score.unit),
-            write_gain(cell.score),
-            str(cell.score.n),
-        ),
+        *(write_number(score.blind, score.unit), write_gain(score), str(score.n)),
         *(cell.verdict, Markup("<code>{}</code>").format(cell.record)),
     ]
 
@@ -274,6 +273,7 @@ class LeakAgainstUtility(Section):
 
     name = "tradeoff"
     title = heading = "Leakage against utility"
+    needs = "tradeoff"
     template = TEMPLATE
 
     tradeoff: Tradeoff | None
@@ -282,10 +282,6 @@ class LeakAgainstUtility(Section):
     def gather(cls, run: JudgedRun) -> Self:
         return cls(_read_beside(run, "tradeoff.json", Tradeoff, "points", "audit"))
 
-    @property
-    def is_shown(self) -> bool:
-        return self.tradeoff is not None
-
     def prepare(self, report: Report) -> Mapping[str, Any]:
         assert self.tradeoff is not None
         columns = [
@@ -293,7 +289,18 @@ class LeakAgainstUtility(Section):
             *number_columns("gain over blind [95 %]", f"{self.tradeoff.utility} [95 %]"),
             *(Column("ε of the whole run"), Column("meets the target"), Column("verdict")),
         ]
-        rows = [_list_point(self.tradeoff, point) for point in self.tradeoff.points]
+        rows = [
+            [
+                point.defense,
+                tradeoff_chart.write_point_gain(point),
+                tradeoff_chart.write_utility(point.utility[self.tradeoff.utility]),
+                tradeoff_chart.write_point_epsilon(point),
+                ("yes" if self.tradeoff.meets(point) else "no")
+                + (", in doubt" if point.in_doubt else ""),
+                point.verdict,
+            ]
+            for point in self.tradeoff.points
+        ]
         drawn = tradeoff_chart.draw_tradeoff(self.tradeoff, alone=False)
         return {
             "conclusions": list(tradeoff_chart.conclude(self.tradeoff)),
@@ -315,6 +322,7 @@ class LeakMapOverLayers(Section):
     name = "map"
     title = "Leak map"
     heading = "Leak map over layers"
+    needs = "leak_map"
     template = TEMPLATE
 
     leak_map: HeatMap | None
@@ -323,10 +331,6 @@ class LeakMapOverLayers(Section):
     def gather(cls, run: JudgedRun) -> Self:
         return cls(_read_beside(run, "map.json", HeatMap, "cells", "record"))
 
-    @property
-    def is_shown(self) -> bool:
-        return self.leak_map is not None
-
     def prepare(self, report: Report) -> Mapping[str, Any]:
         assert self.leak_map is not None
         columns = [
@@ -334,7 +338,16 @@ class LeakMapOverLayers(Section):
             *number_columns(f"{self.leak_map.metric} [95 %]", "parameters", "share"),
             *(Column("verdict"), Column("record")),
         ]
-        rows = [_list_map_cell(self.leak_map, cell) for cell in self.leak_map.cells]
+        rows = [
+            [
+                *(str(cell.layer), cell.module),
+                write_interval(cell.scores[self.leak_map.metric])
+                + ("?" if self.leak_map.in_doubt(cell) else ""),
+                *(f"{cell.parameters:,}", f"{100 * cell.share:.2f} %", cell.verdict),
+                Markup("<code>{}</code>").format(cell.record),
+            ]
+            for cell in self.leak_map.cells
+        ]
         drawn = heat_map.draw_heat_map(self.leak_map, alone=False)
         return {
             "conclusions": list(heat_map.conclude(self.leak_map)),
@@ -367,35 +380,14 @@ def _read_beside(run: JudgedRun, name: str, wanted: Any, parts: str, record: str
         ) from error
     found = from_plain(wanted, plain, name)
     ids = {getattr(part, record) for part in getattr(found, parts)}
-    beside = [summary for summary in run.summaries if summary.path.parent == run.folder]
-    now = {summary.id: judge_summary(summary) for summary in beside if summary.id in ids}
-    judged = (
+    beside = [one for one in run.summaries if one.path.parent == run.folder and one.id in ids]
+    now = {summary.id: judge_summary(summary) for summary in beside}
+    judged = tuple(
         replace(part, judgement=now.get(getattr(part, record), part.judgement))
         for part in getattr(found, parts)
     )
-    return replace(found, **{parts: tuple(judged)})
+    return replace(found, **{parts: judged})
 
 
 def _list_sentences(heading: str, sentences: Iterable[str]) -> Iterator[str]:
     yield from (f"## {heading}", "", *(f"- {one}" for one in sentences), "")
-
-
-def _list_point(found: Tradeoff, point: Point) -> list[str]:
-    meets = "yes" if found.meets(point) else "no"
-    return [
-        point.defense,
-        tradeoff_chart.write_point_gain(point),
-        tradeoff_chart.write_utility(point.utility[found.utility]),
-        tradeoff_chart.write_point_epsilon(point),
-        f"{meets}{', in doubt' if point.in_doubt else ''}",
-        point.verdict,
-    ]
-
-
-def _list_map_cell(found: HeatMap, cell: HeatCell) -> list[str | Markup]:
-    doubt = "?" if found.in_doubt(cell) else ""
-    return [
-        *(str(cell.layer), cell.module, write_interval(cell.scores[found.metric]) + doubt),
-        *(f"{cell.parameters:,}", f"{100 * cell.share:.2f} %", cell.verdict),
-        Markup("<code>{}</code>").format(cell.record),
-    ]

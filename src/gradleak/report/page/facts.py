@@ -4,6 +4,7 @@ and what the words mean that a reader may not know."""
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 from markupsafe import Markup
@@ -11,8 +12,7 @@ from markupsafe import Markup
 from gradleak.records.flags import FLAGS
 from gradleak.records.judgement import OF_PICTURES, RULES, leading_metric
 from gradleak.records.schema import Record
-from gradleak.records.settings import Setting
-from gradleak.records.store import Summary
+from gradleak.records.settings import Ran
 from gradleak.report.naming import write_chain, write_component
 from gradleak.report.numbers import write_duration
 from gradleak.report.page.opening import Opening, SettingList
@@ -55,7 +55,30 @@ class ThreatModel(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        return cls(tuple(_describe_threat(run.settings)))
+        records = [setting.record for setting in run.settings]
+        guarantees = (proven for record in records for proven in write_guarantees(record))
+        summaries = chain.from_iterable(setting.summaries for setting in run.settings)
+        priors = (one.record.spec.get("prior") for one in summaries)
+        granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
+        if all(leading_metric(record.worst_case) in OF_PICTURES for record in records):
+            granted -= {"lengths"}  # of texts
+        seen = f"{_join_fields(records, 'view')}: {_write_share_seen(records)} of the parameters"
+        defenses = (write_chain(record.spec.get("defenses")) for record in records)
+        sizes = (str(record.spec.get("batch_size", "-")) for record in records)
+        facts = {
+            "who": "An honest but curious server, or who reads what it receives: it has the model"
+            " and each client's update.",
+            "sees": seen,
+            "may be told": list_facts(sorted(granted)) or "nothing beyond the update",
+            "protocol": _join_fields(records, "protocol"),
+            "defenses": _join_distinct(defenses),
+            "differential privacy": _join_distinct(guarantees)
+            or "none of these defenses proves any",
+            "noise": _join_distinct(filter(None, map(describe_noise, records))) or None,
+            "believes beforehand": _join_distinct(map(write_component, priors)),
+            "examples a batch": _join_distinct(sizes),
+        }
+        return cls(_list_known(facts))
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from ("## Threat model", "", *_write_facts(self.threat_model), "")
@@ -85,19 +108,21 @@ class Costs(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        return cls(tuple(_add_costs(run)))
+        groups: dict[str, list[Ran]] = {}
+        for ran in (ran for setting in run.settings for ran in setting.attacks):
+            groups.setdefault(run.labels.attack(ran.attack.spec), []).append(ran)
+        return cls(tuple(_add_up(name, group) for name, group in groups.items()))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        names = ("cells", "examples", "time", "time an example", "steps", "peak memory")
-        columns = [Column("attack"), *number_columns(*names)]
+        columns = [
+            Column("attack"),
+            *number_columns("cells", "examples", "time", "time an example", "steps", "peak memory"),
+        ]
         return {"table": draw_html_table(columns, [_list_cost(cost) for cost in self.costs])}
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         head = ["attack", "cells", "examples", "time", "steps"]
-        rows = []
-        for cost in self.costs:
-            attack, cells, examples, time, _, steps, _ = _list_cost(cost)
-            rows.append([attack, cells, examples, time, steps])
+        rows = [[*cells[:4], cells[5]] for cells in map(_list_cost, self.costs)]
         yield from (f"## {self.heading}", "", *draw_markdown_table(head, rows))
 
 
@@ -113,7 +138,30 @@ class Provenance(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        return cls(tuple(_describe_provenance(run.summaries)))
+        records = run.records
+        times = sorted(f"{one.created[:16].replace('T', ' ')} UTC" for one in records)
+        targets = [record.target for record in records]
+        machines = [record.machine for record in records]
+        facts = {
+            "audited": " to ".join(dict.fromkeys((times[0], times[-1]))),
+            "target": _join_distinct(
+                f"{one.name} (fingerprint {one.fingerprint[:16]})" for one in targets
+            ),
+            "model": _join_distinct(one.model for one in targets if one.model) or None,
+            "data": _join_fields(records, "data"),
+            "how it was read": _join_distinct(
+                filter(None, (" ".join(one.data.remarks) for one in records))
+            )
+            or None,
+            "data hash (keyed)": _join_distinct(record.data.hash[:16] for record in records),
+            "seeds": _join_distinct(str(one.spec.get("seed", "-")) for one in records),
+            "versions": _list_versions(records),
+            "machines": _join_distinct(
+                f"{one.get('device', '-')} ({one.get('name', '-')})" for one in machines
+            ),
+            "records": _join_distinct(summary.id for summary in run.summaries),
+        }
+        return cls(_list_known(facts))
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from (f"## {self.heading}", "", *_write_facts(self.provenance), "")
@@ -137,7 +185,22 @@ class Reproduction(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        return cls(_write_study(run.settings[0]))
+        specs = [
+            # A flat list of attacks would be an axis
+            {**one.record.spec, "attacks": [one.record.spec["attacks"]]}
+            for one in run.settings[0].summaries[:NAMES]
+        ]
+        alike = [
+            field
+            for field, value in specs[0].items()
+            if all(spec.get(field) == value for spec in specs)
+        ]
+        lines = [f"{field}: {_write_yaml(specs[0][field])}" for field in alike]
+        if len(specs) > 1:
+            others = [{name: spec[name] for name in spec if name not in alike} for spec in specs]
+            cases = (f"  case {at}: {_write_yaml(one)}" for at, one in enumerate(others, 1))
+            lines += ["cases:", *cases]
+        return cls("\n".join(lines))
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from (f"## {self.heading}", "", "`gradleak run again.yaml`, with again.yaml:", "")
@@ -148,61 +211,24 @@ def _write_facts(facts: Iterable[NamedFact]) -> Iterator[str]:
     return (f"- {fact.name}: {fact.value}" for fact in facts)
 
 
-def _describe_threat(settings: Sequence[Setting]) -> list[NamedFact]:
-    records = [setting.record for setting in settings]
-    guarantees = _join_distinct(proven for record in records for proven in write_guarantees(record))
-    noise = _join_distinct(size for one in records if (size := describe_noise(one)) is not None)
-    priors = (one.record.spec.get("prior") for setting in settings for one in setting.summaries)
-    granted = {str(fact) for record in records for fact in record.spec.get("know", ())}
-    if all(leading_metric(record.worst_case) in OF_PICTURES for record in records):
-        granted -= {"lengths"}  # of texts
-    views = _join_fields(records, "view")
-    return [
-        NamedFact(
-            "who",
-            "An honest but curious server, or who reads what it receives: it has the model and "
-            "each client's update.",
-        ),
-        NamedFact("sees", f"{views}: {_write_share_seen(records)} of the parameters"),
-        NamedFact("may be told", list_facts(sorted(granted)) or "nothing beyond the update"),
-        NamedFact("protocol", _join_fields(records, "protocol")),
-        NamedFact(
-            "defenses",
-            _join_distinct(write_chain(record.spec.get("defenses")) for record in records),
-        ),
-        NamedFact("differential privacy", guarantees or "none of these defenses proves any"),
-        *([NamedFact("noise", noise)] if noise else []),
-        NamedFact("believes beforehand", _join_distinct(map(write_component, priors))),
-        NamedFact(
-            "examples a batch",
-            _join_distinct(str(record.spec.get("batch_size", "-")) for record in records),
-        ),
-    ]
-
-
 def _write_share_seen(records: Sequence[Record]) -> str:
     targets = [record.target for record in records]
-    shares = sorted({one.visible_parameters / max(1, one.parameters) for one in targets})
-    if len(shares) == 1:
-        return f"{100 * shares[0]:.3g} %"
-    return f"{100 * shares[0]:.3g} to {100 * shares[-1]:.3g} %"
+    shares = [100 * one.visible_parameters / max(1, one.parameters) for one in targets]
+    ends = dict.fromkeys((min(shares), max(shares)))
+    return f"{' to '.join(f'{share:.3g}' for share in ends)} %"
 
 
-def _add_costs(run: JudgedRun) -> list[CostLine]:
-    found: dict[str, CostLine] = {}
-    for ran in (ran for setting in run.settings for ran in setting.attacks):
-        name, cost = run.labels.attack(ran.attack.spec), ran.attack.cost
-        before = found.get(name, CostLine(name, 0, 0, 0.0, 0, None))
-        peaks = (before.peak_memory_bytes, cost.peak_memory_bytes)
-        found[name] = CostLine(
-            name,
-            before.records + 1,
-            before.examples + len(ran.columns.batches),
-            before.seconds + cost.seconds,
-            before.steps + cost.steps,
-            max((peak for peak in peaks if peak is not None), default=None),
-        )
-    return list(found.values())
+def _add_up(attack: str, group: Sequence[Ran]) -> CostLine:
+    costs = [ran.attack.cost for ran in group]
+    peaks = (one.peak_memory_bytes for one in costs if one.peak_memory_bytes is not None)
+    return CostLine(
+        attack=attack,
+        records=len(group),
+        examples=sum(len(ran.columns.batches) for ran in group),
+        seconds=sum(one.seconds for one in costs),
+        steps=sum(one.steps for one in costs),
+        peak_memory_bytes=max(peaks, default=None),
+    )
 
 
 def _list_cost(cost: CostLine) -> list[str]:
@@ -215,44 +241,15 @@ def _list_cost(cost: CostLine) -> list[str]:
     ]
 
 
-def _write_time(created: str) -> str:
-    """Writes 2026-03-01T10:20:30+00:00 as a person does: records have the time of UTC."""
-    return f"{created[:16].replace('T', ' ')} UTC"
-
-
-def _describe_provenance(summaries: Sequence[Summary]) -> list[NamedFact]:
-    records = [summary.record for summary in summaries]
-    times = sorted(record.created for record in records)
-    targets = (f"{one.target.name} (fingerprint {one.target.fingerprint[:16]})" for one in records)
-    machines = [record.machine for record in records]
-    devices = (f"{one.get('device', '-')} ({one.get('name', '-')})" for one in machines)
-    seeds = (str(record.spec.get("seed", "-")) for record in records)
-    return [
-        NamedFact("audited", " to ".join(dict.fromkeys(map(_write_time, (times[0], times[-1]))))),
-        NamedFact("target", _join_distinct(targets)),
-        *_enter_where_known("model", (record.target.model for record in records)),
-        NamedFact("data", _join_fields(records, "data")),
-        *_enter_where_known("how it was read", (" ".join(one.data.remarks) for one in records)),
-        NamedFact("data hash (keyed)", _join_distinct(record.data.hash[:16] for record in records)),
-        NamedFact("seeds", _join_distinct(seeds)),
-        NamedFact("versions", _list_versions(records)),
-        NamedFact("machines", _join_distinct(devices)),
-        NamedFact("records", _join_distinct(summary.id for summary in summaries)),
-    ]
-
-
 def _list_versions(records: Sequence[Record]) -> str:
-    found: dict[str, dict[str, None]] = {name: {} for record in records for name in record.versions}
-    for record in records:
-        for name, version in record.versions.items():
-            found[name][version] = None
+    pairs = dict.fromkeys(pair for record in records for pair in record.versions.items())
+    found = {name: [version for same, version in pairs if same == name] for name, _ in pairs}
     return ", ".join(f"{name} {' and '.join(versions)}" for name, versions in found.items())
 
 
-def _enter_where_known(name: str, texts: Iterable[str]) -> list[NamedFact]:
-    """Makes an entry of what some records say and others, or older ones, do not."""
-    known = [text for text in texts if text]
-    return [NamedFact(name, _join_distinct(known))] if known else []
+def _list_known(facts: Mapping[str, str | None]) -> tuple[NamedFact, ...]:
+    """Leaves out what no record says."""
+    return tuple(NamedFact(name, value) for name, value in facts.items() if value is not None)
 
 
 def _join_fields(records: Sequence[Record], field: str) -> str:
@@ -266,25 +263,8 @@ def _join_distinct(texts: Iterable[str]) -> str:
     return "; ".join(found[:NAMES]) + rest
 
 
-def _write_study(setting: Setting) -> str:
-    """Writes a study that gives the records of a setting again; JSON is YAML."""
-    specs = [_fit_into_study(summary.record.spec) for summary in setting.summaries[:NAMES]]
-    alike = {
-        field: value
-        for field, value in specs[0].items()
-        if all(spec.get(field) == value for spec in specs)
-    }
-    lines = [f"{field}: {json.dumps(value, ensure_ascii=False)}" for field, value in alike.items()]
-    if len(specs) > 1:
-        lines.append("cases:")
-        for place, spec in enumerate(specs, start=1):
-            other = {field: value for field, value in spec.items() if field not in alike}
-            lines.append(f"  case {place}: {json.dumps(other, ensure_ascii=False)}")
-    return "\n".join(lines)
-
-
-def _fit_into_study(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {**spec, "attacks": [spec["attacks"]]}  # a flat list would be an axis
+def _write_yaml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # JSON is YAML
 
 
 WORDS = {
@@ -377,8 +357,9 @@ class WordLinks:
 
     def link(self, word: str, shown: str | None = None) -> Markup:
         """Links a word of the glossary, written otherwise where asked."""
-        link = Markup('<a class="term" href="#{}" title="{}">{}</a>')
-        return link.format(self.address(word), self.meanings.get(word, ""), shown or word)
+        return Markup('<a class="term" href="#{}" title="{}">{}</a>').format(
+            self.address(word), self.meanings.get(word, ""), shown or word
+        )
 
     def link_if_known(self, word: str) -> Markup | str:
         """Links a word where the glossary has it, and leaves others as they are."""
@@ -388,14 +369,14 @@ class WordLinks:
 def explain_words(report: Report) -> dict[str, str]:
     """Explains the words that this report uses, in the order of the alphabet."""
     verdict = report.find(Opening).verdict
-    scored = {one.metric for one in verdict.scores}
-    measured = scored | {*report.find(SettingList).metrics, report.metric}
-    raised = {flag.name for flag in verdict.flags}
-    metrics = {name: meaning for name, meaning in METRICS.items() if name in measured}
-    flags = {
-        name: f"{flag.meaning} {flag.what_to_do}" for name, flag in FLAGS.items() if name in raised
+    metrics = {report.metric, *report.find(SettingList).metrics}
+    metrics |= {one.metric for one in verdict.scores}
+    raised = [FLAGS[flag.name] for flag in verdict.flags if flag.name in FLAGS]
+    found = {
+        **WORDS,
+        **{name: METRICS[name] for name in metrics if name in METRICS},
+        **{flag.name: f"{flag.meaning} {flag.what_to_do}" for flag in raised},
     }
-    found = WORDS | metrics | flags
     if report.metric in OF_PICTURES:
         found.pop("word for word")
     return dict(sorted(found.items(), key=lambda entry: entry[0].lower()))

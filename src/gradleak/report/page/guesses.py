@@ -9,19 +9,19 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Self
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from gradleak.records.judgement import leading_metric
-from gradleak.records.schema import AttackRecord, ExampleRecord
+from gradleak.records.schema import ExampleRecord
 from gradleak.records.settings import Ran, Setting
 from gradleak.report.numbers import write_number
 from gradleak.report.page.opening import Opening, SettingList
 from gradleak.report.page.section import JudgedRun, Report, Section
 from gradleak.report.shown_guesses import (
     WORD,
-    Secrets,
     WordMark,
     choose_evenly,
     find_hashes,
@@ -35,12 +35,25 @@ from gradleak.report.table_markup import (
     draw_html_table,
     draw_markdown_table,
     number_columns,
+    render,
 )
 
 LINES = 6  # searches drawn
 POINTS = 60
 LEFT, TOP, WIDTH, HEIGHT = 56, 14, 300, 150  # pixels: the frame of a picture
 DECADES = 100  # a range this wide is drawn on a logarithmic scale
+SEARCH = """
+<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" aria-label="
+{{- title }}"><rect class="frame" {{ frame|safe }}/>
+{#- #}<polygon class="band" points="{{ band|join(" ") }}"/>
+{#- #}<polyline class="line" points="{{ line|join(" ") }}"/>
+{%- for y, tick in ticks -%}
+<text class="small" x="{{ left - 6 }}" y="{{ y }}" text-anchor="end">{{ tick }}</text>
+{%- endfor -%}
+<text class="small" x="{{ left }}" y="{{ below }}">step 0</text>
+{#- #}<text class="small" x="{{ right }}" y="{{ below }}" text-anchor="end">step {{ last }}</text>
+{#- #}<text class="small" x="{{ left }}" y="{{ below + 18 }}">{{ title }}{{ note }}</text></svg>
+""".strip()
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Searches(Section):
     name = "traces"
     title = "Over time"
     heading = "Searches over time"
+    needs = "traces"
     template = """
 <p class="soft">The line is the median of the client batches; the band holds all of them.
   {%- if section.traces|selectattr("similarity")|list %}
@@ -99,34 +113,39 @@ class Searches(Section):
 
     @classmethod
     def gather(cls, run: JudgedRun) -> Self:
-        return cls(tuple(trace_searches(run)))
-
-    @property
-    def is_shown(self) -> bool:
-        return bool(self.traces)
+        return cls(tuple(islice(trace_searches(run), LINES)))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
         return {"draw_search": _draw_search, "draw_table": _draw_table}
 
 
-def trace_searches(run: JudgedRun) -> list[TraceLine]:
-    """Takes one search of each attack, under the setting that comes first."""
+def trace_searches(run: JudgedRun) -> Iterator[TraceLine]:
+    """Yields one search of each attack, under the setting that comes first."""
     firsts: dict[str, tuple[Setting, Ran]] = {}
     for setting in run.settings:
         for ran in setting.attacks:
             firsts.setdefault(run.labels.attack(ran.attack.spec), (setting, ran))
-    found = []
     for name, (setting, ran) in choose_evenly(list(firsts.items()), 2 * LINES):
-        if not ran.source.has_details:
-            continue
-        record = ran.source.whole()
-        attack = ran.find_in(record)
-        secrets = run.find_secrets(record)
-        objective, similarity = _trace_objective(attack), _trace_similarity(attack, secrets)
-        if len(objective) > 1 or len(similarity) > 1:
-            label = run.labels.setting(setting.record)
-            found.append(TraceLine(name, label, record.id, tuple(objective), tuple(similarity)))
-    return found[:LINES]
+        if ran.source.has_details:
+            line = _trace_search(run, name, setting, ran)
+            if len(line.objective) > 1 or len(line.similarity) > 1:
+                yield line
+
+
+def _trace_search(run: JudgedRun, name: str, setting: Setting, ran: Ran) -> TraceLine:
+    record = ran.source.whole()
+    attack, secrets = ran.find_in(record), run.find_secrets(record)
+    objective = _gather_points(
+        (step, loss) for batch in attack.batches for step, loss in batch.losses if loss is not None
+    )
+    # Of batches of one example: on the way, guesses are not yet aligned to secrets
+    similarity = _gather_points(
+        (step, measure_likeness(secrets[batch.batch, 0], sentences[0]))
+        for batch in attack.batches
+        for step, sentences in batch.guesses
+        if len(sentences) == 1 and (batch.batch, 0) in secrets
+    )
+    return TraceLine(name, run.labels.setting(setting.record), record.id, objective, similarity)
 
 
 def measure_likeness(secret: str, guess: str) -> float:
@@ -136,31 +155,14 @@ def measure_likeness(secret: str, guess: str) -> float:
     return 2 * shared / total if total else 0.0
 
 
-def _trace_objective(attack: AttackRecord) -> list[TracePoint]:
-    return _gather_points(
-        (step, loss) for batch in attack.batches for step, loss in batch.losses if loss is not None
-    )
-
-
-def _trace_similarity(attack: AttackRecord, secrets: Secrets) -> list[TracePoint]:
-    """Takes batches of one example: on the way, guesses are not yet aligned to secrets."""
-    return _gather_points(
-        (step, measure_likeness(secrets[batch.batch, 0], sentences[0]))
-        for batch in attack.batches
-        for step, sentences in batch.guesses
-        if len(sentences) == 1 and (batch.batch, 0) in secrets
-    )
-
-
-def _gather_points(values: Iterable[tuple[int, float]]) -> list[TracePoint]:
+def _gather_points(values: Iterable[tuple[int, float]]) -> tuple[TracePoint, ...]:
     by_step: dict[int, list[float]] = {}
     for step, value in values:
         by_step.setdefault(step, []).append(value)
-    found = []
-    for step in choose_evenly(sorted(by_step), POINTS):
-        here = by_step[step]
-        found.append(TracePoint(step, statistics.median(here), min(here), max(here), len(here)))
-    return found
+    return tuple(
+        TracePoint(step, statistics.median(here), min(here), max(here), len(here))
+        for step, here in choose_evenly(sorted(by_step.items()), POINTS)
+    )
 
 
 def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = False) -> Markup:
@@ -177,45 +179,41 @@ def _draw_search(points: Sequence[TracePoint], title: str, *, is_share: bool = F
         height = (scale(value) - bottom) / (top - bottom) if top > bottom else 0.5
         return f"{LEFT + WIDTH * step / last:.1f},{TOP + HEIGHT * (1 - height):.1f}"
 
-    band = [place(point.step, point.high) for point in points]
-    band += [place(point.step, point.low) for point in reversed(points)]
-    line = " ".join(place(point.step, point.median) for point in points)
-    title = escape(title)
-    right, below = LEFT + WIDTH, TOP + HEIGHT + 18
-    parts = [
-        (
-            '<svg class="chart" viewBox="0 0 380 208" width="380" height="208" role="img" '
-            f'aria-label="{title}">'
-        ),
-        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
-        f'<polygon class="band" points="{" ".join(band)}"/>',
-        f'<polyline class="line" points="{line}"/>',
-    ]
-    for value, y in ((high, TOP + 4), (low, TOP + HEIGHT + 4)):
-        tick = f"{100 * value:.0f} %" if is_share else f"{value:.2g}"
-        parts.append(f'<text class="small" x="{LEFT - 6}" y="{y}" text-anchor="end">{tick}</text>')
-    note = ", logarithmic" if logarithmic else ""
-    parts += [
-        f'<text class="small" x="{LEFT}" y="{below}">step 0</text>',
-        f'<text class="small" x="{right}" y="{below}" text-anchor="end">step {last}</text>',
-        f'<text class="small" x="{LEFT}" y="{below + 18}">{title}{note}</text></svg>',
-    ]
-    return Markup("".join(parts))
+    return render(
+        SEARCH,
+        frame=f'x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"',
+        band=[
+            *(place(point.step, point.high) for point in points),
+            *(place(point.step, point.low) for point in reversed(points)),
+        ],
+        line=[place(point.step, point.median) for point in points],
+        ticks=[
+            (y, f"{100 * value:.0f} %" if is_share else f"{value:.2g}")
+            for value, y in ((high, TOP + 4), (low, TOP + HEIGHT + 4))
+        ],
+        left=LEFT,
+        right=LEFT + WIDTH,
+        below=TOP + HEIGHT + 18,
+        last=last,
+        title=title,
+        note=", logarithmic" if logarithmic else "",
+    )
 
 
 def _draw_table(trace: TraceLine) -> Markup:
-    columns = [Column("what"), *number_columns("step", "median", "least", "most", "batches")]
-    rows = [
+    return draw_html_table(
+        [Column("what"), *number_columns("step", "median", "least", "most", "batches")],
         [
-            what,
-            str(one.step),
-            *(f"{value:.4g}" for value in (one.median, one.low, one.high)),
-            str(one.batches),
-        ]
-        for what, points in (("objective", trace.objective), ("likeness", trace.similarity))
-        for one in points
-    ]
-    return draw_html_table(columns, rows, stacked=False)
+            [
+                *(what, str(one.step)),
+                *(f"{value:.4g}" for value in (one.median, one.low, one.high)),
+                str(one.batches),
+            ]
+            for what, points in (("objective", trace.objective), ("likeness", trace.similarity))
+            for one in points
+        ],
+        stacked=False,
+    )
 
 
 ITEMS = 200
@@ -263,6 +261,8 @@ class GuessGallery(Section):
     title = "Guesses"
     heading = "Secrets beside guesses"
     template = """
+{% macro picture(address, name) %}<img class="pixels" src="{{ address }}" alt="{{ name }}">
+  {%- endmacro %}
 <p class="soft">
   {%- if report.redacted %}Private data is withheld: a good guess is the secret itself.
   {%- if any_words %} Each block stands for a word of the guess.{% endif %}
@@ -305,8 +305,21 @@ class GuessGallery(Section):
       {%- endif %}
       {%- if item.exact %}<span class="badge bad">word for word</span>{% endif %}
       {%- if item.certified %}<span class="badge">proven by the update</span>{% endif %}</p>
-    <div class="row"><span>secret</span><span>{{ secret(item) }}</span></div>
-    <div class="row"><span>guess</span><span>{{ guess(item) }}</span></div>
+    <div class="row"><span>secret</span><span>
+      {%- if item.secret is none %}<span class="soft">withheld (hash {{ item.secret_hash }})</span>
+      {%- elif is_picture(item.secret) %}{{ picture(item.secret, "the secret") }}
+      {%- else %}{{ item.secret }}
+      {%- endif %}</span></div>
+    <div class="row"><span>guess</span><span>
+      {%- if item.picture is not none %}{{ picture(item.picture, "the guess") }}
+      {%- elif item.words %}<span class="visually-hidden">{{ in_words(item) }}</span>
+      {%- for word in item.words %}{{ " " if not loop.first -}}
+      <mark class="{{ word.mark }}" title="{{ titles[word.mark] }}"
+        {%- if word.text is none %} aria-hidden="true">{{ block }}
+        {%- else %}>{{ word.text }}{% endif %}</mark>
+      {%- endfor %}
+      {%- else %}<span class="soft">none kept, or withheld</span>
+      {%- endif %}</span></div>
   </li>
   {%- endfor %}
 </ul></details>
@@ -320,45 +333,47 @@ class GuessGallery(Section):
         pairs = [(one, ran) for one in run.settings_by_name for ran in one.attacks]
         chosen = choose_evenly(pairs, PAIRS)
         each = max(3, ITEMS // max(1, len(chosen)))
-        items = [item for setting, ran in chosen for item in _show_guesses(run, setting, ran, each)]
-        return cls(tuple(items))
+        shown = (_show_guesses(run, setting, ran, each) for setting, ran in chosen)
+        return cls(tuple(chain.from_iterable(shown)))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        settings = report.find(SettingList).settings
-        lower = {row.metric for row in settings if row.score.direction == "lower"}
+        rows = report.find(SettingList).settings
+        lower = {row.metric for row in rows if row.score.direction == "lower"}
 
         def score_of(item: GalleryItem) -> float | str:
             """What the page sorts by: more is more leak."""
             if item.score is None:
                 return ""
-            return (-1 if item.metric in lower else 1) * item.score
+            return -item.score if item.metric in lower else item.score
 
         return {
             "items": self.gallery,
             "any_words": any(item.words for item in self.gallery),
             "any_exact": report.find(Opening).verdict.exact,
             "score_of": score_of,
-            "secret": _draw_secret,
-            "guess": _draw_guess,
+            "is_picture": is_picture,
+            "in_words": _describe_guess,
+            "titles": TITLES,
+            "block": BLOCK,
         }
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         privacy = "Texts are withheld." if report.redacted else "These are private texts."
         legend = "**Right beside its right neighbour**, _right word elsewhere_, wrong."
         yield from (f"## {self.heading}", "", f"{legend} {privacy}", "")
-        head = ["attack", "defense", "secret", "guess", report.metric]
-        yield from draw_markdown_table(head, [_list_cells(item) for item in self.gallery])
+        yield from draw_markdown_table(
+            ["attack", "defense", "secret", "guess", report.metric],
+            [_list_cells(item) for item in self.gallery],
+        )
 
 
 def _show_guesses(run: JudgedRun, setting: Setting, ran: Ran, most: int) -> Iterator[GalleryItem]:
-    if not ran.source.has_details:
-        return
-    record = ran.source.whole()
-    secrets = run.find_secrets(record)
-    hashes = find_hashes(record)
-    for example in ran.find_in(record).examples[:most]:
-        place = (example.batch, example.position)
-        yield _compare(run, setting, ran, example, secrets.get(place), hashes.get(place, ""))
+    if ran.source.has_details:
+        record = ran.source.whole()
+        secrets, hashes = run.find_secrets(record), find_hashes(record)
+        for example in ran.find_in(record).examples[:most]:
+            place = (example.batch, example.position)
+            yield _compare(run, setting, ran, example, secrets.get(place), hashes.get(place, ""))
 
 
 def _compare(
@@ -386,50 +401,25 @@ def _compare(
 
 
 def _mark_guess(secret: str | None, guess: str | None, show: bool) -> Iterator[Word]:
-    if guess is None:
-        return
-    written = WORD.findall(guess)  # what mark_words returns is in small letters
+    written = WORD.findall(guess or "")  # what mark_words returns is in small letters
     marks = ["unknown"] * len(written)
-    if secret is not None:
+    if secret is not None and guess is not None:
         marks = [NAMES[mark] for _, mark in mark_words(secret, guess)]
     for mark, text in zip(marks, written, strict=True):
         yield Word(mark, make_printable(text) if show else None)
 
 
-def _draw_guess(item: GalleryItem) -> Markup:
-    """Draws the words with their marks, and says in words how many are right."""
-    if item.picture is not None:
-        return _draw_picture(item.picture, "the guess")
-    if not item.words:
-        return Markup('<span class="soft">none kept, or withheld</span>')
-    right = sum(word.mark in ("pair", "word") for word in item.words)
-    compared = any(word.mark != "unknown" for word in item.words)
-    count = f"{right} of {len(item.words)} words right: " if compared else ""
+def _describe_guess(item: GalleryItem) -> str:
+    """Says how many of its words are right, for who cannot see their marks."""
+    marks = [word.mark for word in item.words]
+    count = f"{marks.count('pair') + marks.count('word')} of {len(marks)} words right: "
     withheld = "text withheld" if item.words[0].text is None else ""
-    marked = Markup(" ").join(map(_draw_word, item.words))
-    return Markup('<span class="visually-hidden">{}{}</span>{}').format(count, withheld, marked)
-
-
-def _draw_word(word: Word) -> Markup:
-    hidden = Markup(' aria-hidden="true"') if word.text is None else Markup("")
-    text = BLOCK if word.text is None else word.text
-    mark = Markup('<mark class="{}" title="{}"{}>{}</mark>')
-    return mark.format(word.mark, TITLES[word.mark], hidden, text)
-
-
-def _draw_secret(item: GalleryItem) -> Markup:
-    if item.secret is None:
-        return Markup('<span class="soft">withheld (hash {})</span>').format(item.secret_hash)
-    return (
-        _draw_picture(item.secret, "the secret") if is_picture(item.secret) else escape(item.secret)
-    )
-
-
-def _draw_picture(address: str, name: str) -> Markup:
-    return Markup('<img class="pixels" src="{}" alt="{}">').format(address, name)
+    return ("" if {*marks} == {"unknown"} else count) + withheld
 
 
 def _list_cells(item: GalleryItem) -> list[str]:
     words = (IN_MARKDOWN[word.mark].format(word.text or BLOCK) for word in item.words)
-    secret = item.secret or f"hash {item.secret_hash}"
-    return [item.attack, item.defense, secret, " ".join(words), write_number(item.score, item.unit)]
+    return [
+        *(item.attack, item.defense, item.secret or f"hash {item.secret_hash}", " ".join(words)),
+        write_number(item.score, item.unit),
+    ]

@@ -2,7 +2,8 @@
 the settings, the ones that leak most first."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Self
 
 from gradleak.records.flags import FLAGS
@@ -12,7 +13,6 @@ from gradleak.records.judgement import (
     NOT_JUDGED,
     NOT_SHOWN,
     Coverage,
-    Judgement,
     list_flags_beside,
 )
 from gradleak.records.schema import Record, Score
@@ -21,7 +21,12 @@ from gradleak.report.numbers import write_blind, write_gain, write_interval, wri
 from gradleak.report.page.section import JudgedRun, Report, Section, find_exact_score
 from gradleak.report.page.story import Story, tell_story
 from gradleak.report.table_markup import draw_markdown_table
-from gradleak.report.verdict import count_verdicts, write_conclusion, write_worst_case
+from gradleak.report.verdict import (
+    count_verdicts,
+    count_whole,
+    write_conclusion,
+    write_worst_case,
+)
 
 NO_PROOF = "That is not a proof of safety."
 GAPS = 20  # shown on the page; report.json has all
@@ -173,12 +178,11 @@ class Opening(Section):
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from (f"# What leaks: {report.title}", "", f"**{self.story.happened}**", "")
         yield from (self.verdict.headline, "")
-        yield from (f"- {sentence}" for sentence in self.verdict.sentences)
-        yield ""
+        yield from (*(f"- {sentence}" for sentence in self.verdict.sentences), "")
         if self.coverage.gaps:
             yield from ("## Not in these numbers", "", self.coverage.sentence(), "")
-            yield from (f"- {gap.kind}: {gap.cell}. {gap.why}" for gap in self.coverage.gaps)
-            yield ""
+            gaps = (f"- {gap.kind}: {gap.cell}. {gap.why}" for gap in self.coverage.gaps)
+            yield from (*gaps, "")
         for title, sentences in self._story_parts:
             yield from (f"## {title}", "", *(f"- {sentence}" for sentence in sentences), "")
         if self.verdict.flags:
@@ -203,18 +207,20 @@ def reach_verdict(run: JudgedRun) -> Verdict:
     worst = run.settings[0]
     record = worst.merge()
     exact = record.worst_case.get("exact_match")
-    verdicts = [run.judgements[setting].verdict for setting in run.settings]
+    verdicts = {run.judgements[setting].verdict for setting in run.settings}
     verdict = next(one for one in (LEAKS, NOT_JUDGED, NOT_SHOWN) if one in verdicts)
-    scores = record.worst_case.items()
+    gaps = f" {run.coverage.sentence()}" if run.coverage.gaps else ""
     return Verdict(
         verdict=verdict,
         leaks=verdict == LEAKS,
         in_doubt=verdict == NOT_JUDGED,
-        headline=" ".join(filter(None, [_write_headline(run), _name_gaps(run.coverage)])),
+        headline=_write_headline(run) + gaps,
         sentences=tuple(_explain_worst(run, worst, record)),
         setting=run.labels.setting(record),
-        exact=_count_exact(exact),
-        scores=tuple(ScoreLine(name, one) for name, one in scores if one.mean is not None),
+        exact="" if exact is None else count_whole(exact),
+        scores=tuple(
+            ScoreLine(name, one) for name, one in record.worst_case.items() if one.mean is not None
+        ),
         knowledge=tuple(_list_knowledge(worst)),
         flags=tuple(list_flags(run, run.settings)),
     )
@@ -229,30 +235,23 @@ def _write_headline(run: JudgedRun) -> str:
     first = run.judgements[leaking[0]]
     if first.named and not first.above_blind and not first.whole:
         batches = leaking[0].record.data.batches
-        named = f"The updates themselves name every word in {first.named} of {batches} batches"
-        others = f" {share}." if len(run.settings) > 1 else ""
-        return f"{named}; no attack rebuilt more than a blind guess.{others}"
+        return (
+            f"The updates themselves name every word in {first.named} of {batches} batches; no"
+            " attack rebuilt more than a blind guess."
+            + (f" {share}." if len(run.settings) > 1 else "")
+        )
     by_metric = {run.judgements[setting].metric: setting for setting in reversed(leaking)}
     worst = sorted(by_metric.values(), key=leaking.index)
-    quotes = [_quote_score(setting, run.judgements[setting]) for setting in worst]
+    quotes = (_quote_score(setting, run.judgements[setting].metric) for setting in worst)
     return f"{share}. In the worst, {'; '.join(quotes)}."
 
 
-def _quote_score(setting: Setting, judgement: Judgement) -> str:
-    score = setting.choose_quote(judgement.metric)
+def _quote_score(setting: Setting, metric: str) -> str:
+    score = setting.choose_quote(metric)
     blind = f"blind {write_blind(score)}, gain {write_gain(score)}"
-    percent = " (in %)" if score.unit == "fraction" else ""
-    return f"{judgement.metric} {write_interval(score)}, {blind}{percent}"
-
-
-def _name_gaps(coverage: Coverage) -> str:
-    return coverage.sentence() if coverage.gaps else ""
-
-
-def _count_exact(exact: Score | None) -> str:
-    if exact is None or exact.mean is None:
-        return ""
-    return f"{round(exact.mean * exact.n)} of {exact.n}"
+    return f"{metric} {write_interval(score)}, {blind}" + (
+        " (in %)" if score.unit == "fraction" else ""
+    )
 
 
 def _list_knowledge(setting: Setting) -> list[str]:
@@ -264,34 +263,33 @@ def _explain_worst(run: JudgedRun, worst: Setting, record: Record) -> Iterator[s
     if len(run.settings) > 1:
         most = "Most was rebuilt under" if judgement.leaks else "The highest score is under"
         yield f"{most}: {run.labels.setting(record)}."
-    yield write_worst_case(record)
-    yield write_conclusion(judgement, record)
+    yield from (write_worst_case(record), write_conclusion(judgement, record))
     known = ", ".join(_list_knowledge(worst)) or "nothing beyond the update"
     yield f"The attacker was told: {known}; attacks: {', '.join(record.attacks)}."
 
 
 def list_flags(run: JudgedRun, settings: Sequence[Setting]) -> list[FlagLine]:
     """Lists every flag that stands against some settings of the run, each flag once."""
-    found: dict[str, tuple[dict[str, None], int, str]] = {}
+    found: dict[str, FlagLine] = {}
     for setting in settings:
-        here: dict[str, tuple[dict[str, None], str]] = {}
-        for summary in setting.summaries:
-            raised = list_flags_beside(run.judgements[setting], summary.record)
-            specs = summary.record.attacks
-            for name, details in raised.items():
-                attacks, detail = here.setdefault(name, ({}, next(iter(details.values()))))
-                attacks.update({run.labels.attack(specs[key].spec): None for key in details if key})
-        for name, (attacks, detail) in here.items():
-            before, count, first = found.get(name, ({}, 0, detail))
-            found[name] = ({**before, **attacks}, count + 1, first)
-    lines = [_explain_flag(name, *rest) for name, rest in found.items()]
-    return sorted(lines, key=lambda line: not line.lowers_trust)
+        counted = set[str]()
+        for record in (summary.record for summary in setting.summaries):
+            for name, details in list_flags_beside(run.judgements[setting], record).items():
+                line = found.get(name) or _explain_flag(name, next(iter(details.values())))
+                attacks = [run.labels.attack(record.attacks[key].spec) for key in details if key]
+                found[name] = replace(
+                    line,
+                    attacks=tuple(dict.fromkeys([*line.attacks, *attacks])),
+                    settings=line.settings + (name not in counted),
+                )
+                counted.add(name)
+    return sorted(found.values(), key=lambda line: not line.lowers_trust)
 
 
-def _explain_flag(name: str, attacks: dict[str, None], settings: int, detail: str) -> FlagLine:
+def _explain_flag(name: str, detail: str) -> FlagLine:
     flag = FLAGS.get(name)  # a later version may know more flags
     meaning, what_to_do = (flag.meaning, flag.what_to_do) if flag else ("", "")
-    return FlagLine(name, tuple(attacks), settings, detail, meaning, what_to_do, name in DOUBTS)
+    return FlagLine(name, (), 0, detail, meaning, what_to_do, name in DOUBTS)
 
 
 ROWS = 100  # settings listed; each may need an interval of its own
@@ -378,14 +376,21 @@ class SettingList(Section):
         return list(dict.fromkeys(row.metric for row in self.settings))
 
     def prepare(self, report: Report) -> Mapping[str, Any]:
-        any_exact = any(row.exact for row in self.settings)
-        return {"rows": self.settings, "measured": self.metrics, "any_exact": any_exact}
+        return {
+            "rows": self.settings,
+            "measured": self.metrics,
+            "any_exact": any(row.exact for row in self.settings),
+        }
 
     def write_markdown(self, report: Report) -> Iterator[str]:
         yield from (f"## {self.heading}", "", "Fractions in %; intervals over client batches.", "")
-        score = f"{' or '.join(self.metrics)} [95 %]"
-        head = ["setting", score, "blind", "gain", "word for word", "verdict", "flags"]
-        yield from draw_markdown_table(head, [self._list_cells(row) for row in self.settings])
+        yield from draw_markdown_table(
+            [
+                *("setting", f"{' or '.join(self.metrics)} [95 %]", "blind", "gain"),
+                *("word for word", "verdict", "flags"),
+            ],
+            [self._list_cells(row) for row in self.settings],
+        )
 
     def _list_cells(self, row: SettingLine) -> list[str]:
         metric = f"{row.metric} " if len(self.metrics) > 1 else ""
@@ -412,6 +417,6 @@ def _describe_setting(run: JudgedRun, setting: Setting) -> SettingLine:
         exact=find_exact_score(setting),
         verdict=judgement.verdict,
         leaks=judgement.leaks,
-        flags=tuple(dict.fromkeys(name for flags in raised for name in flags)),
+        flags=tuple(dict.fromkeys(chain.from_iterable(raised))),
         doubts=tuple(list_flags(run, [setting])),
     )

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -68,12 +69,11 @@ class JudgedRun:
 
     def _rank(self, setting: Setting) -> tuple[bool, int, float]:
         judgement = self.judgements[setting]
-        mean = setting.mean(judgement.metric)
+        metric, mean = judgement.metric, setting.mean(judgement.metric)
         leak = float("-inf")
         if mean is not None:
-            leak = mean if setting.first_score(judgement.metric).direction == "higher" else -mean
-        known = judgement.metric in LEADING
-        medium = LEADING.index(judgement.metric) if known else len(LEADING)
+            leak = mean if setting.first_score(metric).direction == "higher" else -mean
+        medium = LEADING.index(metric) if metric in LEADING else len(LEADING)
         return not judgement.leaks, medium, -leak
 
 
@@ -89,6 +89,7 @@ class Section(ABC):
     title: ClassVar[str]  # in the list at the top of the page
     heading: ClassVar[str]
     template: ClassVar[str]  # its inside in the page, in Jinja; `section` and `report` are at hand
+    needs: ClassVar[str] = ""  # the member without which there is nothing to say
 
     @classmethod
     @abstractmethod
@@ -96,9 +97,14 @@ class Section(ABC):
         """Takes what it holds out of a run."""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the run has nothing for it: it is then left out."""
+        return bool(self.needs) and not getattr(self, self.needs)
+
+    @property
     def is_shown(self) -> bool:
-        """Whether the page has it: a section that a run has nothing for is left out."""
-        return True
+        """Whether the page has it."""
+        return not self.is_empty
 
     def prepare(self, report: "Report") -> Mapping[str, Any]:
         """Returns what the template names beside `section`, `report` and what all have."""
@@ -133,9 +139,5 @@ class Report:
     def plain(self) -> dict[str, Any]:
         """The report as report.json has it: the members of all sections beside one another."""
         head = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "sections"}
-        members = [to_plain(section) for section in self.sections]
-        return {
-            "schema": SCHEMA,
-            **head,
-            **{name: value for one in members for name, value in one.items()},
-        }
+        members = [to_plain(section).items() for section in self.sections]
+        return {"schema": SCHEMA, **head, **dict(chain.from_iterable(members))}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 from gradleak.records.schema import AttackRecord, Record, Score
@@ -139,8 +140,8 @@ class Filled:
     @property
     def stood_for(self) -> bool:
         """Whether places of BERT-base may be filled by a model at hand."""
-        patterns = [self.table.match, *(column.match for column in self.table.columns)]
-        return any("bert-base" in json.dumps(pattern) for pattern in patterns)
+        patterns = (self.table.match, *(column.match for column in self.table.columns))
+        return "bert-base" in json.dumps(patterns)
 
 
 def _count_run(lines: Sequence[Line]) -> int:
@@ -170,23 +171,28 @@ def fill_table(table: PaperTable, summaries: Iterable[Summary]) -> Filled:
         for attack in summary.record.attacks.values()
     ]
     by_column = {
-        column.name: [pair for pair in ran if _is_of_column(column, pair[0])]
+        column.name: [
+            (record, attack)
+            for record, attack in ran
+            if fits(column.match, record.spec)
+            # A place for weights of the hub is never filled by a model with random ones
+            and not (column.hub and record.target.fingerprint.startswith("made:"))
+        ]
         for column in table.columns
     }
     lines: list[Line] = []
     used: set[int] = set()
-    for row in table.rows:
-        for column in table.columns:
-            if column.name in row.values:
-                fit = [
-                    pair
-                    for pair in by_column[column.name]
-                    if fits(row.match, pair[0].spec) and fits(row.attack, pair[1].spec)
-                ]
-                used |= {id(attack) for _, attack in fit}
-                found = _fill_lines(table, row.name, column.name, row.values[column.name], fit)
-                nearest = row.nearest.get(column.name, ())
-                lines += [replace(line, hub=column.hub, nearest=nearest) for line in found]
+    for row, column in product(table.rows, table.columns):
+        if column.name in row.values:
+            fit = [
+                pair
+                for pair in by_column[column.name]
+                if fits(row.match, pair[0].spec) and fits(row.attack, pair[1].spec)
+            ]
+            used |= {id(attack) for _, attack in fit}
+            nearest = row.nearest.get(column.name, ())
+            found = _fill_lines(table, row.name, column.name, row.values[column.name], fit)
+            lines += [replace(line, hub=column.hub, nearest=nearest) for line in found]
     return Filled(table, [*lines, *_list_ours_alone(table, by_column, used)])
 
 
@@ -213,16 +219,6 @@ def fits(pattern: Any, value: Any) -> bool:
     return bool(pattern == value)
 
 
-def _is_of_column(column: PaperColumn, record: Record) -> bool:
-    """Whether a record is of this column.
-
-    A place for weights of the hub is never filled by a model with random ones.
-    """
-    return fits(column.match, record.spec) and not (
-        column.hub and record.target.fingerprint.startswith("made:")
-    )
-
-
 def _fill_lines(
     table: PaperTable,
     row: str,
@@ -238,10 +234,10 @@ def _fill_lines(
     for record, attack in fit:
         versions = groups.setdefault(str(attack.spec.get("name")), {})
         versions.setdefault(attack.version, []).append((record, attack))
-    newest = [pair for versions in groups.values() for pair in versions[max(versions)]]
+    newest = [pair for versions in groups.values() for pair in versions.pop(max(versions))]
     yield _fill_line(table, row, column, theirs, newest)
     for versions in groups.values():
-        for version in sorted(versions, reverse=True)[1:]:
+        for version in sorted(versions, reverse=True):
             older = _fill_line(table, f"{row} (version {version})", column, (), versions[version])
             yield replace(older, in_paper=False)
 
@@ -262,8 +258,7 @@ def _fill_line(
     record, attack = max(
         fit, key=lambda pair: (pair[0].data.examples, -pair[0].spec.get("seed", 0), pair[0].created)
     )
-    ours_here = [attack.scores.get(ours) for _, ours in table.metrics]
-    return Line(row, column, theirs, ours_here, record)
+    return Line(row, column, theirs, [attack.scores.get(one) for _, one in table.metrics], record)
 
 
 def _list_ours_alone(
@@ -272,24 +267,18 @@ def _list_ours_alone(
     used: set[int],
 ) -> Iterator[Line]:
     """Lists attacks the paper does not have, under the paper's settings."""
-    groups = list({json.dumps(row.match, sort_keys=True): row for row in table.rows}.values())
-    for row in groups:
-        setting = row.name.rpartition(", ")[0] if not row.match.get("view") else row.name
-        for column, pairs in by_column.items():
-            names: dict[str, list[Pair]] = {}
-            for record, attack in pairs:
-                name = str(attack.spec.get("name"))
-                if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
-                    names.setdefault(name, []).append((record, attack))
-            for name, fit in names.items():
-                for line in _fill_lines(
-                    table,
-                    f"{setting}, {name} (not in this table)".removeprefix(", "),
-                    column,
-                    (),
-                    fit,
-                ):
-                    yield replace(line, in_paper=False)
+    groups = {json.dumps(row.match, sort_keys=True): row for row in table.rows}
+    for row, (column, pairs) in product(groups.values(), by_column.items()):
+        setting = row.name if row.match.get("view") else row.name.rpartition(", ")[0]
+        names: dict[str, list[Pair]] = {}
+        for record, attack in pairs:
+            name = str(attack.spec.get("name"))
+            if id(attack) not in used and name != "blind" and fits(row.match, record.spec):
+                names.setdefault(name, []).append((record, attack))
+        for name, fit in names.items():
+            told = f"{setting}, {name} (not in this table)".removeprefix(", ")
+            for line in _fill_lines(table, told, column, (), fit):
+                yield replace(line, in_paper=False)
 
 
 def write_tables_markdown(filled: Sequence[Filled], command: str) -> str:
@@ -310,9 +299,9 @@ def write_sections(filled: Sequence[Filled]) -> Iterator[str]:
             yield from (one.table.note, "")
         head, rows = _list_head(one), [_list_row(one, line) for line in one.lines]
         if any(line.nearest for line in one.lines):  # of six layers, as MiniLM-L6 is
+            nearest = (" / ".join(f"{value:g}" for value in line.nearest) for line in one.lines)
             head.append("paper, TinyBERT-6")
-            for row, line in zip(rows, one.lines, strict=True):
-                row.append(" / ".join(f"{value:g}" for value in line.nearest))
+            rows = [[*row, text] for row, text in zip(rows, nearest, strict=True)]
         yield from draw_markdown_table(head, rows)
         if one.run < one.places and one.table.studies:
             yield from (*_list_commands(one), "")
@@ -322,62 +311,60 @@ def _list_commands(one: Filled) -> Iterator[str]:
     """Lists how to run what is missing: with what is at hand, and with weights to be fetched."""
     runs = [f"gradleak run studies/{name}.yaml" for name in one.table.studies]
     yield "What was not run: " + ", ".join(f"`{run}`" for run in runs) + "."
-    lacking = dict.fromkeys(
-        tuple(line.hub) for line in one.paper_lines if line.hub and line.record is None
-    )
-    fetched = [*([BERT_BASE] if one.stood_for else []), *lacking]
+    lacking = [tuple(line.hub) for line in one.paper_lines if line.hub and line.record is None]
+    fetched = [*([BERT_BASE] if one.stood_for else []), *dict.fromkeys(lacking)]
     if fetched:
-        yield "On the paper's own models, whose weights have to be fetched:"
-        yield ""
-        for fields in fetched:
-            options = " ".join(f"--set {shlex.quote(field)}" for field in fields)
-            yield f"    {runs[0]} {options}"
+        yield from ("On the paper's own models, whose weights have to be fetched:", "")
+    for fields in fetched:
+        yield f"    {runs[0]} {' '.join(f'--set {shlex.quote(field)}' for field in fields)}"
 
 
 def write_latex(filled: Sequence[Filled]) -> str:
     """Writes a tabular for each, without a package but the ones everybody has."""
-    parts = []
-    for one in filled:
-        columns = "ll" + "r" * (2 * len(one.table.metrics) + 2) + "l"
-        rows = [_list_head(one), *(_list_row(one, line) for line in one.lines)]
-        body = [" & ".join(text.translate(LATEX) for text in row) + r" \\" for row in rows]
-        lines = [
+    return "\n\n".join(map(_write_tabular, filled)) + "\n"
+
+
+def _write_tabular(one: Filled) -> str:
+    rows = [_list_head(one), *(_list_row(one, line) for line in one.lines)]
+    head, *body = [" & ".join(text.translate(LATEX) for text in row) + r" \\" for row in rows]
+    return "\n".join(
+        [
             r"\begin{table}",
             rf"\caption{{{one.table.title.translate(LATEX)}}}",
             rf"\label{{tab:{one.table.name}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            *(r"\hline", body[0], r"\hline", *body[1:], r"\hline"),
+            rf"\begin{{tabular}}{{ll{'r' * (2 * len(one.table.metrics) + 2)}l}}",
+            *(r"\hline", head, r"\hline", *body, r"\hline"),
             *(r"\end{tabular}", r"\end{table}"),
         ]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+    )
 
 
 def write_csv(filled: Sequence[Filled]) -> str:
     """Writes a line for each number, for programs."""
-    rows = [
-        [one.table.name, line.row, line.column, printed, *_list_numbers(line, place)]
-        for one in filled
-        for line in one.lines
-        for place, (printed, _) in enumerate(one.table.metrics)
-    ]
-    return write_csv_table(CSV_HEAD, rows)
+    return write_csv_table(
+        CSV_HEAD,
+        [
+            [one.table.name, line.row, line.column, printed, *_list_numbers(line, place)]
+            for one in filled
+            for line in one.lines
+            for place, (printed, _) in enumerate(one.table.metrics)
+        ],
+    )
 
 
 def _list_numbers(line: Line, place: int) -> list[object]:
     score, record = line.ours[place], line.record
     theirs = line.theirs[place] if line.theirs else ""
     if score is None or record is None:
-        why = NOT_RUN if record is None else NOT_SCORED
-        return [why, *[""] * 4, theirs, *[""] * 5]
+        return [NOT_RUN if record is None else NOT_SCORED, *[""] * 4, theirs, *[""] * 5]
     scale = 100 if score.unit == "fraction" else 1
-    values = [
-        "" if value is None else round(scale * value, 4)
-        for value in (score.mean, score.low, score.high, score.blind)
+    numbers = (score.mean, score.low, score.high, score.blind)
+    return [
+        *("" if value is None else round(scale * value, 4) for value in numbers),
+        *(score.n, theirs, record.target.name, record.spec.get("seed", "")),
+        record.machine.get("name", record.machine.get("device", "")),
+        *(record.created[:10], record.id),
     ]
-    machine = record.machine.get("name", record.machine.get("device", ""))
-    origin = (record.target.name, record.spec.get("seed", ""), machine, record.created[:10])
-    return [*values, score.n, theirs, *origin, record.id]
 
 
 def _list_head(one: Filled) -> list[str]:
@@ -386,15 +373,18 @@ def _list_head(one: Filled) -> list[str]:
 
 
 def _list_row(one: Filled, line: Line) -> list[str]:
+    record = line.record
+    unscored = NOT_RUN if record is None else NOT_SCORED
     texts = [line.row, line.column]
     for place, score in enumerate(line.ours):
-        unscored = NOT_RUN if line.record is None else NOT_SCORED
         texts.append(unscored if score is None or score.mean is None else write_interval(score))
         texts.append(f"{line.theirs[place]:g}" if line.theirs else "–")
-    if line.record is None:
+    if record is None:
         return [*texts, "", "", ""]
-    blind = " / ".join(
-        "–" if score is None else write_number(score.blind, score.unit) for score in line.ours
-    )
-    target, seed = line.record.target.name, line.record.spec.get("seed", "–")
-    return [*texts, blind, str(line.n), f"{target}, {seed}, {line.record.created[:10]}"]
+    origin = f"{record.target.name}, {record.spec.get('seed', '–')}, {record.created[:10]}"
+    return [*texts, list_blind(line.ours), str(line.n), origin]
+
+
+def list_blind(scores: Sequence[Score | None]) -> str:
+    """Writes what the blind guess gets by each metric: `12.5 / 0.0`."""
+    return " / ".join("–" if one is None else write_number(one.blind, one.unit) for one in scores)

@@ -15,8 +15,8 @@ from typing import Any
 from gradleak.records.schema import AttackRecord, Record
 from gradleak.records.store import Summary
 from gradleak.report.naming import Labels
-from gradleak.report.numbers import write_duration, write_interval, write_number
-from gradleak.report.papers.paper_tables import NOT_RUN, NOT_SCORED
+from gradleak.report.numbers import write_duration, write_interval
+from gradleak.report.papers.paper_tables import NOT_RUN, NOT_SCORED, list_blind
 from gradleak.report.shown_guesses import Secrets, choose_evenly
 from gradleak.report.table_markup import draw_markdown_table, write_csv_table
 from gradleak.report.verdict import write_guarantees
@@ -92,11 +92,11 @@ class Answered:
         An older version says so.
         """
         names = [str(attack["name"]) for attack in self.cell.spec["attacks"]]
-        several = found.key if found is not None else " + ".join(names)
-        written = self.cell.axes.get("attacks", names[0]) if len(names) == 1 else several
-        if found is not None and found.is_older:
-            return f"{written} (version {found.attack.version})"
-        return written
+        written = " + ".join(names) if found is None else found.key
+        if len(names) == 1:
+            written = self.cell.axes.get("attacks", names[0])
+        older = found is not None and found.is_older
+        return f"{written} (version {found.attack.version})" if found and older else written
 
 
 def find_answers(cells: Sequence[StudyCell], summaries: Sequence[Summary]) -> list[Answered]:
@@ -107,14 +107,13 @@ def find_answers(cells: Sequence[StudyCell], summaries: Sequence[Summary]) -> li
     exact: dict[str, list[Summary]] = {}
     for summary in summaries:
         exact.setdefault(_make_key(summary.record.spec), []).append(summary)
-    keys = [_make_key(cell.spec) for cell in cells]
+    planned = {_make_key(cell.spec) for cell in cells}
     # What fits no cell to the letter may be of an earlier version. Few are, so that all of them are
     # compared with every cell.
-    planned = set(keys)
     rest = [summary for key, found in exact.items() if key not in planned for summary in found]
     return [
-        Answered(cell, list(_choose_best(cell, [*exact.get(key, ()), *rest])))
-        for cell, key in zip(cells, keys, strict=True)
+        Answered(cell, list(_choose_best(cell, [*exact.get(_make_key(cell.spec), ()), *rest])))
+        for cell in cells
     ]
 
 
@@ -126,12 +125,14 @@ def write_command(study: Sequence[str], cell: StudyCell, record: Record | None =
     """
     words = ["gradleak", "run", *study]
     if record is None:
-        words += [word for axis in cell.axes.items() for word in ("--only", "=".join(axis))]
-        return shlex.join(words)
-    if record.spec["limit"] != cell.spec["limit"]:
-        words += ["--set", f"limit={record.spec['limit']}"]
-    if not values_agree(cell.spec["target"], record.spec["target"]):
-        words += ["--set", f"target={_describe_change(cell.spec['target'], record.spec['target'])}"]
+        return shlex.join(
+            words + [word for axis in cell.axes.items() for word in ("--only", "=".join(axis))]
+        )
+    planned, ran = cell.spec, record.spec
+    if ran["limit"] != planned["limit"]:
+        words += ["--set", f"limit={ran['limit']}"]
+    if not values_agree(planned["target"], ran["target"]):
+        words += ["--set", f"target={_describe_change(planned['target'], ran['target'])}"]
     return shlex.join(words)
 
 
@@ -159,12 +160,12 @@ def _choose_best(cell: StudyCell, summaries: Sequence[Summary]) -> Iterator[Answ
                     versions = by_model.setdefault(summary.record.target.fingerprint, {})
                     versions.setdefault(attack.version, []).append(Answer(summary, key))
         for versions in by_model.values():
+            newest = max(*versions, cell.versions.get(str(wanted["name"]), 0))
             for version in sorted(versions, reverse=True):
                 best = max(
                     versions[version],
                     key=lambda one: (one.record.data.examples, one.record.created),
                 )
-                newest = max(*versions, cell.versions.get(str(wanted["name"]), 0))
                 yield replace(best, is_older=version < newest)
 
 
@@ -204,7 +205,7 @@ def _describe_change(planned: Mapping[str, Any], ran: Mapping[str, Any]) -> str:
         path = str(fields["path"])
         return "…/" + path.rsplit("/", 1)[-1] if path.startswith("/") else path
     written = ",".join(f"{key}={value}" for key, value in fields.items())
-    return str(ran["name"]) + (f":{written}" if written else "")
+    return ":".join(filter(None, (str(ran["name"]), written)))
 
 
 def write_results_markdown(
@@ -218,17 +219,21 @@ def write_results_markdown(
     Of the records `compared` with the papers' some may be of no cell.
     """
     answers = [one for cell in answered for one in cell.answers]
+    records = [one.record for one in answers]
     missing = [one.cell for one in answered if not one.answers]
     yield from (f"# Results of {study[0]}", "", f"Written by `{command}`.", "")
-    yield from _describe_origin(study, answered, [one.record for one in answers], compared)
-    noisy = any(one.record.noise is not None for one in answers)
+    yield from _describe_origin(study, answered, records, compared)
+    noisy = any(record.noise is not None for record in records)
     yield from ("## Cells", "", f"{EXPLANATION} {NOISE_EXPLANATION}" if noisy else EXPLANATION, "")
-    axes, metrics = list_axes(answered), list_headlines(answers)
-    models = _letter_models([one.record for one in answers])
-    head = [*axes, *(["noise"] if noisy else []), "attack", "model", "n", *metrics]
-    rows = [row for one in answered for row in _list_rows(one, axes, metrics, models, noisy=noisy)]
-    yield from draw_markdown_table([*head, "blind", "seconds", "flags", "record"], rows)
-    yield from _list_guarantees([one.record for one in answers])
+    axes, metrics, models = list_axes(answered), list_headlines(answers), _letter_models(records)
+    yield from draw_markdown_table(
+        [
+            *(*axes, *(["noise"] if noisy else []), "attack", "model", "n", *metrics),
+            *("blind", "seconds", "flags", "record"),
+        ],
+        [row for one in answered for row in _list_rows(one, axes, metrics, models, noisy=noisy)],
+    )
+    yield from _list_guarantees(records)
     if missing:
         yield (
             f"{len(missing)} of {len(answered)} cells were not run. What is missing, and the "
@@ -248,22 +253,20 @@ def _describe_origin(
         write_command(study, one.cell, found.record) for one in answered for found in one.answers
     )
     yield from ("## How it was run", "")
-    yield from (f"- `{command}`: {count} of the lines below" for command, count in commands.items())
+    yield from (f"- `{command}`: {times} of the lines below" for command, times in commands.items())
     ours = {record.id for record in records}
     others = {record.id: record for record in compared if record.id not in ours}
     if others:
-        attacks = _join_distinct(name for record in others.values() for name in record.attacks)
-        when = _join_distinct(record.created[:10] for record in others.values())
         yield (
-            f"- Of no cell of this study, but in the papers' tables below: {len(others)} "
-            f"records of {attacks} ({when})"
+            f"- Of no cell of this study, but in the papers' tables below: {len(others)} records of"
+            f" {_join_distinct(name for record in others.values() for name in record.attacks)}"
+            f" ({_join_distinct(record.created[:10] for record in others.values())})"
         )
     yield (
         f"- When: {_join_distinct(record.created[:10] for record in records)}. Where: "
         f"{_join_distinct(map(name_machine, records))}."
     )
-    for label, model in _letter_models(records).items():
-        yield f"- Model {model}: {label}"
+    yield from (f"- Model {letter}: {name}" for name, letter in _letter_models(records).items())
     yield (
         f"- Seed: {_join_distinct(str(record.spec.get('seed')) for record in records)}. Data: "
         f"{_join_distinct(map(_describe_data, records))}."
@@ -274,14 +277,13 @@ def _describe_origin(
 def _list_guarantees(records: Sequence[Record]) -> Iterator[str]:
     """Says what differential privacy proves of each setting, every setting once."""
     labels = Labels(records)
-    proven = {
-        (labels.defense(record), line): None
+    proven = dict.fromkeys(
+        f"- {labels.defense(record)}: {line}"
         for record in records
         for line in write_guarantees(record)
-    }
+    )
     if proven:
-        yield from ("## What is proven", "")
-        yield from (*(f"- {defenses}: {line}" for defenses, line in proven), "")
+        yield from ("## What is proven", "", *proven, "")
 
 
 def _list_rows(
@@ -298,28 +300,22 @@ def _list_rows(
         yield [*place, *blank, one.attack(), "", "", *[NOT_RUN] * len(metrics), "", "", "", ""]
     for found in one.answers:
         record, attack = found.record, found.attack
-        scores = [attack.scores.get(metric) for metric in metrics]
+        scores = (attack.scores.get(metric) for metric in metrics)
         there = [score if score is not None and score.n else None for score in scores]
         noise = "" if record.noise is None else f"{record.noise.ratio:.3g}"
         yield [
             *(*place, *([noise] if noisy else []), one.attack(found)),
             *(models[_describe_model(record)], str(record.data.examples)),
             *(NOT_SCORED if score is None else write_interval(score) for score in there),
-            " / ".join(
-                "–" if score is None else write_number(score.blind, score.unit) for score in there
-            ),
-            *(write_duration(attack.cost.seconds), ", ".join(flag.name for flag in attack.flags)),
-            record.id,
+            *(list_blind(there), write_duration(attack.cost.seconds)),
+            *(", ".join(flag.name for flag in attack.flags), record.id),
         ]
 
 
 def list_axes(answered: Sequence[Answered]) -> list[str]:
     """Lists the axes but for the attacks', which have a column anyway."""
-    return [
-        axis
-        for axis in dict.fromkeys(axis for one in answered for axis in one.cell.axes)
-        if axis != "attacks"
-    ]
+    axes = dict.fromkeys(axis for one in answered for axis in one.cell.axes)
+    return [axis for axis in axes if axis != "attacks"]
 
 
 def list_headlines(answers: Sequence[Answer]) -> list[str]:
@@ -330,15 +326,13 @@ def list_headlines(answers: Sequence[Answer]) -> list[str]:
 
 def _letter_models(records: Sequence[Record]) -> dict[str, str]:
     """Gives each model a letter."""
-    return {
-        label: chr(ord("A") + place)
-        for place, label in enumerate(dict.fromkeys(map(_describe_model, records)))
-    }
+    models = dict.fromkeys(map(_describe_model, records))
+    return {label: chr(ord("A") + place) for place, label in enumerate(models)}
 
 
 def _describe_model(record: Record) -> str:
-    size = f"{record.target.parameters:,} parameters"
-    return f"{name_model(record)}, {record.target.fingerprint}, {size}"
+    target = record.target
+    return f"{name_model(record)}, {target.fingerprint}, {target.parameters:,} parameters"
 
 
 def name_model(record: Record) -> str:
@@ -348,10 +342,8 @@ def name_model(record: Record) -> str:
 
 def _describe_software(record: Record) -> str:
     ours = record.versions.get("gradleak", "not installed")
-    return (
-        f"gradleak {'from source' if ours == 'not installed' else ours}, torch "
-        f"{record.versions.get('torch')}"
-    )
+    source = "from source" if ours == "not installed" else ours
+    return f"gradleak {source}, torch {record.versions.get('torch')}"
 
 
 def name_machine(record: Record) -> str:
@@ -387,13 +379,14 @@ def write_results_csv(study: Sequence[str], answered: Sequence[Answered]) -> str
 def _list_numbers(found: Answer) -> Iterator[list[object]]:
     record, attack = found.record, found.attack
     model = f"{name_model(record)} {record.target.fingerprint[:15]}"
-    ran = [model, record.spec.get("seed"), name_machine(record), record.created[:10]]
-    ran += [round(attack.cost.seconds, 1), record.id, ""]
     for metric, score in attack.scores.items():
         if score.n:
             numbers = (score.mean, score.low, score.high, score.blind)
-            values = ["" if value is None else f"{value:.4g}" for value in numbers]
-            yield [metric, *values, score.n, *ran]
+            yield [
+                *(metric, *("" if value is None else f"{value:.4g}" for value in numbers), score.n),
+                *(model, record.spec.get("seed"), name_machine(record), record.created[:10]),
+                *(round(attack.cost.seconds, 1), record.id, ""),
+            ]
 
 
 def write_examples_csv(answered: Sequence[Answered]) -> str:
@@ -405,12 +398,11 @@ def write_examples_csv(answered: Sequence[Answered]) -> str:
         whole = one.source.whole()
         secrets = {(secret.batch, secret.position): secret for secret in whole.secrets}
         for example in whole.attacks[one.key].examples:
-            secret = secrets[example.batch, example.position]
-            values = [example.values.get(metric) for metric in metrics]
+            place = (example.batch, example.position)
+            values = (example.values.get(metric) for metric in metrics)
             rows.append(
                 [
-                    *(whole.id, one.key, example.batch, example.position),
-                    *(secret.hash[:HASH], secret.tokens),
+                    *(whole.id, one.key, *place, secrets[place].hash[:HASH], secrets[place].tokens),
                     *("" if value is None else f"{value:.3g}" for value in values),
                 ]
             )
@@ -422,26 +414,29 @@ def write_guesses(
     answered: Sequence[Answered], texts_of: Callable[[Record], Secrets]
 ) -> Iterator[str]:
     """Writes a table for each of the first secrets; nothing for data that is not our own."""
-    shown = [(one, found) for one in answered for found in one.answers if is_canaries(found.record)]
+    answers = [(one, found) for one in answered for found in one.answers]
+    shown = [(one, found) for one, found in answers if is_canaries(found.record)]
     # Published files hold no guesses
-    known = [found for _, found in shown if found.source.has_details]
-    if not known or len(known) < sum(len(one.answers) for one in answered):
+    known = sum(found.source.has_details for _, found in shown)
+    if not known or known < len(answers):
         return
     steps = STEPS if len(shown) <= CELLS_WITH_STEPS else 1
     yield from ("## Guesses", "")
     yield from ("The data is made up for this purpose, so that guesses can be shown.", "")
     wholes = [(one, found, found.source.whole()) for one, found in shown]
     places = [(secret.batch, secret.position) for secret in wholes[0][2].secrets][:SECRETS]
-    for count, place in enumerate(places, start=1):
+    for number, place in enumerate(places, start=1):
         texts = (texts_of(whole).get(place) for _, _, whole in wholes)
         secret = next((text for text in texts if text is not None), "not at hand")
-        yield from (f"Secret {count}: {secret}", "")
-        rows = [
-            [_name_answer(one, found), step, guess]
-            for one, found, whole in wholes
-            for step, guess in _list_guesses(whole, found, place, steps)
-        ]
-        yield from draw_markdown_table(["cell", "step", "guess"], rows)
+        yield from (f"Secret {number}: {secret}", "")
+        yield from draw_markdown_table(
+            ["cell", "step", "guess"],
+            [
+                [_name_answer(one, found), step, guess]
+                for one, found, whole in wholes
+                for step, guess in _list_guesses(whole.attacks[found.key], place, steps)
+            ],
+        )
 
 
 def is_canaries(record: Record) -> bool:
@@ -451,24 +446,20 @@ def is_canaries(record: Record) -> bool:
 
 
 def _name_answer(one: Answered, found: Answer) -> str:
-    return ", ".join(
-        [*(value for axis, value in one.cell.axes.items() if axis != "attacks"), one.attack(found)]
-    )
+    axes = (value for axis, value in one.cell.axes.items() if axis != "attacks")
+    return ", ".join([*axes, one.attack(found)])
 
 
 def _list_guesses(
-    whole: Record, found: Answer, place: tuple[int, int], steps: int
+    attack: AttackRecord, place: tuple[int, int], steps: int
 ) -> Iterator[tuple[str, str]]:
     """Lists some of the guesses on the way, and the answer.
 
     On the way a batch's are in no order: only single ones are shown.
     """
-    attack = whole.attacks[found.key]
     if steps > 1:
         way = next(batch.guesses for batch in attack.batches if batch.batch == place[0])
         for step, sentences in choose_evenly([one for one in way if len(one[1]) == 1], steps):
             yield str(step), sentences[0]
-    last = next(
-        example.guess for example in attack.examples if (example.batch, example.position) == place
-    )
-    yield "answer", last or "–"
+    last = (one.guess for one in attack.examples if (one.batch, one.position) == place)
+    yield "answer", next(last) or "–"

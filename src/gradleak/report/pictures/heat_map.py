@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gradleak.records.flags import FAILED_SHARE, few_examples
-from gradleak.records.judgement import LEAKS, NOT_JUDGED, NOT_SHOWN, Judgement
+from gradleak.records.judgement import LEAKS, NOT_JUDGED, Judgement
 from gradleak.records.schema import Score
 from gradleak.records.statistics import Interval
-from gradleak.report.numbers import write_interval, write_number
+from gradleak.report.numbers import write_count, write_interval, write_number
 from gradleak.report.pictures.svg import (
     LINE,
     STOPS,
@@ -19,6 +19,7 @@ from gradleak.report.pictures.svg import (
     mix_paper,
     wrap_sentence,
 )
+from gradleak.report.verdict import count_others
 
 WHOLE = "whole"  # the column of layers seen whole
 NONE = "–"  # a cell that is not there
@@ -108,18 +109,15 @@ class HeatMap:
         """
         if score is None or score.mean is None:
             return None
-        low, high = (0.0, 1.0) if score.unit == "fraction" else self._range()
+        means = [cell.scores[self.metric].mean for cell in self.cells]
+        ends = [0.0, 1.0] if score.unit == "fraction" else [one for one in means if one is not None]
+        low, high = min(ends), max(ends)
         height = (score.mean - low) / (high - low) if high > low else 1.0
         return min(max(height if score.direction == "higher" else 1 - height, 0.0), 1.0)
 
     def in_doubt(self, cell: HeatCell) -> bool:
         """Whether the attack rather than the view may be why no more came out."""
         return cell.judgement is None or cell.judgement.may_be_more
-
-    def _range(self) -> tuple[float, float]:
-        means = [cell.scores[self.metric].mean for cell in self.cells]
-        there = [mean for mean in means if mean is not None]
-        return min(there), max(there)
 
 
 def write_score(heat_map: HeatMap, cell: HeatCell | None) -> str:
@@ -132,11 +130,10 @@ def write_score(heat_map: HeatMap, cell: HeatCell | None) -> str:
 
 def describe_setup(heat_map: HeatMap) -> str:
     """Describes all that was held fixed."""
-    told = ", ".join(heat_map.knows) or "nothing"
     return (
         f"target {heat_map.target} · data {heat_map.data} · attack {heat_map.attack} · n = "
-        f"{heat_map.examples} in "
-        f"{heat_map.batches} batches · told {told} · seed {heat_map.seed}"
+        f"{heat_map.examples} in {heat_map.batches} batches · told "
+        f"{', '.join(heat_map.knows) or 'nothing'} · seed {heat_map.seed}"
     )
 
 
@@ -148,8 +145,9 @@ def count_parameters(heat_map: HeatMap, module: str) -> tuple[str, str]:
     cells = sorted(heat_map.of(module), key=lambda cell: cell.parameters)
     if not cells:
         return NONE, NONE
-    counts = dict.fromkeys(f"{cell.parameters:,}" for cell in (cells[0], cells[-1]))
-    shares = dict.fromkeys(f"{100 * cell.share:.2f}" for cell in (cells[0], cells[-1]))
+    ends = (cells[0], cells[-1])
+    counts = dict.fromkeys(f"{cell.parameters:,}" for cell in ends)
+    shares = dict.fromkeys(f"{100 * cell.share:.2f}" for cell in ends)
     return "–".join(counts), "–".join(shares) + " %"
 
 
@@ -160,83 +158,62 @@ def conclude(heat_map: HeatMap) -> Iterator[str]:
         return
     yield from _name_leader(heat_map)
     if WHOLE in heat_map.overall:
-        score = heat_map.overall[WHOLE][heat_map.metric]
         yield (
-            f"Whole layers: {write_interval(score)}, with "
+            f"Whole layers: {write_interval(heat_map.overall[WHOLE][heat_map.metric])}, with "
             f"{count_parameters(heat_map, WHOLE)[1]} of the parameters each."
         )
     yield from _name_failures(heat_map)
-    few = few_examples(heat_map.examples)
-    if few is not None:
+    if few := few_examples(heat_map.examples):
         yield few.detail
-    yield from _name_absent(heat_map)
-
-
-def _name_absent(heat_map: HeatMap) -> Iterator[str]:
-    """Says `– ffn_in in 2 of 2 layers, query in 1 of 2: …`, each reason once."""
+    # `– ffn_in in 2 of 2 layers, query in 1 of 2: …`, each reason once
     for reason in dict.fromkeys(one.reason for one in heat_map.absent):
         modules = [one.module for one in heat_map.absent if one.reason == reason]
-        counts = [
+        first, *others = [
             f"{module} in {modules.count(module)} of {len(heat_map.layers)}"
             for module in heat_map.modules
             if module in modules
         ]
-        counts[0] += " layers"
-        yield f"{NONE} {', '.join(counts)}: {reason}"
+        yield f"{NONE} {', '.join([f'{first} layers', *others])}: {reason}"
 
 
 def _name_leader(heat_map: HeatMap) -> Iterator[str]:
     lead = heat_map.leads.get(heat_map.metric)
     if lead is None:
         return
-    score = heat_map.overall[lead.first][heat_map.metric]
-    layers, share = len(heat_map.of(lead.first)), count_parameters(heat_map, lead.first)[1]
-    over = f"mean of {layers} layer{'s' if layers > 1 else ''}, each with {share} of the parameters"
-    blind = f"blind {write_number(score.blind, score.unit)}"
-    leaks = any(cell.verdict == LEAKS for cell in heat_map.of(lead.first))
+    score, cells = heat_map.overall[lead.first][heat_map.metric], heat_map.of(lead.first)
+    leaks = any(cell.verdict == LEAKS for cell in cells)
     most = "leaks most" if leaks else "scores highest, and no layer of it is shown to leak"
-    yield f"{lead.first} {most}: {heat_map.metric} {write_interval(score)}, {blind}, {over}."
+    yield (
+        f"{lead.first} {most}: {heat_map.metric} {write_interval(score)}, blind "
+        f"{write_number(score.blind, score.unit)}, mean of "
+        f"{write_count(len(cells), 'layer', 'layers')}, each with "
+        f"{count_parameters(heat_map, lead.first)[1]} of the parameters."
+    )
     if lead.difference is not None:
-        ends = (
-            f"[{write_number(lead.difference.low, score.unit)}, "
-            f"{write_number(lead.difference.high, score.unit)}]"
+        mean, low, high = (
+            write_number(value, score.unit)
+            for value in (lead.difference.mean, lead.difference.low, lead.difference.high)
         )
-        by = (
-            f"That is {write_number(lead.difference.mean, score.unit)} {ends} more than "
-            f"{lead.second}, the next"
-        )
+        by = f"That is {mean} [{low}, {high}] more than {lead.second}, the next"
         yield f"{by}." if lead.difference.low > 0 else f"{by}: chance may have put it first."
-    yield _count_verdicts(heat_map)
-
-
-def _count_verdicts(heat_map: HeatMap) -> str:
-    """Says `5 of 12 views leak; 4 not shown either way; 3 could not be judged.`"""
-    words = [cell.verdict for cell in heat_map.cells]
-    others = {
-        "not shown either way": words.count(NOT_SHOWN),
-        "could not be judged": words.count(NOT_JUDGED),
-    }
-    told = [
-        f"{words.count(LEAKS)} of {len(words)} views leak",
-        *(f"{count} {word}" for word, count in others.items() if count),
-    ]
-    return "; ".join(told) + "."
+    verdicts = [cell.verdict for cell in heat_map.cells]
+    leaking = f"{verdicts.count(LEAKS)} of {len(verdicts)} views leak"
+    yield "; ".join([leaking, *count_others(verdicts)]) + "."
 
 
 def _name_failures(heat_map: HeatMap) -> Iterator[str]:
-    told = [cell for cell in heat_map.cells if cell.search_failed is not None]
-    if not told:
+    shares = [cell.search_failed for cell in heat_map.cells if cell.search_failed is not None]
+    if not shares:
         yield (
             "This attack has no objective, so that a failed search cannot be told from a view "
             "that hides."
         )
         return
-    failed = [cell for cell in told if (cell.search_failed or 0.0) >= FAILED_SHARE]
+    failed = sum(share >= FAILED_SHARE for share in shares)
     if failed:
-        where = f"in {len(failed)} of {len(told)} cells"
         yield (
-            f"The search failed in at least {FAILED_SHARE:.0%} of the batches {where}: these "
-            "are lower bounds."
+            f"The search failed in at least {FAILED_SHARE:.0%} of the batches in {failed} of "
+            f"{len(shares)} cells: these are lower bounds."
         )
     if any(heat_map.in_doubt(cell) for cell in heat_map.cells):
         yield DOUBT
@@ -247,33 +224,21 @@ def draw_heat_map(heat_map: HeatMap, *, alone: bool = True) -> str:
 
     Where it does not stand alone, what may be concluded stands beside it, not in it.
     """
-    title, sentences = (
-        f"Leak map: {heat_map.metric} by layer and module",
-        [describe_setup(heat_map), *conclude(heat_map)],
-    )
-    width, below = (
-        _measure_width(heat_map),
-        GRID.top + (len(heat_map.layers) + 3) * GRID.height + 14,
-    )
-    lines = [
-        line
-        for sentence in (sentences if alone else sentences[:1])
-        for line in wrap_sentence(sentence, width)
-    ]
-    height = below + 52 + LINE * len(lines)
+    sentences = [describe_setup(heat_map), *conclude(heat_map)]
+    width = max(GRID.left + len(heat_map.modules) * GRID.width + 16, 620)
+    below = GRID.top + (len(heat_map.layers) + 3) * GRID.height + 14
+    written = sentences if alone else sentences[:1]
+    lines = [line for sentence in written for line in wrap_sentence(sentence, width)]
+    names = enumerate(heat_map.modules)
     parts = [
-        *_draw_columns(heat_map),
+        *(draw_text(GRID.middle(place), GRID.top - 8, module) for place, module in names),
         *_draw_rows(heat_map),
         *_draw_totals(heat_map),
         *_draw_scale(heat_map, below),
         *draw_small_print(lines, below + 42),
     ]
-    return draw_picture(title, sentences, width, height, parts)
-
-
-def _draw_columns(heat_map: HeatMap) -> Iterator[str]:
-    for place, module in enumerate(heat_map.modules):
-        yield draw_text(GRID.middle(place), GRID.top - 8, module)
+    title = f"Leak map: {heat_map.metric} by layer and module"
+    return draw_picture(title, sentences, width, below + 52 + LINE * len(lines), parts)
 
 
 def _draw_rows(heat_map: HeatMap) -> Iterator[str]:
@@ -292,71 +257,55 @@ def _fill_box(heat_map: HeatMap, layer: int, module: str) -> HeatBox:
 def _draw_totals(heat_map: HeatMap) -> Iterator[str]:
     """Draws, below the layers, their mean and what a module has of the parameters."""
     row = len(heat_map.layers)
-    for name, line in zip(("mean", "parameters", "share"), range(row, row + 3), strict=True):
+    for line, name in enumerate(("mean", "parameters", "share"), start=row):
         yield draw_text(GRID.left - 10, GRID.baseline(line) + 4, name, anchor="end", style="small")
     for place, module in enumerate(heat_map.modules):
         score = heat_map.overall.get(module, {}).get(heat_map.metric)
         shown = write_number(score.mean, score.unit) if score and score.mean is not None else NONE
-        words = (
-            f"{module}, mean over layers: {write_interval(score)}" if score else f"{module}: none"
+        mean = f", mean over layers: {write_interval(score)}" if score else ": none"
+        yield GRID.draw_box(
+            row, place, HeatBox(shown, heat_map.leak(score), module + mean), lower=4
         )
-        yield GRID.draw_box(row, place, HeatBox(shown, heat_map.leak(score), words), lower=4)
         for line, size in enumerate(count_parameters(heat_map, module), start=row + 1):
             yield draw_text(GRID.middle(place), GRID.baseline(line) + 4, size, style="small")
 
 
 def _draw_scale(heat_map: HeatMap, top: int) -> Iterator[str]:
-    places = [place / (len(STOPS) - 1) for place in range(len(STOPS))]
     stops = "".join(
-        f'<stop offset="{place:g}" stop-color="{mix_paper(place)}"/>' for place in places
+        f'<stop offset="{place:g}" stop-color="{mix_paper(place)}"/>'
+        for place in (number / (len(STOPS) - 1) for number in range(len(STOPS)))
+    )
+    place, right = f'x="{GRID.left}" y="{top}"', GRID.left + 2 * GRID.width + 10
+    yield from (
+        f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>',
+        f'<rect {place} width="{2 * GRID.width}" height="12" fill="url(#scale)"/>',
     )
     fraction = all(cell.scores[heat_map.metric].unit == "fraction" for cell in heat_map.cells)
     nothing, everything = ("nothing", "everything") if fraction else ("least here", "most here")
-    yield f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'
-    place = f'x="{GRID.left}" y="{top}"'
-    yield f'<rect {place} width="{2 * GRID.width}" height="12" fill="url(#scale)"/>'
-    yield draw_text(GRID.left - 10, top + 11, nothing, anchor="end", style="small")
-    yield draw_text(
-        GRID.left + 2 * GRID.width + 10,
-        top + 11,
-        f"{everything} leaks ({heat_map.metric})",
-        anchor="start",
-        style="small",
+    words = f"{everything} leaks ({heat_map.metric})"
+    yield from (
+        draw_text(GRID.left - 10, top + 11, nothing, anchor="end", style="small"),
+        draw_text(right, top + 11, words, anchor="start", style="small"),
     )
 
 
 def _describe_cell(heat_map: HeatMap, layer: int, module: str, cell: HeatCell | None) -> str:
     """Describes a cell in words."""
+    where = f"layer {layer}, {module}"
     if cell is None:
-        why = [
-            absent.reason
-            for absent in heat_map.absent
-            if (absent.layer, absent.module) == (layer, module)
-        ]
-        return f"layer {layer}, {module}: not attacked. {' '.join(why)}"
-    score = cell.scores[heat_map.metric]
-    exact = cell.scores.get("exact_match")
-    blind = f"blind {write_number(score.blind, score.unit)}"
-    parts = [
-        (
-            f"layer {layer}, {module}: {heat_map.metric} {write_interval(score)}, {blind}, n = "
-            f"{score.n}"
-        ),
-        (
-            f"word for word {write_number(exact.mean, exact.unit)} %"
-            if exact and exact.mean is not None
-            else ""
-        ),
-        (
-            f"search failed in {cell.search_failed:.0%} of the batches"
-            if cell.search_failed is not None
-            else ""
-        ),
-        cell.verdict + (", may be more" if heat_map.in_doubt(cell) else ""),
-        f"{cell.parameters:,} parameters, {100 * cell.share:.2f} %",
-    ]
-    return "; ".join(filter(None, parts))
-
-
-def _measure_width(heat_map: HeatMap) -> int:
-    return max(GRID.left + len(heat_map.modules) * GRID.width + 16, 620)
+        there = (one for one in heat_map.absent if (one.layer, one.module) == (layer, module))
+        return f"{where}: not attacked. {' '.join(one.reason for one in there)}"
+    score, exact, failed = (
+        *(cell.scores[heat_map.metric], cell.scores.get("exact_match")),
+        cell.search_failed,
+    )
+    whole = exact and exact.mean is not None and write_number(exact.mean, exact.unit)
+    parts = {
+        f"{where}: {heat_map.metric} {write_interval(score)}, blind "
+        f"{write_number(score.blind, score.unit)}, n = {score.n}": True,
+        f"word for word {whole} %": whole,
+        f"search failed in {failed or 0:.0%} of the batches": failed is not None,
+        cell.verdict + (", may be more" if heat_map.in_doubt(cell) else ""): True,
+        f"{cell.parameters:,} parameters, {100 * cell.share:.2f} %": True,
+    }
+    return "; ".join(part for part, holds in parts.items() if holds)

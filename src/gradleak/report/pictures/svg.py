@@ -91,14 +91,15 @@ class Axis:
     """Places values along so many pixels, from one whole number of steps to another."""
 
     def __init__(self, values: list[float], start: int, pixels: int) -> None:
-        values = values if max(values) > min(values) else [*values, values[0] + 1.0]
-        span = max(values) - min(values)
+        least, most = min(values), max(values)
+        most = most if most > least else least + 1.0
+        span = most - least
         rough: float = 10.0 ** math.floor(math.log10(span / TICKS))
         steps = (rough, 2 * rough, 5 * rough, 10 * rough)
         self.step: float = next(step for step in steps if span / step <= TICKS + 1)
         # An end that lies on a step but for rounding begins no further one
-        self.low = math.floor(min(values) / self.step + 1e-9) * self.step
-        self.high = math.ceil(max(values) / self.step - 1e-9) * self.step
+        self.low = math.floor(least / self.step + 1e-9) * self.step
+        self.high = math.ceil(most / self.step - 1e-9) * self.step
         self.start, self.pixels = start, pixels
 
     def at(self, value: float) -> float:
@@ -140,7 +141,6 @@ class HeatGrid:
     def draw_box(self, row: int, column: int, box: HeatBox, lower: int = 0) -> str:
         """Draws a box, a few pixels lower where asked."""
         x, y = self.left + column * self.width, self.top + row * self.height + lower
-        size = f'width="{self.width - GAP}" height="{self.height - GAP}" rx="3"'
         look, colour = 'class="absent"', ""
         if box.leak is not None:
             look = f'fill="{mix_paper(box.leak)}"'
@@ -148,8 +148,9 @@ class HeatGrid:
         place = f'x="{self.middle(column):g}" y="{self.baseline(row) + lower:g}"'
         number = f'<text {place} text-anchor="middle"{colour}>{escape(box.shown)}</text>'
         return (
-            f'<g role="img"><title>{escape(box.words)}</title>'
-            f'<rect x="{x}" y="{y}" {size} {look}/>{number if box.shown else ""}</g>'
+            f'<g role="img"><title>{escape(box.words)}</title><rect x="{x}" y="{y}" '
+            f'width="{self.width - GAP}" height="{self.height - GAP}" rx="3" {look}/>'
+            f"{number if box.shown else ''}</g>"
         )
 
 
@@ -158,17 +159,13 @@ def mix_paper(leak: float) -> str:
     place = min(max(leak, 0.0), 1.0) * (len(STOPS) - 1)
     first = min(int(place), len(STOPS) - 2)
     ends = zip(STOPS[first], STOPS[first + 1], strict=True)
-    mixed = [round(low + (high - low) * (place - first)) for low, high in ends]
+    mixed = (round(low + (high - low) * (place - first)) for low, high in ends)
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def choose_ink(leak: float) -> str:
     """Returns black or white, whichever stands out from the paper."""
-    return (
-        DARK
-        if measure_contrast(mix_paper(leak), DARK) >= measure_contrast(mix_paper(leak), LIGHT)
-        else LIGHT
-    )
+    return max((DARK, LIGHT), key=lambda ink: measure_contrast(mix_paper(leak), ink))
 
 
 def measure_contrast(one: str, other: str) -> float:
@@ -178,9 +175,9 @@ def measure_contrast(one: str, other: str) -> float:
 
 
 def _measure_luminance(colour: str) -> float:
-    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [
+    channels = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    red, green, blue = (
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
         for value in channels
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

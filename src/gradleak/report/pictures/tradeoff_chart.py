@@ -4,7 +4,7 @@ In the picture utility grows to the right and leak upwards, so that good is low 
 setting is a cross of two intervals.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -29,6 +29,7 @@ UNDEFENDED = "none"  # the setting without a defense
 LEFT, TOP, WIDTH, HEIGHT = 84, 56, 560, 360  # pixels: the frame
 PAGE = LEFT + WIDTH + 28
 RADIUS = 10
+SIDES = f'width="{2 * RADIUS}" height="{2 * RADIUS}"'
 STYLE = """
 .frame { fill: none; stroke: #8c959f; } .grid { stroke: #8c959f; stroke-opacity: 0.25; }
 .met { fill: #1a7f37; stroke: #1a7f37; } .leaks { fill: #b3261e; stroke: #b3261e; }
@@ -115,20 +116,22 @@ class Tradeoff:
     @property
     def weakest(self) -> Point | None:
         """The setting with the best utility of those that meet the target; the first of equals."""
-        fit = [point for point in self.points if self.meets(point)]
-        return max(fit, key=lambda point: point.utility[self.utility].mean, default=None)
+        return self.choose_best(filter(self.meets, self.points))
+
+    def choose_best(self, points: Iterable[Point]) -> Point | None:
+        """Returns the point with the best utility; the first of equals."""
+        return max(points, key=lambda point: point.utility[self.utility].mean, default=None)
 
 
 def describe_setup(tradeoff: Tradeoff) -> list[str]:
     """Describes all that was held fixed: of the audits, then of the trainings."""
-    told = ", ".join(tradeoff.knows) or "nothing"
     schedule = tradeoff.training
     draws = f", {tradeoff.draws} draws each" if tradeoff.draws > 1 else ""
     return [
         (
             f"Leak: target {tradeoff.target} · data {tradeoff.data} · {tradeoff.batches} client "
-            f"batches of {tradeoff.batch_size}"
-            f"{draws} · worst case over {', '.join(tradeoff.attacks)} · told {told}"
+            f"batches of {tradeoff.batch_size}{draws} · worst case over "
+            f"{', '.join(tradeoff.attacks)} · told {', '.join(tradeoff.knows) or 'nothing'}"
         ),
         (
             f"Utility: trained on {tradeoff.training_examples} examples of {tradeoff.train_data} in"
@@ -163,10 +166,8 @@ def write_point_epsilon(point: Point) -> str:
 
 def conclude(tradeoff: Tradeoff) -> Iterator[str]:
     """Says which setting to take, how sure that is, and what the intervals are over."""
-    yield _recommend(tradeoff)
-    yield from _name_doubts(tradeoff)
-    few = few_examples(tradeoff.batches * tradeoff.batch_size)
-    if few is not None:
+    yield from _recommend(tradeoff)
+    if few := few_examples(tradeoff.batches * tradeoff.batch_size):
         yield few.detail
     if any(point.one_draw for point in tradeoff.points):
         yield (
@@ -178,42 +179,40 @@ def conclude(tradeoff: Tradeoff) -> Iterator[str]:
         f"{tradeoff.test_examples} test examples "
         "of one training (mcc and f1 bootstrapped, accuracy exact): another seed may move it."
     )
-    yield from _name_unbounded(tradeoff)
-    for one in tradeoff.missing:
-        yield f"{NONE} {one.defense}: {one.reason}"
-
-
-def _name_unbounded(tradeoff: Tradeoff) -> Iterator[str]:
-    """Says why a setting that is meant to be differentially private has no ε."""
     for point in tradeoff.points:
+        # Meant to be differentially private, and without an ε
         if point.guarantees and not any(is_finite(one.epsilon) for one in point.guarantees):
             said = ", ".join(write_epsilons(point.guarantees))
             yield f"Over the whole run, {point.defense}: {said}."
+    yield from (f"{NONE} {one.defense}: {one.reason}" for one in tradeoff.missing)
 
 
-def _recommend(tradeoff: Tradeoff) -> str:
+def _recommend(tradeoff: Tradeoff) -> Iterator[str]:
+    """Names the setting to take, and what stands against taking it."""
     limit = write_number(tradeoff.max_leak, tradeoff.points[0].leak.unit)
     target = f"a gain over blind ({tradeoff.metric}) whose interval ends at {limit} or below"
     chosen = tradeoff.weakest
     if chosen is None:
         nearest = min(tradeoff.points, key=lambda point: point.gain.high)
-        more = (
-            "; its mean lies below, so that more examples (--limit) may show it"
-            if nearest.gain.mean <= tradeoff.max_leak
-            else ""
+        more = "; its mean lies below, so that more examples (--limit) may show it"
+        yield (
+            f"None of these settings meets the target, {target}. The nearest setting: "
+            f"{_name_setting(nearest)}, gain {write_point_gain(nearest)}"
+            f"{more if nearest.gain.mean <= tradeoff.max_leak else ''}."
         )
-        near = f"{_name_setting(nearest)}, gain {write_point_gain(nearest)}{more}"
-        return f"None of these settings meets the target, {target}. The nearest setting: {near}."
-    found = (
-        f"{_name_setting(chosen)}, gain {write_point_gain(chosen)}, "
-        f"{_describe_cost(tradeoff, chosen)}"
-    )
-    leaks = (
-        " It leaks all the same: more than a blind guess, within the target."
-        if chosen.verdict == LEAKS
-        else ""
-    )
-    return f"Weakest setting that meets the target, {target}: {found}.{leaks}"
+    else:
+        leaks = " It leaks all the same: more than a blind guess, within the target."
+        yield (
+            f"Weakest setting that meets the target, {target}: {_name_setting(chosen)}, gain "
+            f"{write_point_gain(chosen)}, {_describe_cost(tradeoff, chosen)}."
+            f"{leaks if chosen.verdict == LEAKS else ''}"
+        )
+        yield _doubt(tradeoff, chosen)
+    if any(point.in_doubt for point in tradeoff.points):
+        yield (
+            "? may be more: the search failed, no attack was adapted to the defense, or else; "
+            "its record says what."
+        )
 
 
 def _describe_cost(tradeoff: Tradeoff, chosen: Point) -> str:
@@ -222,44 +221,32 @@ def _describe_cost(tradeoff: Tradeoff, chosen: Point) -> str:
     It says too whether anything was learnt at all.
     """
     found = chosen.utility[tradeoff.utility]
-    best = max(tradeoff.points, key=lambda point: point.utility[tradeoff.utility].mean)
-    beside = next((point for point in tradeoff.points if point.defense == UNDEFENDED), best)
-    against = (
-        ""
-        if beside is chosen
-        else f" ({_name_setting(beside)}: {write_utility(beside.utility[tradeoff.utility])})"
-    )
-    unlearnt = (
-        ", which may be no better than chance"
-        if tradeoff.utility == "mcc" and found.low <= 0
-        else ""
-    )
-    return f"{tradeoff.utility} {write_utility(found)}{against}{unlearnt}"
+    undefended = [point for point in tradeoff.points if point.defense == UNDEFENDED]
+    beside = tradeoff.choose_best(undefended[:1] or tradeoff.points)
+    said = f"{tradeoff.utility} {write_utility(found)}"
+    if beside is not None and beside is not chosen:
+        said += f" ({_name_setting(beside)}: {write_utility(beside.utility[tradeoff.utility])})"
+    if tradeoff.utility == "mcc" and found.low <= 0:
+        said += ", which may be no better than chance"
+    return said
 
 
 def _name_setting(point: Point) -> str:
     return "no defense" if point.defense == UNDEFENDED else point.defense
 
 
-def _name_doubts(tradeoff: Tradeoff) -> Iterator[str]:
-    chosen = tradeoff.weakest
-    if chosen is not None and chosen.in_doubt:
-        sure = [point for point in tradeoff.points if tradeoff.meets(point) and not point.in_doubt]
-        best = max(sure, key=lambda point: point.utility[tradeoff.utility].mean, default=None)
-        instead = "No setting meets the target without this doubt."
-        if best is not None:
-            instead = f"The weakest without this doubt is {_name_setting(best)}."
-        yield (
-            f"But {chosen.why_in_doubt}: more may leak. {instead} Try a stronger --attack, "
-            "such as portfolio."
-        )
-    elif chosen is not None:
-        yield "That bounds these attacks on these examples, not what a stronger one could do."
-    if any(point.in_doubt for point in tradeoff.points):
-        yield (
-            "? may be more: the search failed, no attack was adapted to the defense, or else; "
-            "its record says what."
-        )
+def _doubt(tradeoff: Tradeoff, chosen: Point) -> str:
+    if not chosen.in_doubt:
+        return "That bounds these attacks on these examples, not what a stronger one could do."
+    sure = (point for point in tradeoff.points if tradeoff.meets(point) and not point.in_doubt)
+    best = tradeoff.choose_best(sure)
+    instead = "No setting meets the target without this doubt."
+    if best is not None:
+        instead = f"The weakest without this doubt is {_name_setting(best)}."
+    return (
+        f"But {chosen.why_in_doubt}: more may leak. {instead} Try a stronger --attack, "
+        "such as portfolio."
+    )
 
 
 def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
@@ -267,115 +254,95 @@ def draw_tradeoff(tradeoff: Tradeoff, *, alone: bool = True) -> str:
 
     Where it does not stand alone, what may be concluded stands beside it, not in it.
     """
-    title = f"Trade-off: what leaks ({tradeoff.metric} above blind) against {tradeoff.utility}"
     gains = [end for point in tradeoff.points for end in (point.gain.low, point.gain.high)]
     utilities = [end for point in tradeoff.points for end in _find_utility_ends(tradeoff, point)]
     across = Axis([0.0, *utilities], LEFT, WIDTH)
     upwards = Axis([0.0, tradeoff.max_leak, *gains], TOP + HEIGHT, -HEIGHT)
-    sentences = [*conclude(tradeoff), *describe_setup(tradeoff)]
-    written = [*_list_settings(tradeoff), *(sentences if alone else describe_setup(tradeoff))]
+    settings, setup = _list_settings(tradeoff), describe_setup(tradeoff)
+    said = [*settings, *conclude(tradeoff), *setup]
+    written = said if alone else [*settings, *setup]
     lines = [line for sentence in written for line in wrap_sentence(sentence, PAGE)]
     below = TOP + HEIGHT + 72
-    parts = [
-        *_draw_limit(tradeoff, upwards),
-        *_draw_axes(tradeoff, across, upwards),
-        *_draw_points(tradeoff, across, upwards),
-        *draw_small_print(lines, below),
-    ]
     return draw_picture(
-        title,
-        [*_list_settings(tradeoff), *sentences],
+        f"Trade-off: what leaks ({tradeoff.metric} above blind) against {tradeoff.utility}",
+        said,
         PAGE,
         below + LINE * len(lines),
-        parts,
+        [
+            *_draw_axes(tradeoff, across, upwards),
+            *_draw_points(tradeoff, across, upwards),
+            *draw_small_print(lines, below),
+        ],
         STYLE,
     )
 
 
-def _draw_limit(tradeoff: Tradeoff, upwards: Axis) -> Iterator[str]:
-    """Draws what the target allows, shaded."""
-    y = upwards.at(tradeoff.max_leak)
-    height = TOP + HEIGHT - y
-    yield f'<rect class="allowed" x="{LEFT}" y="{y:g}" width="{WIDTH}" height="{height:g}"/>'
-    yield f'<line class="limit" x1="{LEFT}" y1="{y:g}" x2="{LEFT + WIDTH}" y2="{y:g}"/>'
-
-
 def _draw_axes(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
-    unit = tradeoff.points[0].leak.unit
-    yield f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>'
+    """Draws the frame, with what the target allows shaded."""
+    right, bottom, limit = LEFT + WIDTH, TOP + HEIGHT, upwards.at(tradeoff.max_leak)
+    allowed = f'x="{LEFT}" y="{limit:g}" width="{WIDTH}" height="{bottom - limit:g}"'
+    yield from (
+        f'<rect class="allowed" {allowed}/>',
+        f'<line class="limit" x1="{LEFT}" y1="{limit:g}" x2="{right}" y2="{limit:g}"/>',
+        f'<rect class="frame" x="{LEFT}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}"/>',
+    )
     for value in across.ticks():
         x = across.at(value)
-        yield f'<line class="grid" x1="{x:g}" y1="{TOP}" x2="{x:g}" y2="{TOP + HEIGHT}"/>'
-        yield draw_text(x, TOP + HEIGHT + 18, f"{round(value, 6):g}", style="small")
-    for value in upwards.ticks():
-        y = upwards.at(value)
-        yield f'<line class="grid" x1="{LEFT}" y1="{y:g}" x2="{LEFT + WIDTH}" y2="{y:g}"/>'
-        yield draw_text(
-            LEFT - 8,
-            y + 4,
-            f"{round(100 * value, 6):g} %" if unit == "fraction" else f"{value:g}",
-            anchor="end",
-            style="small",
+        yield from (
+            f'<line class="grid" x1="{x:g}" y1="{TOP}" x2="{x:g}" y2="{bottom}"/>',
+            draw_text(x, bottom + 18, f"{round(value, 6):g}", style="small"),
         )
-    yield draw_text(
-        LEFT + WIDTH / 2, TOP + HEIGHT + 42, f"{tradeoff.utility} after training (more is better)"
-    )
-    yield draw_text(
-        16, TOP - 10, f"gain over blind, {tradeoff.metric} (less is better)", anchor="start"
+    percent = tradeoff.points[0].leak.unit == "fraction"
+    for value in upwards.ticks():
+        y, tick = upwards.at(value), f"{round(100 * value, 6):g} %" if percent else f"{value:g}"
+        yield from (
+            f'<line class="grid" x1="{LEFT}" y1="{y:g}" x2="{right}" y2="{y:g}"/>',
+            draw_text(LEFT - 8, y + 4, tick, anchor="end", style="small"),
+        )
+    utility = f"{tradeoff.utility} after training (more is better)"
+    gain = f"gain over blind, {tradeoff.metric} (less is better)"
+    yield from (
+        draw_text(LEFT + WIDTH / 2, bottom + 42, utility),
+        draw_text(16, TOP - 10, gain, anchor="start"),
     )
 
 
 def _draw_points(tradeoff: Tradeoff, across: Axis, upwards: Axis) -> Iterator[str]:
     for place, point in enumerate(tradeoff.points, start=1):
-        label = f"{place}?" if point.in_doubt else str(place)
-        look = _choose_look(tradeoff, point)
         x, y = across.at(point.utility[tradeoff.utility].mean), upwards.at(point.gain.mean)
         left, right = (across.at(end) for end in _find_utility_ends(tradeoff, point))
         bottom, top = upwards.at(point.gain.low), upwards.at(point.gain.high)
+        # A disc where the target is met, else a square, for who cannot tell the colours; green is
+        # for what is shown, grey for a target met by a failed attack
+        met = "doubt" if point.in_doubt else "met"
+        look, mark = "leaks", f'rect class="leaks" x="{x - RADIUS:g}" y="{y - RADIUS:g}" {SIDES}'
+        if tradeoff.meets(point):
+            look, mark = met, f'circle class="{met}" cx="{x:g}" cy="{y:g}" r="{RADIUS}"'
+        label = draw_text(x, y + 4.5, f"{place}{'?' if point.in_doubt else ''}")
         yield (
             '<g class="point" role="img">'
             f"<title>{escape(_describe_point(tradeoff, place, point))}</title>"
             f'<path class="cross {look}" d="M{left:g} {y:g}H{right:g}M{x:g} {bottom:g}V{top:g}"/>'
-            f"{_draw_mark(tradeoff, point, x, y, look)}{draw_text(x, y + 4.5, label)}</g>"
+            f"<{mark}/>{label}</g>"
         )
 
 
-def _choose_look(tradeoff: Tradeoff, point: Point) -> str:
-    """Chooses the colour; green is for what is shown, grey for a target met by a failed attack."""
-    if not tradeoff.meets(point):
-        return "leaks"
-    return "doubt" if point.in_doubt else "met"
-
-
-def _draw_mark(tradeoff: Tradeoff, point: Point, x: float, y: float, look: str) -> str:
-    """Draws a disc where the target is met, else a square, for who cannot tell the colours."""
-    if tradeoff.meets(point):
-        return f'<circle class="{look}" cx="{x:g}" cy="{y:g}" r="{RADIUS}"/>'
-    size = f'width="{2 * RADIUS}" height="{2 * RADIUS}"'
-    return f'<rect class="{look}" x="{x - RADIUS:g}" y="{y - RADIUS:g}" {size}/>'
-
-
 def _list_settings(tradeoff: Tradeoff) -> list[str]:
-    percent = " %" if tradeoff.points[0].leak.unit == "fraction" else ""
-    limit = f"{write_number(tradeoff.max_leak, tradeoff.points[0].leak.unit)}{percent}"
-    rows = [
-        _describe_point(tradeoff, place, point)
-        for place, point in enumerate(tradeoff.points, start=1)
+    unit = tradeoff.points[0].leak.unit
+    limit = write_number(tradeoff.max_leak, unit) + (" %" if unit == "fraction" else "")
+    return [
+        *(_describe_point(tradeoff, at, point) for at, point in enumerate(tradeoff.points, 1)),
+        f"Round: the interval of the gain ends at {limit} (dashed) or below; square and red: it "
+        "does not. Green: no doubt is known; grey: more may leak.",
     ]
-    shapes = (
-        f"Round: the interval of the gain ends at {limit} (dashed) or below; square and "
-        "red: it does not."
-    )
-    return [*rows, f"{shapes} Green: no doubt is known; grey: more may leak."]
 
 
 def _describe_point(tradeoff: Tradeoff, place: int, point: Point) -> str:
     """Describes a setting in words."""
-    proven = "" if not point.guarantees else f", {write_point_epsilon(point)} over the run"
-    utility = f"{tradeoff.utility} {write_utility(point.utility[tradeoff.utility])}"
+    proven = f", {write_point_epsilon(point)} over the run" if point.guarantees else ""
     return (
         f"{place}  {point.defense}: gain {write_point_gain(point)}, {point.verdict}, "
-        f"{utility}{proven}"
+        f"{tradeoff.utility} {write_utility(point.utility[tradeoff.utility])}{proven}"
     )
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+import rich.table
 from rich.console import Console
 from rich.table import Table
 
-from gradleak.records.errors import RecordError
+from gradleak.records.files import RecordError
 from gradleak.records.flags import FEWEST_EXAMPLES
 from gradleak.records.judgement import judge_setting
 from gradleak.records.schema import Record
@@ -18,12 +18,17 @@ from gradleak.records.store import Column
 from gradleak.report.naming import Labels, make_key, write_chain, write_component
 from gradleak.report.numbers import write_count, write_number
 from gradleak.report.shown_guesses import find_hashes
-from gradleak.report.terminal.console import build_table
+from gradleak.report.terminal.console import build_table, number_columns, text_columns
 
 SCHEMA = "gradleak.comparison/1"
 WORST = "worst case"  # over all attacks of a setting
 LESS, MORE, SAME = "less leaks", "more leaks", "no difference shown"
 IN_TABLE = {LESS: "less", MORE: "more", SAME: "not shown"}
+ANSWERS = {
+    LESS: "Less leaks in B than in A",
+    MORE: "More leaks in B than in A",
+    SAME: "No difference is shown",
+}
 DESCRIBED = (
     "The examples are taken to be the same by their rows and lengths: without the keys nothing more"
     " can be told."
@@ -105,10 +110,9 @@ def compare(
                 f"{labels.setting(one.record)}: {_explain_mismatch(one.record, other.record)}"
             )
     if not compared:
-        why = reasons[0] if reasons else left_out[0]
         raise RecordError(
-            f"These runs share no client batch ({why}), and only the same examples can be "
-            "compared pair by pair. "
+            f"These runs share no client batch ({[*reasons, *left_out][0]}), and only the same "
+            "examples can be compared pair by pair. "
             "Run both on the same --data, --limit and --batch-size."
         )
     if not any(one.differences for one in compared):
@@ -116,8 +120,11 @@ def compare(
             "These runs share client batches and no metric. Add one to both: gradleak score RUN "
             "--metric rouge1."
         )
-    metric = judge_setting(pairs[0][0]).metric
-    return Comparison(metric, tuple(compared), (*left_out, *reasons))
+    return Comparison(
+        metric=judge_setting(pairs[0][0]).metric,
+        settings=tuple(compared),
+        left_out=(*left_out, *reasons),
+    )
 
 
 def pair_settings(
@@ -128,16 +135,10 @@ def pair_settings(
     A choice that sets the runs apart as wholes may differ.
     """
     sides = (first, second)
-    fields = {
-        field
-        for side in sides
-        for setting in side
-        for field in setting.record.spec
-        if field not in OF_THE_ATTACKER
-    }
+    fields = {field for setting in (*first, *second) for field in setting.record.spec}
     values = {
         field: [{make_key(setting.record.spec.get(field)) for setting in side} for side in sides]
-        for field in fields
+        for field in fields.difference(OF_THE_ATTACKER)
     }
     telling = sorted(
         field
@@ -153,9 +154,10 @@ def pair_settings(
     if not pairs and 1 in (len(first), len(second)):  # one setting beside each of several
         pairs = [(one, other) for one in first for other in second]
     paired = {id(setting) for pair in pairs for setting in pair}
-    alone = [setting for side in sides for setting in side if id(setting) not in paired]
     return pairs, [
-        f"{labels.setting(setting.record)}: it is in one of the runs only" for setting in alone
+        f"{labels.setting(setting.record)}: it is in one of the runs only"
+        for setting in (*first, *second)
+        if id(setting) not in paired
     ]
 
 
@@ -184,27 +186,16 @@ def match_batches(
 def conclude_comparison(comparison: Comparison) -> Iterator[str]:
     """Says what the leading metric allows to say, setting by setting."""
     for one in comparison.settings:
-        found = [
-            difference for difference in one.differences if difference.metric == comparison.metric
-        ]
-        said = next(
-            (difference for difference in found if difference.attack == WORST),
-            found[0] if found else None,
-        )
+        found = [line for line in one.differences if line.metric == comparison.metric]
         where = f"{one.setting}: " if len(comparison.settings) > 1 else ""
-        if said is None:
+        if not found:
             yield f"{where}{comparison.metric} was not measured in both."
             continue
-        words = {
-            LESS: "Less leaks in B than in A",
-            MORE: "More leaks in B than in A",
-            SAME: "No difference is shown",
-        }
+        said = next((line for line in found if line.attack == WORST), found[0])
         unit = " points" if said.unit == "fraction" else ""
-        told = f"{where}{words[said.reading]}: {said.metric} changed by {write_change(said)}{unit}"
         yield (
-            f"{told}, over {write_count(one.batches, 'client batch', 'client batches')} "
-            "that both have."
+            f"{where}{ANSWERS[said.reading]}: {said.metric} changed by {write_change(said)}{unit}, "
+            f"over {write_count(one.batches, 'client batch', 'client batches')} that both have."
         )
         if said.reading == LESS and one.doubts:
             yield (
@@ -252,18 +243,19 @@ def write_change(one: Difference) -> str:
 
 
 def _build_setting_table(one: ComparedSetting) -> Table:
-    table = build_table()
-    for name in ("attack", "metric"):
-        table.add_column(name, overflow="fold")
-    for name in ("A", "B", "B − A [95 %]"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("B leaks", no_wrap=True)
-    shown = [line for line in one.differences if not line.metric.endswith("_legacy")]
-    for before, found in pairwise([None, *shown]):
-        assert found is not None
-        attack = "" if before is not None and before.attack == found.attack else found.attack
-        means = (write_number(found.first, found.unit), write_number(found.second, found.unit))
-        table.add_row(attack, found.metric, *means, write_change(found), IN_TABLE[found.reading])
+    numbers = number_columns("A", "B", "B − A [95 %]")
+    table = build_table(
+        *text_columns("attack", "metric"), *numbers, rich.table.Column("B leaks", no_wrap=True)
+    )
+    attack = None
+    for line in one.differences:
+        if not line.metric.endswith("_legacy"):
+            table.add_row(
+                *("" if line.attack == attack else line.attack, line.metric),
+                *(write_number(value, line.unit) for value in (line.first, line.second)),
+                *(write_change(line), IN_TABLE[line.reading]),
+            )
+            attack = line.attack
     return table
 
 
@@ -276,7 +268,6 @@ def _compare_settings(
 ) -> ComparedSetting:
     changes = (*_list_attack_changes(one, other, labels), *_list_changes(one.record, other.record))
     places = _find_places(one, other, batches)
-    found = [_measure_difference(one, columns, places) for columns in _pair_columns(one, other)]
     return ComparedSetting(
         setting=labels.setting(
             one.record, but=[change.what.replace(" ", "_") for change in changes]
@@ -285,50 +276,56 @@ def _compare_settings(
         batches=len(batches),
         matched_by=matched_by,
         doubts=tuple(name for name in judge_setting(other).doubts if name != "few_examples"),
-        differences=tuple(difference for difference in found if difference is not None),
+        differences=tuple(_measure_differences(one, other, places)),
     )
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """What one attack scored by one metric in both runs."""
+def _measure_differences(
+    one: Setting, other: Setting, places: Sequence[tuple[int, int, int]]
+) -> Iterator[Difference]:
+    """Measures each difference over the examples that have a value in both."""
+    for attack, metric, ours, theirs in _pair_columns(one, other):
+        pairs = ((ours[a], theirs[b], batch) for a, b, batch in places)
+        kept = [(a, b, batch) for a, b, batch in pairs if a is not None and b is not None]
+        if kept:
+            first, second, clusters = zip(*kept, strict=True)
+            score = one.record.worst_case[metric]
+            yield Difference(
+                *(attack, metric, score.unit, score.direction),
+                *(sum(first) / len(first), sum(second) / len(second)),
+                paired_difference(second, first, clusters),
+            )
 
-    attack: str
-    metric: str
-    first: Column
-    second: Column
 
+def _pair_columns(one: Setting, other: Setting) -> Iterator[tuple[str, str, Column, Column]]:
+    """Pairs what was scored in both runs, by attack and metric.
 
-def _pair_columns(one: Setting, other: Setting) -> Iterator[_Columns]:
-    """Pairs the worst case where there are several attacks, then every attack that both have."""
+    The worst case comes first, where there are several attacks, then every attack that both have.
+    """
     metrics = [name for name in one.metrics() if name in other.metrics()]
     partners = _pair_attacks(one, other)
     if len(one.attacks) > 1 or len(other.attacks) > 1 or not partners:
-        yield from (
-            _Columns(WORST, name, one.values(name)[0], other.values(name)[0]) for name in metrics
-        )
+        yield from ((WORST, name, one.values(name)[0], other.values(name)[0]) for name in metrics)
     for mine, theirs in partners:
         first, second = mine.columns.values, theirs.columns.values
-        yield from (
-            _Columns(mine.key, name, first[name], second[name])
-            for name in metrics
-            if name in first and name in second
-        )
+        both = (name for name in metrics if name in first and name in second)
+        yield from ((mine.key, name, first[name], second[name]) for name in both)
 
 
 def _pair_attacks(one: Setting, other: Setting) -> list[tuple[Ran, Ran]]:
     """Pairs attacks with the same fields, and those of one name where each run has one of it."""
     exactly = {make_key(ran.attack.spec): ran for ran in other.attacks}
     names = [[ran.attack.spec.get("name") for ran in side.attacks] for side in (one, other)]
-    alone = {ran.attack.spec.get("name"): ran for ran in other.attacks}
-    found = []
-    for ran in one.attacks:
-        name = ran.attack.spec.get("name")
-        unique = all(side.count(name) == 1 for side in names)
-        partner = exactly.get(make_key(ran.attack.spec)) or (alone[name] if unique else None)
-        if partner is not None:
-            found.append((ran, partner))
-    return found
+    alone = {
+        name: ran
+        for name, ran in zip(names[1], other.attacks, strict=True)
+        if all(side.count(name) == 1 for side in names)
+    }
+    pairs = (
+        (ran, exactly.get(make_key(ran.attack.spec)) or alone.get(name))
+        for name, ran in zip(names[0], one.attacks, strict=True)
+    )
+    return [(ran, partner) for ran, partner in pairs if partner is not None]
 
 
 def _find_places(
@@ -339,19 +336,16 @@ def _find_places(
     Draws of a batch are paired in order.
     """
     first, second = _find_examples(one), _find_examples(other)
-    found = []
-    for mine, theirs in batches:
-        draws = zip(
+    return [
+        (a, b, mine)
+        for mine, theirs in batches
+        for here, there in zip(
             range(mine, max(first) + 1, one.record.data.batches),
             range(theirs, max(second) + 1, other.record.data.batches),
             strict=False,
         )
-        found += [
-            (a, b, mine)
-            for here, there in draws
-            for a, b in zip(first[here], second[there], strict=True)
-        ]
-    return found
+        for a, b in zip(first[here], second[there], strict=True)
+    ]
 
 
 def _find_examples(setting: Setting) -> dict[int, list[int]]:
@@ -360,27 +354,6 @@ def _find_examples(setting: Setting) -> dict[int, list[int]]:
     for place, batch in enumerate(setting.attacks[0].columns.batches):
         found.setdefault(batch, []).append(place)
     return found
-
-
-def _measure_difference(
-    setting: Setting, columns: _Columns, places: Sequence[tuple[int, int, int]]
-) -> Difference | None:
-    """Measures the difference over the examples that have a value in both."""
-    found = [(columns.first[a], columns.second[b], batch) for a, b, batch in places]
-    kept = [(a, b, batch) for a, b, batch in found if a is not None and b is not None]
-    if not kept:
-        return None
-    first, second, clusters = ([row[place] for row in kept] for place in range(3))
-    score = setting.record.worst_case[columns.metric]
-    return Difference(
-        columns.attack,
-        columns.metric,
-        score.unit,
-        score.direction,
-        sum(first) / len(first),
-        sum(second) / len(second),
-        paired_difference(second, first, clusters),
-    )
 
 
 def _list_attack_changes(
@@ -395,20 +368,13 @@ def _list_attack_changes(
     if sides[0].keys() == sides[1].keys():
         return
     names = [{_name_attack(one) for one in side.values()} for side in sides]
-    shared = names[0] & names[1]
-    yield ChangedChoice(
-        "attacks",
-        *(
-            "; ".join(
-                labels.attack(one)
-                if _name_attack(one) in shared and isinstance(one, dict)
-                else write_component(one)
-                for one in sorted(side.values(), key=_name_attack)
-            )
-            or "none"
-            for side in sides
-        ),
-    )
+
+    def write(attack: Any) -> str:
+        shared = isinstance(attack, dict) and all(_name_attack(attack) in side for side in names)
+        return labels.attack(attack) if shared else write_component(attack)
+
+    written = ("; ".join(map(write, sorted(one.values(), key=_name_attack))) for one in sides)
+    yield ChangedChoice("attacks", *(attacks or "none" for attacks in written))
 
 
 def _name_attack(attack: Any) -> str:
@@ -472,13 +438,10 @@ def _group_by_batch(record: Record, identities: Identities) -> dict[int, Hashabl
 def _describe_examples(record: Record) -> Identities:
     """Describes each example by data set, row and length, where its row is known."""
     data = record.spec.get("data")
-    source = (
-        make_key({name: value for name, value in data.items() if name != "rows"})
-        if isinstance(data, dict)
-        else make_key(data)
-    )
+    if isinstance(data, dict):
+        data = {name: value for name, value in data.items() if name != "rows"}
     return {
-        (one.batch, one.position): (source, one.row, one.tokens)
+        (one.batch, one.position): (make_key(data), one.row, one.tokens)
         for one in record.secrets
         if one.row is not None
     }

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 PIPED_WIDTH = 100  # columns, where there is no terminal to ask
@@ -17,10 +17,9 @@ Item = TypeVar("Item")
 def open_console(to_stderr: bool = False) -> Console:
     """Opens the terminal, or plain text of a fixed width where output is piped."""
     stream = sys.stderr if to_stderr else sys.stdout
-    ask_terminal = stream.isatty() or "COLUMNS" in os.environ
     return Console(
         stderr=to_stderr,
-        width=None if ask_terminal else PIPED_WIDTH,
+        width=None if stream.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH,
         highlight=False,
         markup=False,
         emoji=False,
@@ -38,16 +37,15 @@ def print_indented(console: Console, mark: str, sentence: str) -> None:
 
 def indent(mark: Text, sentence: str) -> Table:
     """Builds a mark with a sentence behind it, whose lines begin one below the other."""
-    grid = Table.grid()
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = Table.grid(Column(no_wrap=True), Column(overflow="fold"))
     grid.add_row(mark, sentence)
     return grid
 
 
-def build_table() -> Table:
-    """Builds an empty table in the house's look."""
+def build_table(*columns: Column | str) -> Table:
+    """Builds a table without rows in the house's look."""
     return Table(
+        *columns,
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -56,19 +54,31 @@ def build_table() -> Table:
     )
 
 
+def text_columns(*names: str) -> list[Column]:
+    """Returns columns whose texts go on in the next line."""
+    return [Column(name, overflow="fold") for name in names]
+
+
+def number_columns(*names: str) -> list[Column]:
+    """Returns columns whose numbers stand at the right edge, each in one line."""
+    return [Column(name, justify="right", no_wrap=True) for name in names]
+
+
 def split_to_fit(
     console: Console, items: Sequence[Item], build: Callable[[Sequence[Item]], Table]
 ) -> Iterator[Table]:
     """Builds as few tables as hold all items, each with as many of them as fit the width."""
-    # A table measures no wider than it is allowed to be
-    unlimited = console.options.update(max_width=10_000)
     rest = list(items)
     while rest:
         count = len(rest)
-        while (
-            count > 1
-            and console.measure(build(rest[:count]), options=unlimited).maximum > console.width
-        ):
+        while count > 1 and not fits(console, build(rest[:count])):
             count -= 1
         yield build(rest[:count])
         rest = rest[count:]
+
+
+def fits(console: Console, table: Table) -> bool:
+    """Whether a table fits the width without a broken line."""
+    # A table measures no wider than it is allowed to be
+    unlimited = console.options.update(max_width=10_000)
+    return console.measure(table, options=unlimited).maximum <= console.width

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gradleak.records.judgement import judge_summary, leading_metric, list_flags_beside
@@ -13,7 +13,13 @@ from gradleak.records.schema import Record
 from gradleak.records.store import Summary
 from gradleak.report.naming import Labels, write_component, write_defenses
 from gradleak.report.numbers import MISSING, write_interval, write_number
-from gradleak.report.terminal.console import build_table, split_to_fit
+from gradleak.report.terminal.console import (
+    build_table,
+    fits,
+    number_columns,
+    split_to_fit,
+    text_columns,
+)
 
 CELL_METRICS = (
     *(
@@ -44,37 +50,26 @@ def print_folder(console: Console, summaries: Sequence[tuple[str, Summary]]) -> 
     They stand in a table where it fits the width, else one below the other.
     """
     table = build_folder_table(summaries)
-    if (
-        console.measure(table, options=console.options.update(max_width=10_000)).maximum
-        <= console.width
-    ):
+    if fits(console, table):
         console.print(table)
         return
     labels = Labels([summary.record for _, summary in summaries])
     for place, (name, summary) in enumerate(summaries):
-        record, flags = summary.record, _list_flags(summary)
-        metric = _choose_metric(record)
+        record = summary.record
+        metric = leading_metric(record.worst_case)
         if place:
             console.print()
         console.print(Text(name, style="bold"), soft_wrap=True)
-        console.print(
-            Padding(
-                f"{', '.join(_describe_record(record, labels))}, n = {record.data.examples}",
-                (0, 0, 0, 2),
-            )
-        )
-        console.print(
-            Padding(f"worst {metric} {_write_score(record, metric, between=', ')}", (0, 0, 0, 2))
-        )
-        console.print(Padding(f"flags: {', '.join(flags) or 'none'}", (0, 0, 0, 2)))
+        for line in (
+            f"{', '.join(_describe_record(record, labels))}, n = {record.data.examples}",
+            f"worst {metric} {_write_score(record, metric, between=', ')}",
+            f"flags: {', '.join(_list_flags(summary)) or 'none'}",
+        ):
+            console.print(Padding(line, (0, 0, 0, 2)))
 
 
 def _list_flags(summary: Summary) -> list[str]:
     return list(list_flags_beside(judge_summary(summary), summary.record))
-
-
-def _choose_metric(record: Record) -> str:
-    return leading_metric(record.worst_case)
 
 
 def _describe_record(record: Record, labels: Labels) -> tuple[str, str, str, str]:
@@ -90,21 +85,22 @@ def _describe_record(record: Record, labels: Labels) -> tuple[str, str, str, str
 
 def build_folder_table(summaries: Sequence[tuple[str, Summary]]) -> Table:
     """Builds a table of the records of a folder, by file name."""
-    table = build_table()
-    for name in ("record", "target", "data", "defense", "attacks"):
-        table.add_column(name, overflow="fold", no_wrap=name == "record")
-    table.add_column("n", justify="right")
     records = [summary.record for _, summary in summaries]
-    leading = [_choose_metric(record) for record in records]
+    leading = [leading_metric(record.worst_case) for record in records]
     labels = Labels(records)
-    table.add_column(f"worst {' or '.join(dict.fromkeys(leading))}", justify="right", no_wrap=True)
-    table.add_column("flags", no_wrap=True)
-    for (name, summary), record, metric in zip(summaries, records, leading, strict=True):
+    table = build_table(
+        Column("record", overflow="fold", no_wrap=True),
+        *text_columns("target", "data", "defense", "attacks"),
+        Column("n", justify="right"),
+        *number_columns(f"worst {' or '.join(dict.fromkeys(leading))}"),
+        Column("flags", no_wrap=True),
+    )
+    for (name, summary), metric in zip(summaries, leading, strict=True):
         table.add_row(
             name,
-            *_describe_record(record, labels),
-            str(record.data.examples),
-            _write_score(record, metric),
+            *_describe_record(summary.record, labels),
+            str(summary.record.data.examples),
+            _write_score(summary.record, metric),
             "\n".join(_list_flags(summary)) or "none",
             end_section=True,
         )
@@ -121,17 +117,13 @@ def build_cell_tables(console: Console, rows: Sequence[CellRow]) -> Iterator[Tab
     axes = list(dict.fromkeys(axis for row in rows for axis in row.axes))
 
     def build(chosen: Sequence[str]) -> Table:
-        table = build_table()
-        for axis in axes or ["cell"]:
-            table.add_column(axis, overflow="fold")
-        for metric in chosen:
-            table.add_column(metric, justify="right", no_wrap=True)
+        table = build_table(*text_columns(*(axes or ["cell"])), *number_columns(*chosen))
         for row in rows:
             names = [row.axes.get(axis, MISSING) for axis in axes] or ["1"]
             table.add_row(*names, *(_write_cell(row, metric) for metric in chosen))
         return table
 
-    yield from split_to_fit(console, metrics, build)
+    return split_to_fit(console, metrics, build)
 
 
 def _write_cell(row: CellRow, metric: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gradleak.report.numbers import write_interval, write_number
@@ -12,7 +12,7 @@ from gradleak.report.pictures import tradeoff_chart as tradeoffs
 from gradleak.report.pictures.heat_map import NONE, WHOLE, HeatCell, HeatMap
 from gradleak.report.pictures.svg import choose_ink, mix_paper
 from gradleak.report.pictures.tradeoff_chart import Point, Tradeoff
-from gradleak.report.terminal.console import build_table, split_to_fit
+from gradleak.report.terminal.console import build_table, number_columns, split_to_fit
 
 EXACT = "exact_match"
 Draw = Callable[[HeatCell | None], Text]
@@ -37,10 +37,8 @@ def print_heat_map(console: Console, heat_map: HeatMap) -> None:
 
 def _print_grid(console: Console, heat_map: HeatMap, draw: Draw, with_totals: bool = False) -> None:
     def build(modules: Sequence[str]) -> Table:
-        table = build_table()
-        table.add_column("layer", no_wrap=True)
-        for module in modules:
-            table.add_column(module.replace("_", "_\n"), justify="right", no_wrap=True)
+        names = (module.replace("_", "_\n") for module in modules)
+        table = build_table(Column("layer", no_wrap=True), *number_columns(*names))
         for layer in heat_map.layers:
             table.add_row(str(layer), *(draw(heat_map.at(layer, module)) for module in modules))
         if with_totals:
@@ -54,7 +52,7 @@ def _print_grid(console: Console, heat_map: HeatMap, draw: Draw, with_totals: bo
 
 def _add_totals(table: Table, heat_map: HeatMap, modules: Sequence[str]) -> None:
     table.add_section()
-    scores = [heat_map.overall.get(module, {}).get(heat_map.metric) for module in modules]
+    scores = (heat_map.overall.get(module, {}).get(heat_map.metric) for module in modules)
     table.add_row(
         "mean",
         *(
@@ -63,8 +61,8 @@ def _add_totals(table: Table, heat_map: HeatMap, modules: Sequence[str]) -> None
         ),
     )
     sizes = [maps.count_parameters(heat_map, module) for module in modules]
-    table.add_row("parameters", *(count for count, _ in sizes), style="dim")
-    table.add_row("share", *(share for _, share in sizes), style="dim")
+    for name, row in zip(("parameters", "share"), zip(*sizes, strict=True), strict=True):
+        table.add_row(name, *row, style="dim")
 
 
 def _colour_score(heat_map: HeatMap, cell: HeatCell | None) -> Text:
@@ -95,22 +93,17 @@ def _write_failed(cell: HeatCell | None) -> Text:
 
 
 def _describe_axes(heat_map: HeatMap) -> str:
-    units = {
-        cell.scores[heat_map.metric].unit
-        for cell in heat_map.cells
-        if heat_map.metric in cell.scores
-    }
+    scores = (cell.scores.get(heat_map.metric) for cell in heat_map.cells)
+    units = {score.unit for score in scores if score is not None}
     layers = " by layer and module" if heat_map.modules != (WHOLE,) else " by layer"
     return layers + (", in %" if units == {"fraction"} else "")
 
 
 def print_tradeoff(console: Console, tradeoff: Tradeoff) -> None:
     """Prints a row for each setting, in the order asked for, then what may be concluded."""
-    fraction = tradeoff.points[0].leak.unit == "fraction"
-    percent = ", leak in %" if fraction else ""
-    console.print(
-        Text(f"Trade-off: {tradeoff.metric} against {tradeoff.utility}{percent}", style="bold")
-    )
+    percent = ", leak in %" if tradeoff.points[0].leak.unit == "fraction" else ""
+    title = f"Trade-off: {tradeoff.metric} against {tradeoff.utility}{percent}"
+    console.print(Text(title, style="bold"))
     for line in tradeoffs.describe_setup(tradeoff):
         console.print(line, style="dim")
     console.print()
@@ -124,21 +117,17 @@ def print_tradeoff(console: Console, tradeoff: Tradeoff) -> None:
 
 
 def _list_columns(tradeoff: Tradeoff) -> list[PointColumn]:
-    names = [
-        tradeoff.utility,
-        *(name for name in ("mcc", "f1", "accuracy") if name != tradeoff.utility),
-    ]
-    with_epsilon = any(
-        tradeoffs.write_point_epsilon(point) != tradeoffs.NONE for point in tradeoff.points
-    )
+    others = [name for name in ("mcc", "f1", "accuracy") if name != tradeoff.utility]
+    epsilon = ("whole run", tradeoffs.write_point_epsilon)
+    bounded = any(epsilon[1](point) != tradeoffs.NONE for point in tradeoff.points)
     return [
         ("gain", tradeoffs.write_point_gain),
         ("verdict", lambda point: point.verdict),
-        *((name, _write_utility(name)) for name in names[:1]),
+        (tradeoff.utility, _write_utility(tradeoff.utility)),
         (tradeoff.metric, lambda point: write_interval(point.leak)),
         ("blind", lambda point: write_number(point.leak.blind, point.leak.unit)),
-        *((name, _write_utility(name)) for name in names[1:]),
-        *([("whole run", tradeoffs.write_point_epsilon)] if with_epsilon else []),
+        *((name, _write_utility(name)) for name in others),
+        *([epsilon] if bounded else []),
     ]
 
 
@@ -147,15 +136,15 @@ def _write_utility(name: str) -> Callable[[Point], str]:
 
 
 def _build_table(tradeoff: Tradeoff, columns: Sequence[PointColumn]) -> Table:
-    table = build_table()
-    table.add_column("", no_wrap=True)
-    table.add_column("defense", no_wrap=True)
-    for name, _ in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = build_table(
+        *(Column(name, no_wrap=True) for name in ("", "defense")),
+        *number_columns(*(name for name, _ in columns)),
+    )
     for place, point in enumerate(tradeoff.points, start=1):
-        style = "green" if tradeoff.meets(point) else ""
-        mark = "*" if point is tradeoff.weakest else " "
         table.add_row(
-            f"{place}{mark}", point.defense, *(draw(point) for _, draw in columns), style=style
+            f"{place}{'*' if point is tradeoff.weakest else ' '}",
+            point.defense,
+            *(draw(point) for _, draw in columns),
+            style="green" if tradeoff.meets(point) else "",
         )
     return table

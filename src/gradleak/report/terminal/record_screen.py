@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from gradleak.records.judgement import judge_record, list_flags_beside
+from gradleak.records.judgement import judge_record, list_brackets, list_flags_beside
 from gradleak.records.png import draw_grid
 from gradleak.records.schema import (
     AttackRecord,
@@ -35,17 +35,19 @@ from gradleak.report.shown_guesses import (
     is_picture,
     make_printable,
 )
-from gradleak.report.terminal.bracket import print_bracket
 from gradleak.report.terminal.console import build_table, indent, split_to_fit
 from gradleak.report.verdict import (
+    describe_bounds,
     describe_noise,
     explain,
+    write_bracket,
     write_conclusion,
     write_guarantees,
     write_worst_case,
 )
 
 ScoreColumn = tuple[str, Mapping[str, Score]]
+INDENTED = (0, 0, 0, 2)
 WORST = "worst case"
 LEGACY = "_legacy"
 SHOWN = 3  # the first ones, not the best: chosen examples would flatter the attack
@@ -70,35 +72,23 @@ def print_record(
 
     `full` adds legacy metrics.
     """
-    console.print(
-        Text(
-            f"Audit {record.id}" + (f" of a {record.target.model}" if record.target.model else ""),
-            style="bold",
-        )
-    )
+    model = f" of a {record.target.model}" if record.target.model else ""
+    console.print(Text(f"Audit {record.id}{model}", style="bold"))
     console.print(describe_audit(record), style="dim")
-    for remark in record.data.remarks:
-        console.print(Text(f"Data: {remark}"))
-    for line_of_privacy in write_guarantees(record):
-        console.print(line_of_privacy)
+    for line in (*(f"Data: {one}" for one in record.data.remarks), *write_guarantees(record)):
+        console.print(Text(line))
     if (of_noise := describe_noise(record)) is not None:
         console.print(f"Noise: {of_noise}")
-    said = build_findings_table(record)
-    if said is not None:
+    if (said := build_findings_table(record)) is not None:
         console.print(Text("\nWhat the update says outright", style="bold"))
-        console.print(Padding(said, (0, 0, 0, 2)))
+        console.print(Padding(said, INDENTED))
     for name, attack in record.attacks.items():
-        shown = min(len(attack.examples), SHOWN)
-        some = f"first {shown} of " if shown < len(attack.examples) else ""
-        console.print(
-            Text(
-                f"\n{name}: "
-                f"{some}{write_count(len(attack.examples), 'reconstruction', 'reconstructions')}",
-                style="bold",
-            )
-        )
+        shown, count = min(len(attack.examples), SHOWN), len(attack.examples)
+        some = f"first {shown} of " if shown < count else ""
+        title = f"\n{name}: {some}{write_count(count, 'reconstruction', 'reconstructions')}"
+        console.print(Text(title, style="bold"))
         if guesses:
-            console.print(Padding(build_guess_table(record, attack, secrets, shown), (0, 0, 0, 2)))
+            console.print(Padding(build_guess_table(record, attack, secrets, shown), INDENTED))
         else:
             console.print(
                 "  hidden, since a good guess is the private text; add --show to see them.",
@@ -108,7 +98,7 @@ def print_record(
             console.print(f"  {describe_stage(stage)}", style="dim")
         for title, table in build_trace_tables(attack, secrets) if with_trace and guesses else ():
             console.print(Text(f"\n  {title}", style="bold"))
-            console.print(Padding(table, (0, 0, 0, 2)))
+            console.print(Padding(table, INDENTED))
     _print_scores(console, record, full)
 
 
@@ -117,17 +107,7 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     for table in build_score_tables(console, record, full):
         console.print(table)
         console.print()
-    left_out = (
-        "" if full or not find_hidden(record) else " Legacy metrics: gradleak show RECORD --full."
-    )
-    fractions = any(one.unit == "fraction" for one in record.worst_case.values())
-    legend = (
-        f"{'Fractions in %; i' if fractions else 'I'}ntervals over client batches; gain: how much "
-        "more than the blind attack gets."
-    )
-    guesses = max((one.blind_guesses for one in record.worst_case.values()), default=1)
-    fair = f" Beside the worst case: the best of {guesses} blind guesses." if guesses > 1 else ""
-    console.print(legend + fair + left_out, style="dim")
+    console.print(_write_legend(record, full), style="dim")
     console.print()
     for name, attack in record.attacks.items():
         if attack.label_accuracy is not None:
@@ -146,6 +126,32 @@ def _print_scores(console: Console, record: Record, full: bool) -> None:
     console.print(write_conclusion(judgement, record), style="bold")
 
 
+def _write_legend(record: Record, full: bool) -> str:
+    guesses = max((one.blind_guesses for one in record.worst_case.values()), default=1)
+    sentences = {
+        "Fractions in %; intervals over client batches; gain: how much more than the blind attack"
+        " gets.": True,
+        f"Beside the worst case: the best of {guesses} blind guesses.": guesses > 1,
+        "Legacy metrics: gradleak show RECORD --full.": find_hidden(record) and not full,
+    }
+    legend = " ".join(sentence for sentence, holds in sentences.items() if holds)
+    fractions = any(one.unit == "fraction" for one in record.worst_case.values())
+    return legend if fractions else legend.replace("Fractions in %; i", "I", 1)
+
+
+def print_bracket(console: Console, record: Record) -> None:
+    """Prints what no attack could do on a setting; nothing where that was not computed."""
+    if record.bounds is None:
+        return
+    titles = ("rebuilt", "at most", "guaranteed", "without the update")
+    table = build_table("", *(Column(title, justify="right") for title in titles))
+    for bracket in list_brackets(record):
+        table.add_row(bracket.of, *write_bracket(bracket))
+    console.print(Padding(table, INDENTED))
+    for sentence in describe_bounds(record):
+        console.print(f"  {sentence}", style="dim", soft_wrap=False)
+
+
 def build_score_tables(console: Console, record: Record, full: bool = False) -> Iterator[Table]:
     """Builds as many tables as attacks need to fit side by side; the worst case is last."""
     columns: list[ScoreColumn] = [(name, attack.scores) for name, attack in record.attacks.items()]
@@ -156,7 +162,7 @@ def build_score_tables(console: Console, record: Record, full: bool = False) -> 
         (name, {metric: score for metric, score in scores.items() if metric not in left_out})
         for name, scores in columns
     ]
-    yield from split_to_fit(console, shown, _build_score_table)
+    return split_to_fit(console, shown, _build_score_table)
 
 
 def find_hidden(record: Record) -> set[str]:
@@ -173,8 +179,7 @@ def find_hidden(record: Record) -> set[str]:
 
 
 def _build_score_table(columns: Sequence[ScoreColumn]) -> Table:
-    table = build_table()
-    table.add_column("\nmetric")
+    table = build_table("\nmetric")
     for name, _ in columns:
         table.add_column(f"{name}\nmean [95 %]", justify="right")
         table.add_column("\nblind", justify="right", style="dim")
@@ -198,80 +203,73 @@ def describe_stage(stage: StageRecord) -> str:
     `span: 3 batches, 3 proven, 100.0 % word for word, 20 s; refused 1 batch: …`
     """
     exact = stage.scores.get("exact_match")
-    scored = (
-        "" if exact is None or exact.mean is None else f", {100 * exact.mean:.1f} % word for word"
-    )
-    reached = write_count(len(stage.batches), "batch", "batches")
-    did = (
-        [f"{reached}, {stage.certified} proven{scored}, {write_duration(stage.seconds)}"]
-        if stage.batches
-        else []
-    )
+    parts = [
+        write_count(len(stage.batches), "batch", "batches"),
+        f"{stage.certified} proven",
+        *([f"{100 * exact.mean:.1f} % word for word"] if exact and exact.mean is not None else []),
+        write_duration(stage.seconds),
+    ]
+    did = [", ".join(parts)] if stage.batches else []
     return f"{stage.attack}: {'; '.join([*did, *map(describe_fate, stage.fates)])}"
 
 
 def describe_fate(fate: FateRecord) -> str:
     """Says `refused 2 batches: …`, or what else kept an attack from its guesses."""
-    batches = write_count(len(fate.batches), "batch", "batches")
-    words = {
-        "refused": "refused",
-        "failed": "failed on",
-        "cut": "was cut on",
-        "no_time": "was not begun on",
-    }
-    said = f": {fate.reason}" if fate.reason and fate.fate in ("refused", "failed") else ""
-    return (
-        f"{words.get(fate.fate, fate.fate)} "
-        f"{batches}{said or (' (out of time)' if fate.fate in ('cut', 'no_time') else '')}"
-    )
+    did, why = {
+        "refused": ("refused", fate.reason and f": {fate.reason}"),
+        "failed": ("failed on", fate.reason and f": {fate.reason}"),
+        "cut": ("was cut on", " (out of time)"),
+        "no_time": ("was not begun on", " (out of time)"),
+    }.get(fate.fate, (fate.fate, ""))
+    return f"{did} {write_count(len(fate.batches), 'batch', 'batches')}{why}"
 
 
 def describe_audit(record: Record) -> str:
     """Lists everything that was held fixed, and what it took."""
     spec = record.spec
-    seconds = sum(attack.cost.seconds for attack in record.attacks.values())
-    parts = [
-        f"target {record.target.name}",
-        f"data {write_component(spec.get('data'))}",
-        f"n = {record.data.examples} in {write_count(record.data.batches, 'batch', 'batches')}",
-        f"protocol {write_component(spec.get('protocol'))}",
-        f"defense {write_chain(spec.get('defenses'))}",
-        f"view {write_component(spec.get('view'))}",
-        f"knows {write_chain(spec.get('know'), ', ')}",
-        f"seed {spec.get('seed', '-')}",
-        f"device {record.machine.get('device', '-')}",
-        f"attacks took {write_duration(seconds)}",
-    ]
-    return " · ".join(parts)
+    return " · ".join(
+        [
+            f"target {record.target.name}",
+            f"data {write_component(spec.get('data'))}",
+            f"n = {record.data.examples} in {write_count(record.data.batches, 'batch', 'batches')}",
+            f"protocol {write_component(spec.get('protocol'))}",
+            f"defense {write_chain(spec.get('defenses'))}",
+            f"view {write_component(spec.get('view'))}",
+            f"knows {write_chain(spec.get('know'), ', ')}",
+            f"seed {spec.get('seed', '-')}",
+            f"device {record.machine.get('device', '-')}",
+            "attacks took "
+            + write_duration(sum(attack.cost.seconds for attack in record.attacks.values())),
+        ]
+    )
 
 
 def build_findings_table(record: Record) -> Table | None:
     """Builds a line for each kind of finding, over all batches; none where nothing was read."""
+    groups: dict[str, list[FindingRecord]] = {}
+    for found in record.findings:
+        if found.name not in LEFT_OUT:
+            groups.setdefault(found.name, []).append(found)
     table = _build_grid()
-    shown = [found for found in record.findings if found.name not in LEFT_OUT]
-    for name in dict.fromkeys(found.name for found in shown):
-        found = [one for one in shown if one.name == name]
-        told = Text(_describe_findings(name, found, record.data.batches))
-        told.append(f"  ({', '.join(dict.fromkeys(one.source for one in found))})", style="dim")
+    for name, group in groups.items():
+        told = Text(_describe_findings(name, group, record.data.batches))
+        told.append(f"  ({', '.join(dict.fromkeys(one.source for one in group))})", style="dim")
         table.add_row(NAMES.get(name, name), told)
-    return table if shown else None
+    return table if groups else None
 
 
 def _describe_findings(name: str, found: Sequence[FindingRecord], batches: int) -> str:
-    where = (
-        f"read in {len(found)} of {batches} batches"
-        if len(found) < batches
-        else "read in every batch"
-    )
+    all_read = "read in every batch"
     certain = sum(one.exact for one in found)
-    how = {len(found): "exact", 0: "an estimate"}.get(
-        certain, f"exact in {certain}, elsewhere an estimate"
+    parts = (
+        _describe_amount(name, found),
+        _describe_rightness(name, found),
+        f"read in {len(found)} of {batches} batches" if len(found) < batches else all_read,
+        {len(found): "exact", 0: "an estimate"}.get(
+            certain, f"exact in {certain}, elsewhere an estimate"
+        ),
     )
-    return ", ".join(
-        part
-        for part in (_describe_amount(name, found), _describe_rightness(name, found), where, how)
-        if part
-    )
+    return ", ".join(filter(None, parts))
 
 
 def _describe_amount(name: str, found: Sequence[FindingRecord]) -> str:
@@ -279,8 +277,8 @@ def _describe_amount(name: str, found: Sequence[FindingRecord]) -> str:
     if name == "bag_of_words":
         return f"{write_number(_average([one.count for one in found]), 'words')} words a batch"
     if name == "distinct_tokens":
-        average = _average([value for one in found for value in one.values])
-        return f"{write_number(average, 'inputs')} a batch"
+        values = [value for one in found for value in one.values]
+        return f"{write_number(_average(values), 'inputs')} a batch"
     return ""
 
 
@@ -325,9 +323,10 @@ def build_trace_tables(attack: AttackRecord, secrets: Secrets) -> Iterator[tuple
     for batch in attack.batches:
         table = _build_grid()
         for step, sentences in batch.guesses:
+            # Guesses of several examples are not yet aligned to secrets
+            secret = secrets.get((batch.batch, 0)) if len(sentences) == 1 else None
             for position, sentence in enumerate(sentences):
-                label = f"step {step}" if position == 0 else ""
-                table.add_row(label, _draw_traced_guess(sentence, batch, len(sentences), secrets))
+                table.add_row("" if position else f"step {step}", _draw_words(sentence, secret))
         yield f"batch {batch.batch}{_describe_losses(batch)}", table
 
 
@@ -340,11 +339,7 @@ def _draw_guess(example: ExampleRecord, secret: str | None) -> Text:
         return Text("not kept", style="dim")
     if is_picture(example.guess):
         return describe_picture(example)
-    text = (
-        Text(make_printable(example.guess))
-        if secret is None
-        else colour_words(secret, example.guess)
-    )
+    text = _draw_words(example.guess, secret)
     if example.values.get("rouge1") is not None:
         text.append(f"  (rouge1 {write_number(example.values['rouge1'], 'fraction')})", style="dim")
     if example.certified:
@@ -352,10 +347,9 @@ def _draw_guess(example: ExampleRecord, secret: str | None) -> Text:
     return text
 
 
-def _draw_traced_guess(sentence: str, batch: BatchRecord, sentences: int, secrets: Secrets) -> Text:
-    """Colours a guess where its batch has one example: others are not yet aligned to secrets."""
-    secret = secrets.get((batch.batch, 0)) if sentences == 1 else None
-    return Text(make_printable(sentence)) if secret is None else colour_words(secret, sentence)
+def _draw_words(guess: str, secret: str | None) -> Text:
+    """Colours a guess where the secret is at hand."""
+    return Text(make_printable(guess)) if secret is None else colour_words(secret, guess)
 
 
 def _describe_losses(batch: BatchRecord) -> str:
@@ -370,10 +364,7 @@ def _describe_losses(batch: BatchRecord) -> str:
 
 
 def _build_grid() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
+    return Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
 
 
 def has_pictures(attack: AttackRecord) -> bool:

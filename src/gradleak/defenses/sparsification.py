@@ -1,4 +1,4 @@
-"""Magnitude pruning: small entries are not sent."""
+"""Entries that are not sent: zeros by chance, or in the place of all but the largest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,37 @@ from gradleak.core.defense import Channel, Defense, Survivors
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
+
+
+@register("defense", "masking")
+@dataclass(frozen=True)
+class Masking(Defense):
+    """Sets each entry to zero with a probability, the others stay as they are (LAMP's "zeroed
+    %")."""
+
+    fraction_zeroed: float = 0.9
+    cites = "LAMP Table 8"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction_zeroed < 1:
+            raise ValueError(
+                f"fraction_zeroed must be at least 0 and under 1, not {self.fraction_zeroed}."
+            )
+
+    def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
+        generators = [rng.generator() for rng in rngs]
+
+        def mask(tensor: Tensor) -> Tensor:
+            drawn = [torch.rand(tensor.shape[1:], generator=generator) for generator in generators]
+            return tensor * (torch.stack(drawn) >= self.fraction_zeroed).to(tensor.device)
+
+        return Update(
+            {name: mask(tensor) for name, tensor in update.tensors.items()}, update.per_example
+        )
+
+    def channel(self) -> Channel:
+        on = self.fraction_zeroed > 0
+        return Channel(survivors=Survivors.SEEN if on else Survivors.ALL, randomised=on)
 
 
 @register("defense", "pruning")
@@ -73,3 +104,22 @@ def refuse_fraction(fraction_kept: float) -> None:
             f"fraction_kept must be above 0 and at most 1, not {fraction_kept}: 99 % pruned is 0.01"
             " kept."
         )
+
+
+@register("defense", "top_k")
+@dataclass(frozen=True)
+class TopK(Defense):
+    """Sends the k largest entries of the whole update, k a share of all: `pruning` with
+    scope=update, under its usual name."""
+
+    fraction_kept: float = 0.1
+    cites = "Aji & Heafield, EMNLP 2017; Stich et al., NeurIPS 2018"
+
+    def __post_init__(self) -> None:
+        refuse_fraction(self.fraction_kept)
+
+    def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
+        return keep_largest(update, self.fraction_kept, together=True)
+
+    def channel(self) -> Channel:
+        return survivors_seen(self.fraction_kept)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradleak.audit.own_guesses import Reconstructions, reconstruct
 from gradleak.audit.own_score import hash_updates, score
-from gradleak.audit.own_update import Facts, describe_protocol, observe_tensors
+from gradleak.audit.own_update import describe_protocol, observe_tensors, read_facts
 from gradleak.audit.spec import read
 from gradleak.captures import (
     CaptureHeader,
@@ -130,9 +130,8 @@ def list_budgets(header: CaptureHeader) -> list[str]:
     """Returns what the framework says of its own privacy, with its numbers."""
     found = []
     for name, part in _find_parts(header.platform):
-        numbers = {key: part[key] for key in BUDGET if isinstance(part.get(key), (int, float))}
-        if numbers:
-            told = ", ".join(f"{key} {number:g}" for key, number in numbers.items())
+        given = (key for key in BUDGET if isinstance(part.get(key), (int, float)))
+        if told := ", ".join(f"{key} {part[key]:g}" for key in given):
             found.append(f"{write_printable(name)} has {told}")
     return found
 
@@ -163,9 +162,8 @@ def attack_round(
 ) -> AttackedRound:
     """Attacks all clients of a round; with the texts that they held it is scored and kept."""
     examples = [] if truth is None else [find_texts(truth, message) for message in of.messages]
-    observations = observe_round(federation, of, target, batch_size)
     found = reconstruct(
-        observations,
+        observe_round(federation, of, target, batch_size),
         attacks=list(attacks) if attacks else None,
         prior=prior,
         seed=seed,
@@ -201,21 +199,17 @@ def observe_round(
         )
     sent = federation.read_sent(of.messages[0])
     module: Any = copy.deepcopy(target.module)
-    names = _match_state(module, sent)
+    state = {name: tuple(value.shape) for name, value in module.state_dict().items()}  # buffers too
+    names = match_names({name: tuple(value.shape) for name, value in sent.items()}, state)
     module.load_state_dict({names[name]: tensor for name, tensor in sent.items()}, strict=False)
     parameters = {name for name, _ in module.named_parameters()}
     updates = [_read_update(message, sent, names, parameters) for message in of.messages]
     # What is frozen is sent as it came
     moved = {name for one in updates for name, tensor in one.items() if bool(tensor.any())}
     opened = open_in_memory(module, target.tokenizer, target.device, frozenset(moved))
-    return [
-        observe_tensors(
-            opened,
-            {name: tensor for name, tensor in update.items() if name in moved},
-            _list_facts(message.header, of, batch_size),
-        )
-        for update, message in zip(updates, of.messages, strict=True)
-    ]
+    facts = (read_facts(one.header, of.defenses, of.protocol, batch_size) for one in of.messages)
+    shown = ({name: one[name] for name in one if name in moved} for one in updates)
+    return [observe_tensors(opened, *pair) for pair in zip(shown, facts, strict=True)]
 
 
 def find_texts(truth: HeldTexts, message: ClientMessage) -> list[Any]:
@@ -257,31 +251,15 @@ def _read_update(
     }
 
 
-def _match_state(module: Any, sent: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns the model's name for each tensor that came down, buffers too."""
-    state = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    return match_names({name: tuple(value.shape) for name, value in sent.items()}, state)
-
-
-def _list_facts(header: CaptureHeader, of: ClientRound, batch_size: int | None) -> Facts:
-    granted = header.granted
-    return Facts(
-        granted.batch_size or batch_size, granted.lengths, granted.labels, of.defenses, of.protocol,
-        header.protocol.scale,
-    )  # fmt: skip
-
-
 def _describe_texts(of: ClientRound, found: Reconstructions) -> ClientTexts:
     headers = [message.header for message in of.messages]
-    beside = [name for header in headers for name in list_beside(header)]
-    budgets = [one for header in headers for one in list_budgets(header)]
     return ClientTexts(
         of.round,
         of.clients,
         hash_updates(found.observations),
         str(headers[0].platform.get("framework", "")),
-        tuple(dict.fromkeys(beside)),
-        tuple(dict.fromkeys(budgets)),
+        tuple(dict.fromkeys(name for header in headers for name in list_beside(header))),
+        tuple(dict.fromkeys(one for header in headers for one in list_budgets(header))),
     )
 
 

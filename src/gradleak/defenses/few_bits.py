@@ -1,7 +1,8 @@
-"""Stochastic quantisation (QSGD): a few bits an entry, right in the mean."""
+"""Fewer bits an entry: half precision, a few levels at random, signs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,30 @@ from gradleak.core.defense import Channel, Defense
 from gradleak.core.registry import register
 from gradleak.core.streams import Streams
 from gradleak.core.update import Update
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@register("defense", "rounding")
+@dataclass(frozen=True)
+class Rounding(Defense):
+    """Rounds every entry to 16 bits as it leaves, as mixed-precision training and compressed
+    transport do; not for privacy."""
+
+    dtype: Literal["bf16", "fp16"] = "bf16"
+
+    def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
+        sent = {
+            name: tensor.to(DTYPES[self.dtype]).to(tensor.dtype)
+            for name, tensor in update.tensors.items()
+        }
+        return Update(sent, update.per_example)
+
+    def channel(self) -> Channel:
+        precision = torch.finfo(DTYPES[self.dtype])
+        return Channel(
+            rounding=precision.eps, smallest_step=precision.smallest_normal * precision.eps
+        )
 
 
 @register("defense", "quantisation")
@@ -40,7 +65,6 @@ class Quantisation(Defense):
 
     def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
         generators = [rng.generator() for rng in rngs]
-        tensors = update.tensors.items()
         rounded = {
             name: torch.stack(
                 [
@@ -48,7 +72,7 @@ class Quantisation(Defense):
                     for row, generator in zip(tensor, generators, strict=True)
                 ]
             )
-            for name, tensor in tensors
+            for name, tensor in update.tensors.items()
         }
         return Update(rounded, update.per_example)
 
@@ -64,3 +88,17 @@ class Quantisation(Defense):
 
     def channel(self) -> Channel:
         return Channel(quantisation_levels=self.levels, randomised=True)
+
+
+@register("defense", "sign")
+@dataclass(frozen=True)
+class Sign(Defense):
+    """Sends the sign of every entry: 1, -1, or 0 where it is exactly zero (signSGD)."""
+
+    cites = "Bernstein et al., ICML 2018"
+
+    def protect(self, update: Update, rngs: Sequence[Streams]) -> Update:
+        return update.map(torch.sign)
+
+    def channel(self) -> Channel:
+        return Channel(signs_only=True)
