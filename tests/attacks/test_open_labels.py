@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from gradleak.defenses.clipping import Clipping
 
 from gradleak.attacks import evidence
 from gradleak.attacks.certificate import certify
@@ -24,6 +23,7 @@ from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
 from gradleak.core.streams import Streams
 from gradleak.core.target import Target
+from gradleak.defenses.clipping_and_noise import Clipping
 from gradleak.priors.english import FrequentWords
 from gradleak.targets.tiny import Tiny, TinyCausal
 from gradleak.views import PartsView
