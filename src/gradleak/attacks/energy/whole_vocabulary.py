@@ -1,0 +1,564 @@
+"""Words through known Gaussian noise: every word of the vocabulary is a candidate at every place.
+
+Noise of many times the gradient hides spans, and slopes point nowhere; the likelihood of whole
+sentences (`matching/noisy_channel.py`) still knows the secret. Most of it sits after the last
+layer: the gradient of the first matrix there is δhᵀ, with h what the model makes of the sentence,
+so that what was seen is h under noise, and a pass forward says how well a candidate's h fits. Three
+things make a search of it:
+
+1. *A lexicon.* Every word is passed through the model alone, once for each model. What another word
+   at a place would do to h is taken to be the difference of the two words' own h: a few products
+   rank the vocabulary at a place. Of sentences that are still wrong this is a better guide than
+   their exact likelihood, which in a wrong sentence asks for a wrong word.
+2. *Chains* of sentences, begun at draws from the prior: at each place the words that lexicon and
+   prior like best, and the words of the other chains, by the likelihood of what comes after the
+   last layer; then words exchanged, moved, and taken out while a likely one goes in elsewhere.
+3. *Polish*: the best sentences once more, by the whole update and the prior.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gradleak.attacks.search.matched import find_labels
+from gradleak.core.attack import Bench, TokenIds
+from gradleak.core.batch import Batch
+from gradleak.core.errors import GradleakError
+from gradleak.core.observation import Observation
+from gradleak.core.parts import Part
+from gradleak.core.target import Target
+from gradleak.matching.capture import call_shapes
+from gradleak.matching.chunking import GRADIENTS, cost_of, pieces
+from gradleak.matching.exact import OuterSums, gradients_of
+from gradleak.matching.inputs import ModuleInputs, module_of
+from gradleak.matching.kinds import Kind, kind_of
+from gradleak.matching.noisy_channel import Likelihood, NoisyChannel, read_channel
+
+AT_ONCE = 128  # sentences: more are no faster on a core
+DRAWS = 32  # sentences of the prior, the best of which chains begin at
+CHAINS = 4
+SWEEPS = 4
+ROUNDS = 8  # at most; each begins at other draws
+WORDS = 32  # tried at a place because lexicon and prior like them
+POOLED = 16  # and because other chains have them
+# Standard deviations by which what the outlet is fed may miss what was seen of it
+MISSES = 2.5
+MOVED = 3  # times that words are moved in a sweep
+FILLED = 6  # words tried in a gap
+ASKED = 6  # sentences of which the prior is asked
+WEIGHED = 8  # sentences at most that are held against the whole update at a place
+WORTH = 0.01  # of all nats: no more is hoped of the whole update for one that lags behind so far
+LEAST_WORTH = 20.0  # nats
+EXACT = 4  # sentences by what comes after the last layer that one by the whole update costs
+# Of a difference of h: what a word does among others is less than what it does alone
+SHARE_ALONE = 0.7
+# The lexicon is wrong by about so much of all the nats there are
+LEXICON_ERROR = 0.01
+# Times the noise's own spread that the signal must be for spans to lead; as in search/matched.py
+TELLING = 500.0
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """The first linear layer that is fed one vector a sentence, and all that comes after it."""
+
+    part: Part  # its weight
+    names: tuple[str, ...]  # of the parts seen from there on
+
+
+def find_outlet(target: Target, visible: Sequence[str]) -> Outlet | None:
+    """Returns it where its weight is seen; none of models that feed tokens on one by one."""
+    order = list(shapes := call_shapes(target))
+    seen = [part for part in target.parts if part.name in set(visible)]
+    last = max((order.index(name) for name in order if _is_of_layer(target, name)), default=-1)
+    for number, name in enumerate(order):
+        if number <= last or set(shapes[name]) != {2}:
+            continue
+        if kind_of(target.module.get_submodule(name)) is not Kind.LINEAR:
+            continue
+        after = [part for part in seen if module_of(part) in order[number:]]
+        weights = [one for one in after if one.parameter == f"{name}.weight" and one.cut is None]
+        return Outlet(weights[0], tuple(part.name for part in after)) if weights else None
+    return None
+
+
+def _is_of_layer(target: Target, module: str) -> bool:
+    parts = (*target.parts, *target.frozen_parts)
+    return any(part.layer is not None and module_of(part) == module for part in parts)
+
+
+def read_known_noise(observation: Observation) -> NoisyChannel | None:
+    """Returns the channel where the likelihood of one sentence of known length is known exactly."""
+    knows = observation.knows
+    if observation.target.labels_are_tokens or knows.batch_size != 1 or knows.lengths is None:
+        return None
+    try:
+        return read_channel(knows.defenses or (), observation.protocol, 1)
+    except GradleakError:
+        return None
+
+
+def can_search(observation: Observation) -> bool:
+    """Returns whether the whole vocabulary can be searched through the noise."""
+    if read_known_noise(observation) is None:
+        return False
+    return find_outlet(observation.target, tuple(observation.update.tensors)) is not None
+
+
+def hides_spans(observation: Observation) -> bool:
+    """Returns whether noise is so large that a wrong word would not show in what is left over."""
+    tensors = observation.update.tensors.values()
+    entries = sum(one.numel() for one in tensors)
+    variance = observation.noise_std**2
+    square = float(torch.stack([one.double().square().sum() for one in tensors]).sum())
+    return square - entries * variance < TELLING * variance * math.sqrt(2 * entries)
+
+
+@dataclass(frozen=True, eq=False)
+class Lexicon:
+    """What every word alone makes of the outlet's input, less the mean of all."""
+
+    words: Int[Tensor, "words"]
+    vectors: Float[Tensor, "words width"]
+    squares: Float[Tensor, "words"]
+    rows: Int[Tensor, "vocabulary"]  # where each word stands
+
+    def shift(
+        self,
+        slopes: Float[Tensor, "chains width"],
+        curvatures: Float[Tensor, "chains"],
+        now: Int[Tensor, "chains"],
+    ) -> Float[Tensor, "chains words"]:
+        """Returns what the likelihood gains, by slope and curvature, with each word for another."""
+        own = self.vectors[self.rows[now]]
+        along = slopes @ self.vectors.T - (slopes * own).sum(1, keepdim=True)
+        apart = self.squares - 2 * own @ self.vectors.T + own.square().sum(1, keepdim=True)
+        return SHARE_ALONE * along - SHARE_ALONE**2 / 2 * curvatures[:, None] * apart
+
+
+_LEXICONS: "WeakKeyDictionary[Target, dict[str, Lexicon]]" = WeakKeyDictionary()
+
+
+def read_lexicon(target: Target, outlet: Outlet, bench: Bench) -> Lexicon | None:
+    """Returns the lexicon, made once for a model; none where time ends before it is made."""
+    kept = _LEXICONS.setdefault(target, {})
+    if outlet.part.name in kept:
+        return kept[outlet.part.name]
+    vocabulary = target.vocabulary
+    words = vocabulary.allowed.nonzero()[:, 0]
+    frame, special = vocabulary.frame(vocabulary.frame_length + 1)
+    place, inputs = special.index(False), ModuleInputs(target, [outlet.part])
+    cost = cost_of(target)
+
+    def piece(some: slice, _: slice) -> Tensor:
+        ids = torch.tensor(frame, device=words.device).repeat(len(words[some]), 1)
+        ids[:, place] = words[some]
+        mask = target.attention_mask([len(frame)]).expand(len(ids), -1)
+        batch = Batch(ids=ids, mask=mask, labels=target.any_labels(*ids.shape))
+        with torch.no_grad(), roughly(target):
+            return inputs(batch)[module_of(outlet.part)].float()[:, None]
+
+    tokens = len(frame)
+    held, work = cost.bytes(1, tokens, GRADIENTS), cost.work(1, tokens, 1)
+    chunks = pieces(bench, words.device, held, work, 4 * AT_ONCE)
+    missing = torch.full((target.hidden_size,), torch.inf, device=words.device)
+    width = outlet.part.shape[1]
+    vectors = chunks.run_pairs(piece, len(words), 1, missing.new_full((width,), torch.inf))[:, 0]
+    if not bool(vectors.isfinite().all()):
+        return None
+    vectors = vectors - vectors.mean(0)
+    rows = torch.zeros(len(vocabulary.allowed), dtype=torch.int64, device=words.device)
+    rows[words] = torch.arange(len(words), device=words.device)
+    kept[outlet.part.name] = Lexicon(words, vectors, vectors.square().sum(1), rows)
+    return kept[outlet.part.name]
+
+
+@contextmanager
+def roughly(target: Target) -> Iterator[None]:
+    """Within it products keep 8 bits where the processor is made for that: noise hides the rest."""
+    device = target.device.type
+    quick = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    with torch.autocast(device, torch.bfloat16, enabled=quick and target.dtype is torch.float32):
+        yield
+
+
+@dataclass(eq=False)
+class Budget:
+    """How many sentences may still be scored."""
+
+    left: int
+    spent: int = 0
+
+    def spend(self, count: int) -> None:
+        self.left -= count
+        self.spent += count
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Sentences side by side, how likely what comes after the last layer makes them, and what the
+    outlet is fed of each."""
+
+    ids: Int[Tensor, "chains tokens"]
+    nats: Float[Tensor, "chains"]
+    fed: Float[Tensor, "chains width"]
+    slopes: Float[Tensor, "chains width"]
+    curvatures: Float[Tensor, "chains"]
+
+    @property
+    def misses(self) -> Float[Tensor, "chains"]:
+        """How far what the outlet is fed is from what was seen of it, in the noise's own spread.
+
+        Of the true sentence its square is that of as many standard normal numbers as it has
+        entries.
+        """
+        squares = self.slopes.double().square().sum(1) / self.curvatures.double().clamp_min(1e-300)
+        width = self.slopes.shape[1]
+        return (squares - width) / math.sqrt(2 * width)
+
+    def take(self, rows: Tensor) -> "Chains":
+        return Chains(
+            self.ids[rows],
+            self.nats[rows],
+            self.fed[rows],
+            self.slopes[rows],
+            self.curvatures[rows],
+        )
+
+
+# Sentences that are like a chain's, and by how much the prior is known to like each better
+Change = Callable[[Chains], tuple[Tensor, Tensor | float]]
+
+
+class LateLikelihood:
+    """How likely sentences make what is seen from the outlet on; a pass forward is most of it.
+
+    Where gradients are clipped, by what is not known here: it is the most that any size makes.
+    """
+
+    def __init__(
+        self, observation: Observation, outlet: Outlet, channel: NoisyChannel, budget: Budget
+    ) -> None:
+        self.target, self.outlet, self.channel = observation.target, outlet, channel
+        self.budget = budget
+        parts = {part.name: part for part in self.target.parts}
+        seen = observation.update.tensors
+        self.observed = {name: seen[parts[name].name][0] for name in outlet.names}
+        self.gradients = gradients_of(self.target, outlet.names)
+
+    def __call__(self, ids: Int[Tensor, "sentences tokens"], label: int) -> Chains:
+        self.budget.spend(len(ids))
+        found = [self._score(some, label) for some in torch.split(ids, AT_ONCE)]
+        return Chains(ids, *(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def _score(self, ids: Tensor, label: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        batch = make_batch(self.target, ids, label)
+        with roughly(self.target):
+            found = self.gradients.of(batch, double=False, sums=self.target.dtype)
+        inner = ids.new_zeros(len(ids), dtype=torch.float64)
+        squares = inner.clone()
+        for name, gradients in found.items():
+            inner += gradients.along(self.observed[name]).double()
+            squares += gradients.pair_up(gradients).double()
+        size = torch.full_like(inner, self.channel.scale)
+        if self.channel.clip is not None:
+            size = inner.clamp_min(0) / squares.clamp_min(1e-300)
+        variance = self.channel.noise_std**2
+        nats = (size * inner - size.square() * squares / 2) / variance
+        first = found[self.outlet.part.name]
+        assert isinstance(first, OuterSums)
+        fed, delta = first.inputs[:, 0], first.deltas[:, 0] * size[:, None].to(first.deltas)
+        # Of ⟨δhᵀ, G⟩ − ‖δ‖²‖h‖²/2 with the δ held
+        curvatures = delta.square().sum(1) / variance
+        slopes = delta @ self.observed[self.outlet.part.name] / variance
+        return nats, fed, slopes - curvatures[:, None] * fed, curvatures
+
+
+def make_batch(target: Target, ids: Int[Tensor, "sentences tokens"], label: int) -> Batch:
+    mask = target.attention_mask([ids.shape[1]]).expand(len(ids), -1)
+    labels = torch.full((len(ids),), label, device=ids.device)
+    return Batch(ids=ids, mask=mask, labels=labels)
+
+
+def measure_surprise(observation: Observation, batch: Batch) -> Float[Tensor, "examples"]:
+    """Returns −log p(seen | sentence) in nats, up to one number for all; exactly."""
+    channel = read_known_noise(observation)
+    assert channel is not None
+    assert batch.ids is not None
+    return -Likelihood(observation, batch, 0, channel)(batch.ids)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best sentence of a search, by the whole update and the prior."""
+
+    sentence: TokenIds
+    label: int
+    score: float  # log-likelihood and log prior, in nats, up to one number for all
+    misses: float  # of what the outlet is fed
+    scored: int = 0  # sentences
+
+
+class VocabularySearch:
+    """Searches one observation."""
+
+    def __init__(self, observation: Observation, bench: Bench, candidates: int) -> None:
+        channel = read_known_noise(observation)
+        outlet = find_outlet(observation.target, tuple(observation.update.tensors))
+        assert channel is not None
+        assert outlet is not None
+        assert observation.knows.lengths is not None
+        self.observation, self.bench, self.channel = observation, bench, channel
+        self.target, self.prior, self.outlet = observation.target, bench.words, outlet
+        self.length = observation.knows.lengths[0]
+        frame, special = self.target.vocabulary.frame(self.length)
+        self.frame = torch.tensor(frame, device=self.target.device)
+        self.free = [place for place, fixed in enumerate(special) if not fixed]
+        self.budget = Budget(candidates)
+        self.late = LateLikelihood(observation, outlet, channel, self.budget)
+        self.streams = bench.streams_of(observation).child("whole vocabulary")
+        self.label = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.budget.left <= 0 or self.bench.out_of_time
+
+    @torch.no_grad()
+    def run(self, starts: Sequence[TokenIds] = ()) -> Found | None:
+        """Returns the best sentence of several rounds; none where time ends before there is one.
+
+        It ends when what was seen of the outlet is met, or a round that began elsewhere finds
+        nothing better.
+        """
+        lexicon = read_lexicon(self.target, self.outlet, self.bench)
+        if lexicon is None or not self.free:
+            return None
+        self.lexicon, best = lexicon, None
+        for number in range(ROUNDS):
+            if number and self.is_over:
+                break
+            chains = self._begin(number, starts if best is None else (best.sentence,))
+            generator = self.streams.child("order", number).generator()
+            for _ in range(SWEEPS):
+                if self.is_over:
+                    break
+                chains = self._sweep(chains, generator)
+                if self._is_met(chains):
+                    break
+            found = self._polish(chains)
+            if best is not None and found.score <= best.score:
+                break
+            best = found
+            if best.misses < MISSES:
+                break
+        return best and replace(best, scored=self.budget.spent)
+
+    def _begin(self, number: int, starts: Sequence[TokenIds]) -> Chains:
+        """Returns chains at the likeliest of the prior's draws, with the label that they say."""
+        streams = [self.streams.child("draw", number, place) for place in range(DRAWS)]
+        drawn = self.prior.draw([self.length] * DRAWS, streams)
+        ids = torch.tensor([*drawn, *map(list, starts)], device=self.target.device)
+        if number == 0:
+            known = find_labels(self.observation)
+            labels = range(self.target.classes) if known is None else known[:1]
+            tried = {label: self.late(ids, label) for label in labels}
+            self.label = max(tried, key=lambda label: float(tried[label].nats.max()))
+            chains = tried[self.label]
+        else:
+            chains = self.late(ids, self.label)
+        return chains.take(chains.nats.topk(min(CHAINS, len(ids))).indices)
+
+    # Chains, by what comes after the last layer
+
+    def _sweep(self, chains: Chains, generator: torch.Generator) -> Chains:
+        order = torch.randperm(len(self.free), generator=generator).tolist()
+        for place in (self.free[number] for number in order):
+            if self.is_over:
+                return chains
+            chains = self._try_words(chains, place, generator)
+        rows = torch.arange(len(chains.ids))
+        moved = [self._move_words(chains.take(row[None])) for row in rows]
+        best = torch.stack([one.nats[0] for one in moved]).argsort(descending=True).tolist()
+        for row in best[: max(1, CHAINS // 2)]:
+            moved[row] = self._refill(moved[row])
+        return _join(moved)
+
+    def _propose(
+        self, chains: Chains, place: int, pool: Int[Tensor, "pool"]
+    ) -> tuple[Int[Tensor, "chains words"], Float[Tensor, "chains words"]]:
+        """Returns words for a place, those that are there first, and the prior's nats of each given
+        what stands before it."""
+        lexicon, now = self.lexicon, chains.ids[:, place]
+        before = self._read_before(chains.ids, place)
+        gains = lexicon.shift(chains.slopes, chains.curvatures, now)
+        spread = (LEXICON_ERROR * chains.nats[:, None]).clamp_min(1.0)
+        liked = gains / spread + before[:, lexicon.words]
+        best = lexicon.words[liked.topk(min(WORDS, liked.shape[1]), dim=1).indices]
+        words = torch.cat([now[:, None], best, pool.expand(len(now), -1)], dim=1)
+        return words, before.gather(1, words)
+
+    def _read_before(self, ids: Int[Tensor, "chains tokens"], place: int) -> Tensor:
+        """Returns log-likelihoods of every word at a place; evenly where a prior does not write."""
+        found = self.prior.next_words(ids[:, :place]) if place else None
+        if found is None:
+            return torch.zeros(len(ids), len(self.target.vocabulary.allowed), device=ids.device)
+        return found
+
+    def _try_words(self, chains: Chains, place: int, generator: torch.Generator) -> Chains:
+        """Puts at one place of each chain the word that is best with what stands before it."""
+        pool = torch.unique(chains.ids[:, self.free])
+        pool = pool[torch.randperm(len(pool), generator=generator)[:POOLED].to(pool.device)]
+        words, before = self._propose(chains, place, pool)
+        tried = self.late(put(chains.ids, place, words), self.label)
+        scores = tried.nats.view(words.shape) + before
+        chosen = scores.argmax(1) + words.shape[1] * torch.arange(len(words), device=words.device)
+        return tried.take(chosen)
+
+    def _move_words(self, chain: Chains) -> Chains:
+        for _ in range(MOVED):
+            if self.is_over:
+                break
+            better = self._choose(chain, list_moves(chain.ids[0], self.free))
+            if better is None:
+                break
+            chain = better
+        return chain
+
+    def _refill(self, chain: Chains) -> Chains:
+        """Takes each word out in turn and tries likely ones in the gap that is opened elsewhere."""
+        if self.is_over:
+            return chain
+        better = self._choose(chain, self._list_refilled(chain.ids[0]))
+        return chain if better is None else better
+
+    def _list_refilled(self, ids: Int[Tensor, "tokens"]) -> Int[Tensor, "changed tokens"]:
+        first, last = self.free[0], self.free[-1]
+        shorter = torch.stack([torch.cat([ids[:place], ids[place + 1 :]]) for place in self.free])
+        made = []
+        for place in range(first, last + 1):
+            # Whichever later word is taken out, the same stands before
+            starts, back = torch.unique(shorter[:, :place], dim=0, return_inverse=True)
+            before = self._read_before(starts, place)[:, self.lexicon.words]
+            likely = self.lexicon.words[before.topk(min(FILLED, before.shape[1]), dim=1).indices]
+            for words in likely[back].T:
+                made.append(torch.cat([shorter[:, :place], words[:, None], shorter[:, place:]], 1))
+        return torch.cat(made)
+
+    def _choose(self, chain: Chains, ids: Int[Tensor, "changed tokens"]) -> Chains | None:
+        """Returns the best of changed sentences, by the prior too, where it is better."""
+        if not len(ids):
+            return None
+        tried = self.late(ids, self.label)
+        ahead = tried.take(tried.nats.topk(min(ASKED, len(ids))).indices)
+        scores = torch.cat([chain.nats, ahead.nats]) - self._weigh_prior(
+            torch.cat([chain.ids, ahead.ids])
+        )
+        best = int(scores.argmax())
+        return None if best == 0 else ahead.take(torch.tensor([best - 1]))
+
+    def _weigh_prior(self, ids: Int[Tensor, "sentences tokens"]) -> Float[Tensor, "sentences"]:
+        """Returns the prior's nats of whole sentences, as the attack's penalty counts them."""
+        lengths = torch.full((len(ids),), ids.shape[1], device=ids.device)
+        return self.prior.nll(ids, lengths).double() * ids.shape[1]
+
+    # Polish, by the whole update
+
+    def _is_met(self, chains: Chains) -> bool:
+        """Returns whether the likeliest chain meets what was seen of the outlet."""
+        return float(chains.misses[chains.nats.argmax()]) < MISSES
+
+    def _polish(self, chains: Chains) -> Found:
+        """Improves the best chain word by word and by moves, until nothing helps."""
+        best = (chains.nats - self._weigh_prior(chains.ids)).argmax()
+        chain = chains.take(best[None])
+        batch = make_batch(self.target, chain.ids, self.label)
+        likelihood = Likelihood(self.observation, batch, 0, self.channel)
+        score = float(self._weigh(chain.ids, likelihood))
+        for _ in range(SWEEPS):
+            before = score
+            for change in self._list_changes():
+                if self.is_over:
+                    break
+                chain, score = self._improve(chain, score, change, likelihood)
+            if score <= before or self.is_over:
+                break
+        sentence = tuple(chain.ids[0].tolist())
+        return Found(sentence, self.label, score, float(chain.misses[0]))
+
+    def _list_changes(self) -> Sequence[Change]:
+        return [
+            *(partial(self._list_words, place=place) for place in self.free),
+            lambda chain: (list_moves(chain.ids[0], self.free), 0.0),
+            lambda chain: (self._list_refilled(chain.ids[0]), 0.0),
+        ]
+
+    def _list_words(self, chain: Chains, place: int) -> tuple[Tensor, Tensor | float]:
+        words, before = self._propose(chain, place, chain.ids[0, :0])
+        return put(chain.ids, place, words[:, 1:]), (before - before[:, :1])[0, 1:]
+
+    def _improve(
+        self, chain: Chains, score: float, change: Change, likelihood: Likelihood
+    ) -> tuple[Chains, float]:
+        """Takes the best of some changed sentences by the whole update, if it is better."""
+        ids, likelier = change(chain)
+        if not len(ids):
+            return chain, score
+        tried = self.late(ids, self.label)
+        ahead = tried.nats + likelier
+        best = ahead.topk(min(WEIGHED, len(ids))).indices
+        hoped = max(LEAST_WORTH, WORTH * float(chain.nats))
+        best = best[ahead[best] > chain.nats - hoped]
+        if not len(best):
+            return chain, score
+        found = self._weigh(ids[best], likelihood)
+        if float(found.max()) <= score:
+            return chain, score
+        return tried.take(best[found.argmax()][None]), float(found.max())
+
+    def _weigh(self, ids: Tensor, likelihood: Likelihood) -> Float[Tensor, "sentences"]:
+        self.budget.spend(EXACT * len(ids))
+        return likelihood(ids) - self._weigh_prior(ids)
+
+
+def put(
+    ids: Int[Tensor, "chains tokens"], place: int, words: Int[Tensor, "chains words"]
+) -> Int[Tensor, "all tokens"]:
+    """Returns every chain with each of its words at a place."""
+    made = ids[:, None].repeat(1, words.shape[1], 1)
+    made[:, :, place] = words
+    return made.flatten(0, 1)
+
+
+def list_moves(ids: Int[Tensor, "tokens"], free: Sequence[int]) -> Int[Tensor, "changed tokens"]:
+    """Returns a sentence with any two words exchanged, and with any word moved elsewhere."""
+    orders = []
+    for one in free:
+        for other in free:
+            order = list(range(len(ids)))
+            if one < other:
+                exchanged = list(order)
+                exchanged[one], exchanged[other] = other, one
+                orders.append(exchanged)
+            if abs(one - other) > 1:  # of neighbours that is the exchange
+                order.insert(other, order.pop(one))
+                orders.append(order)
+    if not orders:
+        return ids[None][:0]
+    return ids[torch.tensor(orders, device=ids.device)]
+
+
+def _join(chains: Sequence[Chains]) -> Chains:
+    return Chains(
+        torch.cat([one.ids for one in chains]),
+        torch.cat([one.nats for one in chains]),
+        torch.cat([one.fed for one in chains]),
+        torch.cat([one.slopes for one in chains]),
+        torch.cat([one.curvatures for one in chains]),
+    )
