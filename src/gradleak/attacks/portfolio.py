@@ -23,11 +23,12 @@ from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.attacks.search.matched import Matched, can_judge, find_labels
 from gradleak.attacks.search.search_rows import stack_batches
 from gradleak.attacks.span import Span
-from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Sentences, Stage
+from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Scale, Sentences, Stage
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.prior import Prior
 from gradleak.core.registry import register
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
@@ -57,7 +58,7 @@ class Portfolio(Attack):
     noise will do.
     """
 
-    version = 2  # rows from 16 texts on, energy's second version
+    version = 3  # energy's third version; under its likelihood guesses are told apart by that
 
     restarts: int = 8  # of energy
     steps: int = 2000  # of LAMP; 0 leaves it out
@@ -76,9 +77,12 @@ class Portfolio(Attack):
             lengths=self.lengths,
             adaptive=self.adaptive,
         )
-        energy = EnergyAttack(restarts=self.restarts, lengths=self.lengths)
-        members = (Span(), RowsAttack(), energy, lamp)
+        members = (Span(), RowsAttack(), self._energy, lamp)
         return members if self.steps else members[:-1]
+
+    @property
+    def _energy(self) -> EnergyAttack:
+        return EnergyAttack(restarts=self.restarts, lengths=self.lengths)
 
     @property
     def passes(self) -> int:
@@ -143,11 +147,23 @@ class Portfolio(Attack):
     def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
     ) -> Float[Tensor, "observations"] | None:
+        if observations and all(map(self._energy.searches_vocabulary, observations)):
+            return self._energy.objective(observations, batches)
         try:
             lamp = LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
             return lamp.objective(observations, batches)
         except GradleakError:  # nothing that is seen can be matched
             return None
+
+    def objective_scale(self, observation: Observation) -> Scale:
+        drowned = self._energy.searches_vocabulary(observation)
+        return self._energy.objective_scale(observation) if drowned else Scale()
+
+    def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
+        """Returns the prior's nats where guesses are told apart by their exact likelihood."""
+        if not self._energy.searches_vocabulary(observation):
+            return 0.0
+        return self._energy.penalty(observation, sentences, prior)
 
     def _choose(self, run: "PortfolioRun", bench: Bench) -> Reconstruction:
         """Chooses the nearest of a run's guesses.
@@ -164,12 +180,14 @@ class Portfolio(Attack):
             for guess in run.guesses:
                 if bench.out_of_time:
                     break
-                distance = self._measure_distance(run.observation, guess)
+                distance = self._measure_distance(run.observation, guess, bench)
                 if distance < torch.inf and (nearest is None or distance < nearest):
                     best, nearest = guess, distance
         return replace(best, cost=cost, stages=stages)
 
-    def _measure_distance(self, observation: Observation, guess: Reconstruction) -> float:
+    def _measure_distance(
+        self, observation: Observation, guess: Reconstruction, bench: Bench
+    ) -> float:
         """Measures how far a guess is from what was seen; infinitely where that cannot be told."""
         if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
             return torch.inf
@@ -181,9 +199,10 @@ class Portfolio(Attack):
             with torch.no_grad():
                 batch = observation.target.batch_of(guess.sentences, labels)
                 found = self.objective([observation], [batch])
+                likely = self.penalty(observation, guess.sentences, bench.words)
         except COMPUTING_ERRORS:  # too large to compare, say: no reason to lose what was found
             return torch.inf
-        return torch.inf if found is None else float(found[0])
+        return torch.inf if found is None else float(found[0]) + likely
 
 
 @dataclass(eq=False)

@@ -14,8 +14,8 @@ from gradleak.attacks.energy.objective import Energy, choose_matrices, find_need
 from gradleak.attacks.energy.whole_vocabulary import (
     VocabularySearch,
     can_search,
-    hides_spans,
     measure_surprise,
+    measure_visibility,
 )
 from gradleak.attacks.search.first_layer import find_first_layer
 from gradleak.attacks.search.hypotheses import Assumptions, Source
@@ -51,6 +51,9 @@ from gradleak.matching.precision import rough_products
 NATS = Scale("nats", 1.0)
 # Of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth.
 LOG = Scale("log", 0.1)
+# Spreads of the noise's own square that the gradient's must be for a wrong word to show, and for
+# spans to lead to any: below the first the whole vocabulary is searched, below the second that alone
+SHOWING, LEADING = 500.0, 10.0
 SIZE_RATIO = 1.35  # numbers of tokens within it are searched together
 
 
@@ -127,8 +130,11 @@ class EnergyAttack(Attack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
-        hidden = [one for one in observations if self.searches_vocabulary(one)]
-        drowned = {one.index: self._search_vocabulary(one, early) for one in hidden}
+        drowned = {
+            one.index: self._search_vocabulary(one, early)
+            for one in observations
+            if self.searches_vocabulary(one)
+        }
         spanned = [one for one in observations if drowned.get(one.index) is None]
         explained = self._search_spans(spanned, early)
         found = dict(zip([one.index for one in spanned], explained, strict=True))
@@ -139,17 +145,27 @@ class EnergyAttack(Attack):
 
     def searches_vocabulary(self, observation: Observation) -> bool:
         """Returns whether the whole vocabulary is searched, by the exact likelihood."""
-        return self.candidates > 0 and can_search(observation) and hides_spans(observation)
+        if self.candidates <= 0 or not can_search(observation):
+            return False
+        return measure_visibility(observation) < SHOWING
 
     def _search_vocabulary(self, observation: Observation, bench: Bench) -> Reconstruction | None:
-        """Returns the likeliest sentence found; none where time ended before there was one."""
+        """Returns the likeliest sentence found; none where time ended before there was one.
+
+        Where that is known to be wrong, and spans may lead, they are asked too.
+        """
         found = VocabularySearch(observation, bench, self.candidates).run()
         if found is None:
             return None
         cost = Cost(steps=found.scored)
-        return Reconstruction(
+        guess = Reconstruction(
             (found.sentence,), loss=-found.score, labels=(found.label,), cost=cost
         )
+        if not found.has_failed or measure_visibility(observation) < LEADING:
+            return guess
+        (other,) = self._search_spans([observation], bench)
+        by_spans = other.loss is not None and other.loss < -found.score
+        return replace(other if by_spans else guess, cost=Cost(steps=cost.steps + other.cost.steps))
 
     def _search_spans(
         self, observations: Sequence[Observation], early: Bench

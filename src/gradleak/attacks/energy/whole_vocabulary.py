@@ -47,9 +47,12 @@ CHAINS = 4
 SWEEPS = 4
 ROUNDS = 8  # at most; each begins at other draws
 WORDS = 32  # tried at a place because lexicon and prior like them
+FEW = 256  # words that are all tried, where a vocabulary has no more
 POOLED = 16  # and because other chains have them
 # Standard deviations by which what the outlet is fed may miss what was seen of it
 MISSES = 2.5
+# By which draws of the prior miss it where it tells sentences apart
+TELLS = 30.0
 MOVED = 3  # times that words are moved in a sweep
 FILLED = 6  # words tried in a gap
 ASKED = 6  # sentences of which the prior is asked
@@ -61,8 +64,6 @@ EXACT = 4  # sentences by what comes after the last layer that one by the whole 
 SHARE_ALONE = 0.7
 # The lexicon is wrong by about so much of all the nats there are
 LEXICON_ERROR = 0.01
-# Times the noise's own spread that the signal must be for spans to lead; as in search/matched.py
-TELLING = 500.0
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ def find_outlet(target: Target, visible: Sequence[str]) -> Outlet | None:
         if kind_of(target.module.get_submodule(name)) is not Kind.LINEAR:
             continue
         after = [part for part in seen if module_of(part) in order[number:]]
-        weights = [one for one in after if one.parameter == f"{name}.weight" and one.cut is None]
-        return Outlet(weights[0], tuple(part.name for part in after)) if weights else None
+        for part in after:
+            if part.parameter == f"{name}.weight" and part.cut is None:
+                return Outlet(part, tuple(one.name for one in after))
     return None
 
 
@@ -112,13 +114,12 @@ def can_search(observation: Observation) -> bool:
     return find_outlet(observation.target, tuple(observation.update.tensors)) is not None
 
 
-def hides_spans(observation: Observation) -> bool:
-    """Returns whether noise is so large that a wrong word would not show in what is left over."""
+def measure_visibility(observation: Observation) -> float:
+    """Returns the square of the gradient that was seen, in spreads of the noise's own square."""
     tensors = observation.update.tensors.values()
     entries = sum(one.numel() for one in tensors)
-    variance = observation.noise_std**2
     square = float(torch.stack([one.double().square().sum() for one in tensors]).sum())
-    return square - entries * variance < TELLING * variance * math.sqrt(2 * entries)
+    return (square / observation.noise_std**2 - entries) / math.sqrt(2 * entries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +164,13 @@ def read_lexicon(target: Target, outlet: Outlet, bench: Bench) -> Lexicon | None
         mask = target.attention_mask([len(frame)]).expand(len(ids), -1)
         batch = Batch(ids=ids, mask=mask, labels=target.any_labels(*ids.shape))
         with torch.no_grad(), roughly(target):
-            return inputs(batch)[module_of(outlet.part)].float()[:, None]
+            return inputs(batch)[module_of(outlet.part)].to(target.dtype)[:, None]
 
     tokens = len(frame)
     held, work = cost.bytes(1, tokens, GRADIENTS), cost.work(1, tokens, 1)
     chunks = pieces(bench, words.device, held, work, 4 * AT_ONCE)
-    missing = torch.full((target.hidden_size,), torch.inf, device=words.device)
-    width = outlet.part.shape[1]
-    vectors = chunks.run_pairs(piece, len(words), 1, missing.new_full((width,), torch.inf))[:, 0]
+    missing = target.vocabulary.embeddings.new_full(outlet.part.shape[1:], torch.inf)
+    vectors = chunks.run_pairs(piece, len(words), 1, missing)[:, 0]
     if not bool(vectors.isfinite().all()):
         return None
     vectors = vectors - vectors.mean(0)
@@ -302,7 +302,7 @@ class Found:
     sentence: TokenIds
     label: int
     score: float  # log-likelihood and log prior, in nats, up to one number for all
-    misses: float  # of what the outlet is fed
+    has_failed: bool  # what was seen of the outlet is not met, where it tells sentences apart
     scored: int = 0  # sentences
 
 
@@ -324,7 +324,7 @@ class VocabularySearch:
         self.budget = Budget(candidates)
         self.late = LateLikelihood(observation, outlet, channel, self.budget)
         self.streams = bench.streams_of(observation).child("whole vocabulary")
-        self.label = 0
+        self.label, self.tells = 0, False
 
     @property
     def is_over(self) -> bool:
@@ -356,7 +356,7 @@ class VocabularySearch:
             if best is not None and found.score <= best.score:
                 break
             best = found
-            if best.misses < MISSES:
+            if self.tells and not best.has_failed:
                 break
         return best and replace(best, scored=self.budget.spent)
 
@@ -371,6 +371,7 @@ class VocabularySearch:
             tried = {label: self.late(ids, label) for label in labels}
             self.label = max(tried, key=lambda label: float(tried[label].nats.max()))
             chains = tried[self.label]
+            self.tells = float(chains.misses.median()) > TELLS
         else:
             chains = self.late(ids, self.label)
         return chains.take(chains.nats.topk(min(CHAINS, len(ids))).indices)
@@ -400,7 +401,8 @@ class VocabularySearch:
         gains = lexicon.shift(chains.slopes, chains.curvatures, now)
         spread = (LEXICON_ERROR * chains.nats[:, None]).clamp_min(1.0)
         liked = gains / spread + before[:, lexicon.words]
-        best = lexicon.words[liked.topk(min(WORDS, liked.shape[1]), dim=1).indices]
+        count = liked.shape[1] if liked.shape[1] <= FEW else WORDS
+        best = lexicon.words[liked.topk(count, dim=1).indices]
         words = torch.cat([now[:, None], best, pool.expand(len(now), -1)], dim=1)
         return words, before.gather(1, words)
 
@@ -472,7 +474,7 @@ class VocabularySearch:
 
     def _is_met(self, chains: Chains) -> bool:
         """Returns whether the likeliest chain meets what was seen of the outlet."""
-        return float(chains.misses[chains.nats.argmax()]) < MISSES
+        return self.tells and float(chains.misses[chains.nats.argmax()]) < MISSES
 
     def _polish(self, chains: Chains) -> Found:
         """Improves the best chain word by word and by moves, until nothing helps."""
@@ -490,7 +492,7 @@ class VocabularySearch:
             if score <= before or self.is_over:
                 break
         sentence = tuple(chain.ids[0].tolist())
-        return Found(sentence, self.label, score, float(chain.misses[0]))
+        return Found(sentence, self.label, score, self.tells and not self._is_met(chain))
 
     def _list_changes(self) -> Sequence[Change]:
         return [
