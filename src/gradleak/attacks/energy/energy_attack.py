@@ -52,7 +52,7 @@ NATS = Scale("nats", 1.0)
 # Of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth.
 LOG = Scale("log", 0.1)
 # Spreads of the noise's own square that the gradient's must be for a wrong word to show, and for
-# spans to lead to any: below the first the whole vocabulary is searched, below the second that alone
+# spans to lead to any: below the first the vocabulary is searched, below the second that alone
 SHOWING, LEADING = 500.0, 10.0
 SIZE_RATIO = 1.35  # numbers of tokens within it are searched together
 
