@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -89,6 +90,7 @@ class EnergyAttack(Attack):
 
     cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"candidates"})
     version = 3  # the whole vocabulary, where known noise hides the spans
 
     words: int = 48

@@ -44,7 +44,9 @@ POOLED = 16  # and because other chains have them
 MISSES = 2.5
 # By which draws of the prior miss it where it tells sentences apart
 TELLS = 30.0
-MOVED = 3  # times that words are moved in a sweep
+MOVED = 2  # chains whose words are moved after a sweep, and how often
+CLEARED = 0.34  # of a chain's words that are drawn anew where another is the same
+PAIRED, SECOND = 12, 8  # words tried at the first of two places, and at the second for each of them
 FILLED = 6  # words tried in a gap
 ASKED = 6  # sentences of which the prior is asked
 WEIGHED = 8  # sentences at most that are held against the whole update at a place
@@ -182,12 +184,26 @@ class VocabularySearch:
             if self.is_over:
                 return chains
             chains = self._try_words(chains, place, generator)
-        rows = torch.arange(len(chains.ids))
-        moved = [self._move_words(chains.take(row[None])) for row in rows]
-        best = torch.stack([one.nats[0] for one in moved]).argsort(descending=True).tolist()
-        for row in best[: max(1, CHAINS // 2)]:
-            moved[row] = self._refill(moved[row])
-        return _join(moved)
+        order = chains.nats.argsort(descending=True)
+        moved = [self._move_words(chains.take(row[None])) for row in order[:MOVED]]
+        moved[0] = self._refill(moved[0])
+        return self._part(join([*moved, chains.take(order[MOVED:])]), generator)
+
+    def _part(self, chains: Chains, generator: torch.Generator) -> Chains:
+        """Returns chains of which no two are the same: a third of a repeated one's words is drawn
+        anew."""
+        _, back = torch.unique(chains.ids, dim=0, return_inverse=True)
+        repeated = [row for row in range(len(back)) if bool((back[:row] == back[row]).any())]
+        if not repeated or self.is_over:
+            return chains
+        name = int(torch.randint(2**31, (1,), generator=generator))
+        streams = [self.streams.child("part", name, row) for row in repeated]
+        drawn = torch.tensor(self.prior.draw([self.length] * len(repeated), streams))
+        gone = torch.rand(drawn.shape, generator=generator) < CLEARED
+        places = torch.tensor(repeated)
+        ids = torch.where(gone.to(chains.ids.device), drawn.to(chains.ids), chains.ids[places])
+        kept = torch.tensor([row for row in range(len(back)) if row not in repeated])
+        return join([chains.take(kept), self.late(ids, self.label)])
 
     def _propose(
         self, chains: Chains, place: int, pool: Int[Tensor, "pool"]
@@ -197,12 +213,14 @@ class VocabularySearch:
         lexicon, now = self.lexicon, chains.ids[:, place]
         before = self._read_before(chains.ids, place)
         gains = lexicon.shift(chains.slopes, chains.curvatures, now)
-        spread = (LEXICON_ERROR * chains.nats[:, None]).clamp_min(1.0)
-        liked = gains / spread + before[:, lexicon.words]
+        liked = gains / self._spread(chains) + before[:, lexicon.words]
         count = liked.shape[1] if liked.shape[1] <= FEW else WORDS
         best = lexicon.words[liked.topk(count, dim=1).indices]
         words = torch.cat([now[:, None], best, pool.expand(len(now), -1)], dim=1)
         return words, before.gather(1, words)
+
+    def _spread(self, chains: Chains) -> Float[Tensor, "chains 1"]:
+        return (LEXICON_ERROR * chains.nats[:, None]).clamp_min(1.0)
 
     def _read_before(self, ids: Int[Tensor, "chains tokens"], place: int) -> Tensor:
         """Returns log-likelihoods of every word at a place; evenly where a prior does not write."""
@@ -295,6 +313,7 @@ class VocabularySearch:
     def _list_changes(self) -> Sequence[Change]:
         return [
             *(partial(self._list_words, place=place) for place in self.free),
+            *(partial(self._list_pairs, place=place) for place in self.free[:-1]),
             lambda chain: (list_moves(chain.ids[0], self.free), 0.0),
             lambda chain: (self._list_refilled(chain.ids[0]), 0.0),
         ]
@@ -302,6 +321,22 @@ class VocabularySearch:
     def _list_words(self, chain: Chains, place: int) -> tuple[Tensor, Tensor | float]:
         words, before = self._propose(chain, place, chain.ids[0, :0])
         return put(chain.ids, place, words[:, 1:]), (before - before[:, :1])[0, 1:]
+
+    def _list_pairs(self, chain: Chains, place: int) -> tuple[Tensor, Tensor]:
+        """Returns the sentence with two words in a row exchanged for others."""
+        words, before = self._propose(chain, place, chain.ids[0, :0])
+        count = min(1 + PAIRED, words.shape[1])
+        first, after = put(chain.ids, place, words[:, :count]), place + 1
+        second = self._read_before(first, after)
+        gains = self.lexicon.shift(chain.slopes, chain.curvatures, chain.ids[:, after])
+        liked = gains / self._spread(chain) + second[:, self.lexicon.words]
+        count = min(SECOND, liked.shape[1])
+        others = self.lexicon.words[liked.topk(count, dim=1).indices]
+        made = first[:, None].repeat(1, count, 1)
+        made[:, :, after] = others
+        likelier = (before - before[:, :1])[0, : len(first), None] + second.gather(1, others)
+        likelier = likelier - second[0, chain.ids[0, after]]
+        return made[1:].flatten(0, 1), likelier[1:].flatten()
 
     def _improve(
         self, chain: Chains, score: float, change: Change, likelihood: Likelihood
@@ -354,7 +389,7 @@ def list_moves(ids: Int[Tensor, "tokens"], free: Sequence[int]) -> Int[Tensor, "
     return ids[torch.tensor(orders, device=ids.device)]
 
 
-def _join(chains: Sequence[Chains]) -> Chains:
+def join(chains: Sequence[Chains]) -> Chains:
     return Chains(
         torch.cat([one.ids for one in chains]),
         torch.cat([one.nats for one in chains]),
