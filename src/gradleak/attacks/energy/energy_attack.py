@@ -132,11 +132,11 @@ class EnergyAttack(Attack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
-        drowned = {
-            one.index: self._search_vocabulary(one, early)
-            for one in observations
-            if self.searches_vocabulary(one)
-        }
+        hidden = [one for one in observations if self.searches_vocabulary(one)]
+        drowned: dict[int, Reconstruction | None] = {}
+        for number, one in enumerate(hidden):
+            turn = early.ending_early(1 - 1 / (len(hidden) - number))  # as much as those after it
+            drowned[one.index] = self._search_vocabulary(one, turn)
         spanned = [one for one in observations if drowned.get(one.index) is None]
         explained = self._search_spans(spanned, early)
         found = dict(zip([one.index for one in spanned], explained, strict=True))

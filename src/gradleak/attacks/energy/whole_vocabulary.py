@@ -38,6 +38,7 @@ CHAINS = 4
 SWEEPS = 4
 ROUNDS = 8  # at most; each begins at other draws
 WORDS = 32  # tried at a place because lexicon and prior like them
+WIDE = 128  # the same for the last guess, where it is known to be wrong; and as many by lexicon
 FEW = 256  # words that are all tried, where a vocabulary has no more
 POOLED = 16  # and because other chains have them
 # Standard deviations by which what the outlet is fed may miss what was seen of it
@@ -134,8 +135,8 @@ class VocabularySearch:
     def run(self, starts: Sequence[TokenIds] = ()) -> Found | None:
         """Returns the best sentence of several rounds; none where time ends before there is one.
 
-        It ends when what was seen of the outlet is met, or a round that began elsewhere finds
-        nothing better.
+        It ends when what was seen of the outlet is met; where that tells little, when a round
+        that began elsewhere finds nothing better.
         """
         lexicon = read_lexicon(self.target, self.outlet, self.bench)
         if lexicon is None or not self.free:
@@ -153,9 +154,10 @@ class VocabularySearch:
                 if self._is_met(chains):
                     break
             found = self._polish(chains)
-            if best is not None and found.score <= best.score:
+            if best is None or found.score > best.score:
+                best = found
+            elif not best.has_failed:
                 break
-            best = found
             if self.tells and not best.has_failed:
                 break
         return best and replace(best, scored=self.budget.spent)
@@ -179,8 +181,8 @@ class VocabularySearch:
     # Chains, by what comes after the last layer
 
     def _sweep(self, chains: Chains, generator: torch.Generator) -> Chains:
-        order = torch.randperm(len(self.free), generator=generator).tolist()
-        for place in (self.free[number] for number in order):
+        turns = torch.randperm(len(self.free), generator=generator).tolist()
+        for place in (self.free[turn] for turn in turns):
             if self.is_over:
                 return chains
             chains = self._try_words(chains, place, generator)
@@ -206,7 +208,7 @@ class VocabularySearch:
         return join([chains.take(kept), self.late(ids, self.label)])
 
     def _propose(
-        self, chains: Chains, place: int, pool: Int[Tensor, "pool"]
+        self, chains: Chains, place: int, pool: Int[Tensor, "pool"], wide: bool = False
     ) -> tuple[Int[Tensor, "chains words"], Float[Tensor, "chains words"]]:
         """Returns words for a place, those that are there first, and the prior's nats of each given
         what stands before it."""
@@ -214,8 +216,10 @@ class VocabularySearch:
         before = self._read_before(chains.ids, place)
         gains = lexicon.shift(chains.slopes, chains.curvatures, now)
         liked = gains / self._spread(chains) + before[:, lexicon.words]
-        count = liked.shape[1] if liked.shape[1] <= FEW else WORDS
+        count = liked.shape[1] if liked.shape[1] <= FEW else WIDE if wide else WORDS
         best = lexicon.words[liked.topk(count, dim=1).indices]
+        if wide:  # what the prior did not expect here may be what is missing
+            best = torch.cat([best, lexicon.words[gains.topk(count, dim=1).indices]], dim=1)
         words = torch.cat([now[:, None], best, pool.expand(len(now), -1)], dim=1)
         return words, before.gather(1, words)
 
@@ -319,7 +323,8 @@ class VocabularySearch:
         ]
 
     def _list_words(self, chain: Chains, place: int) -> tuple[Tensor, Tensor | float]:
-        words, before = self._propose(chain, place, chain.ids[0, :0])
+        is_wrong = self.tells and not self._is_met(chain)
+        words, before = self._propose(chain, place, chain.ids[0, :0], wide=is_wrong)
         return put(chain.ids, place, words[:, 1:]), (before - before[:, :1])[0, 1:]
 
     def _list_pairs(self, chain: Chains, place: int) -> tuple[Tensor, Tensor]:
