@@ -154,6 +154,7 @@ class VocabularySearch:
                 if self._is_met(chains):
                     break
             found = self._polish(chains)
+            self._report(found)
             if best is None or found.score > best.score:
                 best = found
             elif not best.has_failed:
@@ -161,6 +162,11 @@ class VocabularySearch:
             if self.tells and not best.has_failed:
                 break
         return best and replace(best, scored=self.budget.spent)
+
+    def _report(self, found: Found) -> None:
+        spent, whole = self.budget.spent, self.budget.spent + max(0, self.budget.left)
+        texts = [self.target.decode(found.sentence)]
+        self.bench.progress.report(spent, whole, -found.score, texts)
 
     def _begin(self, number: int, starts: Sequence[TokenIds]) -> Chains:
         """Returns chains at the likeliest of the prior's draws, with the label that they say."""
