@@ -135,8 +135,8 @@ class VocabularySearch:
     def run(self, starts: Sequence[TokenIds] = ()) -> Found | None:
         """Returns the best sentence of several rounds; none where time ends before there is one.
 
-        It ends when what was seen of the outlet is met; where that tells little, when a round
-        that began elsewhere finds nothing better.
+        It ends when what was seen of the outlet is met and a round that began elsewhere finds
+        nothing better.
         """
         lexicon = read_lexicon(self.target, self.outlet, self.bench)
         if lexicon is None or not self.free:
@@ -145,7 +145,9 @@ class VocabularySearch:
         for number in range(ROUNDS):
             if number and self.is_over:
                 break
-            chains = self._begin(number, starts if best is None else (best.sentence,))
+            if best is not None:  # what is not known to be wrong is left to be found again
+                starts = (best.sentence,) if best.has_failed else ()
+            chains = self._begin(number, starts)
             generator = self.streams.child("order", number).generator()
             for _ in range(SWEEPS):
                 if self.is_over:
@@ -158,8 +160,6 @@ class VocabularySearch:
             if best is None or found.score > best.score:
                 best = found
             elif not best.has_failed:
-                break
-            if self.tells and not best.has_failed:
                 break
         return best and replace(best, scored=self.budget.spent)
 
