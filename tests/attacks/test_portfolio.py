@@ -58,7 +58,7 @@ def test_under_noise_every_attack_gets_a_try_and_the_nearest_guess_counts(
     def distance(sentences: tuple[tuple[int, ...], ...]) -> float:
         found = ATTACK.objective(seen, [tiny64.batch_of(sentences, [1])])
         assert found is not None
-        return float(found[0])
+        return float(found[0]) + ATTACK.penalty(seen[0], sentences, bench_for(tiny64).words)
 
     assert distance(guess.sentences) == min(distance(stage.sentences) for stage in guess.stages)
     assert guess.cost.seconds == pytest.approx(sum(stage.cost.seconds for stage in guess.stages))

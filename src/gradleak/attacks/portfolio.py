@@ -23,11 +23,12 @@ from gradleak.attacks.search.likelihood import order_by_prior
 from gradleak.attacks.search.matched import Matched, can_judge, find_labels
 from gradleak.attacks.search.search_rows import stack_batches
 from gradleak.attacks.span import Span
-from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Sentences, Stage
+from gradleak.core.attack import Attack, Bench, Cost, Fate, Reconstruction, Scale, Sentences, Stage
 from gradleak.core.batch import Batch
 from gradleak.core.defense import Channel
 from gradleak.core.errors import GradleakError
 from gradleak.core.observation import Fact, Observation
+from gradleak.core.prior import Prior
 from gradleak.core.registry import register
 from gradleak.records.files import write_whole
 from gradleak.records.plain import from_plain, to_plain
@@ -54,7 +55,7 @@ class Portfolio(Attack):
     noise will do.
     """
 
-    version = 3  # span's third version
+    version = 3  # span's and energy's third; under a likelihood guesses are told apart by it
     wants_classes = False
 
     restarts: int = 8  # of energy
@@ -70,7 +71,7 @@ class Portfolio(Attack):
         members = (
             Span(),
             RowsAttack(),
-            EnergyAttack(restarts=self.restarts, lengths=self.lengths),
+            self._energy,
             LampPlus(
                 steps=self.steps,
                 starts=self.starts,
@@ -80,6 +81,10 @@ class Portfolio(Attack):
             ),
         )
         return members if self.steps else members[:-1]
+
+    @property
+    def _energy(self) -> EnergyAttack:
+        return EnergyAttack(restarts=self.restarts, lengths=self.lengths)
 
     @property
     def passes(self) -> int:
@@ -140,11 +145,23 @@ class Portfolio(Attack):
     ) -> Float[Tensor, "observations"] | None:
         if any(one.target.labels_are_open for one in observations):
             return None  # LAMP's distance, by which guesses are judged, wants classes
+        if observations and all(map(self._energy.searches_vocabulary, observations)):
+            return self._energy.objective(observations, batches)
         try:
             lamp = LampPlus(labels=self.labels, lengths=self.lengths, adaptive=self.adaptive)
             return lamp.objective(observations, batches)
         except GradleakError:  # nothing that is seen can be matched
             return None
+
+    def objective_scale(self, observation: Observation) -> Scale:
+        drowned = self._energy.searches_vocabulary(observation)
+        return self._energy.objective_scale(observation) if drowned else Scale()
+
+    def penalty(self, observation: Observation, sentences: Sentences, prior: Prior) -> float:
+        """Returns the prior's nats where guesses are told apart by their exact likelihood."""
+        if not self._energy.searches_vocabulary(observation):
+            return 0.0
+        return self._energy.penalty(observation, sentences, prior)
 
     def _choose(
         self, observation: Observation, run: "PortfolioRun", bench: Bench
@@ -162,12 +179,14 @@ class Portfolio(Attack):
             for guess in run.guesses:
                 if bench.out_of_time:
                     break
-                distance = self._measure_distance(observation, guess)
+                distance = self._measure_distance(observation, guess, bench)
                 if distance < torch.inf and (nearest is None or distance < nearest):
                     best, nearest = guess, distance
         return replace(best, cost=cost, stages=stages)
 
-    def _measure_distance(self, observation: Observation, guess: Reconstruction) -> float:
+    def _measure_distance(
+        self, observation: Observation, guess: Reconstruction, bench: Bench
+    ) -> float:
         """Measures how far a guess is from what was seen; infinitely where that cannot be told."""
         if observation.knows.lengths not in (None, tuple(map(len, guess.sentences))):
             return torch.inf
@@ -179,9 +198,10 @@ class Portfolio(Attack):
             with torch.no_grad():
                 batch = observation.target.batch_of(guess.sentences, labels)
                 found = self.objective([observation], [batch])
+                likely = self.penalty(observation, guess.sentences, bench.words)
         except COMPUTING_ERRORS:  # too large to compare, say: no reason to lose what was found
             return torch.inf
-        return torch.inf if found is None else float(found[0])
+        return torch.inf if found is None else float(found[0]) + likely
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +12,12 @@ from torch import Tensor
 from gradleak.attacks.certificate import CERTIFYING, with_certificates
 from gradleak.attacks.energy.lexicon import choose_likely, rank_words, read_first_layer
 from gradleak.attacks.energy.objective import Energy, choose_matrices, find_needed_layers
+from gradleak.attacks.energy.whole_vocabulary import (
+    VocabularySearch,
+    can_search,
+    measure_surprise,
+    measure_visibility,
+)
 from gradleak.attacks.search.first_layer import find_first_layer
 from gradleak.attacks.search.hypotheses import Assumptions, Source
 from gradleak.attacks.search.matched import (
@@ -45,6 +52,9 @@ from gradleak.matching.precision import rough_products
 NATS = Scale("nats", 1.0)
 # Of a cosine distance of 1e-5, below which all is taken for matched, rounding is about a tenth.
 LOG = Scale("log", 0.1)
+# Spreads of the noise's own square that the gradient's must be for a wrong word to show, and for
+# spans to lead to any: below the first the vocabulary is searched, below the second that alone
+SHOWING, LEADING = 500.0, 10.0
 SIZE_RATIO = 1.35  # numbers of tokens within it are searched together
 
 
@@ -80,7 +90,8 @@ class EnergyAttack(Attack):
 
     cites = "ours; the span of a linear layer's gradient as in DAGER (Petrov et al., NeurIPS 2024)"
 
-    version = 2  # the first layer says which words are tried, where few entries arrive
+    added_later: ClassVar[frozenset[str]] = frozenset({"candidates"})
+    version = 3  # the whole vocabulary, where known noise hides the spans
     wants_classes = False
 
     words: int = 48
@@ -93,6 +104,9 @@ class EnergyAttack(Attack):
     judge: bool = True
     lengths: Source = "known"
     longest: Count = 32  # tokens, when lengths are enumerated
+    # Sentences that a search of the whole vocabulary scores, where known noise hides the spans of
+    # one sentence; 0 leaves it out
+    candidates: int = 30_000
 
     @property
     def effort(self) -> SearchEffort:
@@ -119,6 +133,47 @@ class EnergyAttack(Attack):
         self, observations: Sequence[Observation], bench: Bench
     ) -> list[Reconstruction]:
         began, early = time.monotonic(), bench.ending_early(CERTIFYING)
+        hidden = [one for one in observations if self.searches_vocabulary(one)]
+        drowned: dict[int, Reconstruction | None] = {}
+        for number, one in enumerate(hidden):
+            turn = early.ending_early(1 - 1 / (len(hidden) - number))  # as much as those after it
+            drowned[one.index] = self._search_vocabulary(one, turn)
+        spanned = [one for one in observations if drowned.get(one.index) is None]
+        explained = self._search_spans(spanned, early)
+        found = dict(zip([one.index for one in spanned], explained, strict=True))
+        guesses = [drowned.get(one.index) or found[one.index] for one in observations]
+        guesses = with_certificates(observations, guesses, bench)
+        seconds = (time.monotonic() - began) / len(observations)
+        return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in guesses]
+
+    def searches_vocabulary(self, observation: Observation) -> bool:
+        """Returns whether the whole vocabulary is searched, by the exact likelihood."""
+        if self.candidates <= 0 or not can_search(observation):
+            return False
+        return measure_visibility(observation) < SHOWING
+
+    def _search_vocabulary(self, observation: Observation, bench: Bench) -> Reconstruction | None:
+        """Returns the likeliest sentence found; none where time ended before there was one.
+
+        Where that is known to be wrong, and spans may lead, they are asked too.
+        """
+        found = VocabularySearch(observation, bench, self.candidates).run()
+        if found is None:
+            return None
+        cost = Cost(steps=found.scored)
+        guess = Reconstruction(
+            (found.sentence,), loss=-found.score, labels=(found.label,), cost=cost
+        )
+        if not found.has_failed or measure_visibility(observation) < LEADING:
+            return guess
+        (other,) = self._search_spans([observation], bench)
+        by_spans = other.loss is not None and other.loss < -found.score
+        return replace(other if by_spans else guess, cost=Cost(steps=cost.steps + other.cost.steps))
+
+    def _search_spans(
+        self, observations: Sequence[Observation], early: Bench
+    ) -> list[Reconstruction]:
+        """Returns what layer inputs, and then the whole update, say of the words."""
         drafts: dict[int, list[Draft]] = {observation.index: [] for observation in observations}
         for alike in group_by(observations, describe_tensors):
             every = group_problems(alike, self.assumptions)
@@ -133,13 +188,10 @@ class EnergyAttack(Attack):
                     for draft in found:
                         drafts[draft.observation.index].append(draft)
         best = [choose_draft(drafts[observation.index]) for observation in observations]
-        guesses = [
+        return [
             Reconstruction(one.sentences, loss=one.loss, cost=Cost(steps=one.passes))
             for one in self._judge(best, early)
         ]
-        guesses = with_certificates(observations, guesses, bench)
-        seconds = (time.monotonic() - began) / len(observations)
-        return [replace(guess, cost=replace(guess.cost, seconds=seconds)) for guess in guesses]
 
     def objective(
         self, observations: Sequence[Observation], batches: Sequence[Batch]
@@ -154,16 +206,23 @@ class EnergyAttack(Attack):
             return score_batches(
                 observations,
                 batches,
-                lambda one: id(one) if self._is_judged(one) else describe_tensors(one),
+                lambda one: id(one) if self._goes_alone(one) else describe_tensors(one),
                 self._score_alike,
             )
 
+    def _goes_alone(self, observation: Observation) -> bool:
+        return self._is_judged(observation) or self.searches_vocabulary(observation)
+
     def _score_alike(self, seen: list[Observation], held: Batch) -> Float[Tensor, "observations"]:
+        if self.searches_vocabulary(seen[0]):
+            return measure_surprise(seen[0], held[0][0])
         objective = Matched(seen) if self._is_judged(seen[0]) else Energy(seen, self.matrices)
         scores = score_in_pieces(objective, held)
         return torch.maximum(scores, objective.levels.to(scores))
 
     def objective_scale(self, observation: Observation) -> Scale:
+        if self.searches_vocabulary(observation):
+            return NATS
         if self._is_judged(observation):
             return NATS if is_likelihood(observation) else LOG
         return NATS if find_needed_layers(observation) else LOG
