@@ -71,7 +71,7 @@ def read_known_noise(observation: Observation) -> NoisyChannel | None:
 
 def can_search(observation: Observation) -> bool:
     """Returns whether the whole vocabulary can be searched through the noise."""
-    if read_known_noise(observation) is None:
+    if read_known_noise(observation) is None or observation.target.labels_are_open:
         return False
     return find_outlet(observation.target, tuple(observation.update.tensors)) is not None
 
