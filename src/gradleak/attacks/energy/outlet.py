@@ -126,9 +126,15 @@ def read_lexicon(target: Target, outlet: Outlet, bench: Bench) -> Lexicon | None
 
 @contextmanager
 def roughly(target: Target) -> Iterator[None]:
-    """Within it products keep 8 bits where the processor is made for that: noise hides the rest."""
+    """Within it products keep 8 bits where the processor is made for that: noise hides the rest.
+
+    So the same search may end elsewhere on another processor; what it ends at is judged in full
+    precision.
+    """
     device = target.device.type
-    quick = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+    # Not a promised part of torch: where it is missing, products keep all their bits
+    made_for_it = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    quick = device == "cuda" or made_for_it()
     with torch.autocast(device, torch.bfloat16, enabled=quick and target.dtype is torch.float32):
         yield
 
