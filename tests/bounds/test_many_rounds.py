@@ -129,6 +129,12 @@ def test_more_steps_guarantee_less_and_rarer_ones_more() -> None:
 
 def test_what_no_noise_guarantees_is_nothing() -> None:
     assert most_success_of_run(0.1, Sampling(0.0, 0.1, 10)) == 1.0
+
+
+def test_what_hardly_any_noise_guarantees_is_little() -> None:
+    pytest.importorskip("dp_accounting")
+    assert most_success_of_run(0.1, Sampling(1e-6, 0.1, 10)) == 1.0
+    assert 0.5 < (most_success_of_run(0.1, Sampling(0.02, 0.1, 10)) or 0.0) <= 1.0
     assert most_success_of_run(0.0, Sampling(1.0, 0.1, 10)) == 0.0
 
 

@@ -44,6 +44,7 @@ def most_success(chance: float, shift: float) -> float:
 
 
 FINEST = 1e-3  # nats between two points of a grid of privacy losses
+COARSEST = 100.0  # nats: a step that loses far more than that guarantees nothing
 POINTS = 20_000  # about so many reach from 0 to where most of the loss of a step lies
 
 
@@ -62,6 +63,8 @@ def most_success_of_run(chance: float, run: Sampling) -> float | None:
     except ImportError:
         return None
     grid = max(FINEST, 1 / (POINTS * run.noise_multiplier**2))
+    if grid > COARSEST:
+        return 1.0
     step = losses.from_gaussian_mechanism(
         run.noise_multiplier, value_discretization_interval=grid, sampling_prob=run.rate
     )

@@ -59,7 +59,7 @@ def write_html(report: Report) -> str:
         "percent": lambda score: " %" if score.unit == "fraction" else "",
         "duration": write_duration,
     }
-    return render(
+    page = render(
         _read_template("report.html"),
         report=report,
         happened=report.find(Opening).story.happened,
@@ -71,6 +71,7 @@ def write_html(report: Report) -> str:
         css=_read_template("report.css"),
         js=_read_template("report.js"),
     )
+    return str(page)  # what is put into it afterwards is not escaped
 
 
 def write_markdown(report: Report) -> str:
@@ -225,7 +226,7 @@ def write_runs_page(title: str, runs: Sequence[RunLine]) -> str:
         records=lambda run: write_count(run.records, "record", "records"),
         states=STATES,
     )
-    return page + "\n"
+    return str(page) + "\n"
 
 
 def _read_runs_of(folder: Path, root: Path) -> Iterator[RunLine]:
