@@ -49,6 +49,9 @@ OTHER = (
     "tests/attacks/test_span.py",
     "tests/attacks/test_energy.py",
     "tests/attacks/test_portfolio.py",
+    "tests/attacks/test_open_labels.py",
+    "tests/attacks/test_noisy_words.py",
+    "tests/bounds",
     "tests/attacks/test_learning_to_invert.py::test_an_inverter_beats_the_blind_guess_by_far_through_each_defense[sign]",
     "tests/attacks/test_lti_pictures.py::test_an_inverter_beats_the_mean_picture_by_far_through_each_defense",
 )

@@ -92,8 +92,10 @@ class Alphabet(Prior):
     """Finds a text the likelier the fewer of its words stand before one of a smaller number."""
 
     def nll(
-        self, ids: Int[Tensor, "sentences tokens"], lengths: Int[Tensor, "sentences"]
-    ) -> Float[Tensor, "sentences"]:
+        self,
+        ids: Int[Tensor, "sentences tokens"],
+        lengths: Int[Tensor, "sentences"],  # noqa: F821
+    ) -> Float[Tensor, "sentences"]:  # noqa: F821
         return (ids[:, 1:] < ids[:, :-1]).float().sum(1) / lengths
 
     def likely(self, length: int, streams: Streams) -> list[int]:

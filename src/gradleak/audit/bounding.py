@@ -123,16 +123,7 @@ def bound_setting(
     Where one defense adds no noise, the words that fit what arrived are counted instead.
     """
     began, display = time.monotonic(), display or Silent()
-    if spec.target.medium != "text":
-        raise GradleakError("Bounds are computed for texts, and this audit is of pictures.")
-    if rounds < 1 or (words is not None and words < 2):
-        raise GradleakError(
-            f"Bounds need rounds from 1 and at least 2 words; they are {rounds} and {words}."
-        )
-    if sweeps and words is not None:
-        raise GradleakError("The chains of a ceiling go over the whole vocabulary: use words all.")
-    if learning_rate and rounds == 1:
-        raise GradleakError("A model moves between rounds, and there is one: ask for more rounds.")
+    _refuse_impossible(spec, words, rounds, sweeps, learning_rate)
     counted = read_deterministic(spec.defenses, spec.protocol, spec.batch_size)
     channel = (
         NoisyChannel(0.0)
@@ -147,6 +138,28 @@ def bound_setting(
     if counted is not None:
         counts = list(_count_words(setting, counted, display))
         return _record(setting, began, [record_counts(counts)], remark_on_counts(counts))
+    return _bound_by_likelihood(setting, began, display, secrets, sweeps)
+
+
+def _refuse_impossible(
+    spec: AuditSpec, words: int | None, rounds: int, sweeps: int, learning_rate: float
+) -> None:
+    if spec.target.medium != "text":
+        raise GradleakError("Bounds are computed for texts, and this audit is of pictures.")
+    if rounds < 1 or (words is not None and words < 2):
+        raise GradleakError(
+            f"Bounds need rounds from 1 and at least 2 words; they are {rounds} and {words}."
+        )
+    if sweeps and words is not None:
+        raise GradleakError("The chains of a ceiling go over the whole vocabulary: use words all.")
+    if learning_rate and rounds == 1:
+        raise GradleakError("A model moves between rounds, and there is one: ask for more rounds.")
+
+
+def _bound_by_likelihood(
+    setting: Setting, began: float, display: Display, secrets: bool, sweeps: int
+) -> BoundsRecord:
+    spec, private = setting.spec, setting.private
     progress = Progress()
     odds: list[tuple[int, SentenceOdds]] = []
     exposed: list[tuple[int, Exposure]] = []
@@ -170,7 +183,7 @@ def bound_setting(
         *_bound_by_noise(setting),
         *([] if shift is None else record_guarantees(odds, shift, run, _name_protected(setting))),
     ]
-    remarks = remark_on_noise(odds, words, channel.clip is not None, run)
+    remarks = remark_on_noise(odds, setting.words, setting.channel.clip is not None, run)
     if secrets:
         remarks += remark_on_exposure(exposed)
     return _record(setting, began, found, remarks)

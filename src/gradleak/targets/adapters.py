@@ -146,7 +146,8 @@ def _open(
     frozen = tuple(name for name, one in inner.named_parameters() if not one.requires_grad)
     if spec.labels_are_tokens:
         return CausalLanguageModel("causal_lora", inner, opened.tokenizer, frozen)
-    return TextClassifier("lora", inner, opened.tokenizer, frozen, drawn=opened.drawn)  # type: ignore[attr-defined]
+    drawn: str = opened.drawn  # type: ignore[attr-defined]
+    return TextClassifier("lora", inner, opened.tokenizer, frozen, drawn=drawn)
 
 
 def _read_base(line: str) -> TargetSpec:

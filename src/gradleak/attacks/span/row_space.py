@@ -149,7 +149,15 @@ def read_row_space(observation: Observation, parts: Sequence[Part]) -> RowSpace:
 
 def find_row_space_by_fall(matrix: Float[Tensor, "outputs inputs"], dtype: torch.dtype) -> RowSpace:
     """Finds the span of a gradient's rows; its dimension is where singular values fall furthest."""
-    values, directions = decompose_rows(matrix)
+    return _end_at_furthest_fall(matrix, *decompose_rows(matrix), dtype)
+
+
+def _end_at_furthest_fall(
+    matrix: Float[Tensor, "outputs inputs"],
+    values: Float[Tensor, "values"],
+    directions: Float[Tensor, "inputs inputs"],
+    dtype: torch.dtype,
+) -> RowSpace:
     floor = (values[0] * torch.finfo(dtype).eps * ROUNDING).clamp_min(1e-300)
     ladder = torch.cat([values, values.new_zeros(1)]).clamp_min(floor)
     falls = ladder[:-1] / ladder[1:]
@@ -170,12 +178,12 @@ def find_row_space(matrix: Float[Tensor, "outputs inputs"]) -> RowSpace:
     singular values. They count as long as they are stronger than what rounding makes, whose size is
     that of the weakest values.
     """
-    space = find_row_space_by_fall(matrix, matrix.dtype)
+    errors = DrawnErrors(matrix, torch.zeros_like(matrix))
+    values = errors.values
+    space = _end_at_furthest_fall(matrix, values, errors.directions, matrix.dtype)
     if not space.exact:
         return space
-    errors = DrawnErrors(matrix, torch.zeros_like(matrix))
     rank, _ = errors.settle(space.rank)
-    values = errors.values
     if rank == min(matrix.shape):
         return space
     floor = values[0] * torch.finfo(matrix.dtype).eps * ROUNDING
