@@ -32,8 +32,8 @@ CLEAR_GAP = 30.0
 # hundredth, but few bounds of sizes are that good. Small matrices vary by more (`_spread_of`).
 SPREAD = 1.1
 # The size of a client's own rounding is read off what lies beyond the span, its pattern over the
-# entries is a guess: the largest was up to 1.9 times the drawn one in 999 of 1,000 gradients
-# (benchmarks/row_spaces.py, and docs/log).
+# entries is a guess: its largest was up to 1.86 times the drawn one in 539 gradients
+# (benchmarks/row_spaces.py; docs/log/2026-11-20-where-a-span-ends.md).
 OWN_SPREAD = 2.0
 # Of the values beyond the span, the strongest quarter may be weak directions and not rounding.
 STRONGEST = 0.25
